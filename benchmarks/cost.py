@@ -104,10 +104,9 @@ def _allowed(process: float) -> float:
 def _steps(sizes: Sizes, seconds: float) -> Json:
     """Steps at all sizes, which take turns; those that are unseen beside the lines between the others."""
     task = resolve(sizes.task)
-    data = as_data(task.train())
-    tracer = Tracer(task, sample_of(data))
-    names = [layer.name for layer in tracer.layers]
-    found = profile.measure(task, data, names, sorted((*sizes.seen, *sizes.unseen)), seconds)
+    tracer = Tracer(task, sample_of(as_data(task.train())))
+    names, tried = [layer.name for layer in tracer.layers], sorted((*sizes.seen, *sizes.unseen))
+    found = profile.measure(task, names, dict.fromkeys(tried, ""), seconds)
     seen = msgspec.structs.replace(found, points=[one for one in found.points if one.batch_size in sizes.seen])
     rows = {
         str(one.batch_size): {"measured": one.step, "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),

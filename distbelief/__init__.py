@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     )
     from distbelief.tasks import Task, TensorData
     from distbelief.tasks.files.loading import load
+    from distbelief.transport.network_model import NetworkModel, Outage
     from distbelief.transport.processors import Hosts
-    from distbelief.transport.virtual import NetworkModel, Outage
 
     __version__: str
 
@@ -66,8 +66,8 @@ _PLACES = {
     "View": "places.view",
     **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
     "Hosts": "transport.processors",
-    "Outage": "transport.virtual",
-    "NetworkModel": "transport.virtual",
+    "Outage": "transport.network_model",
+    "NetworkModel": "transport.network_model",
     **dict.fromkeys(("Reduce", "comm_hook"), "integrations.hook"),
     "evaluate": "places.evaluate",
     "predict": "places.prediction.predict",

@@ -2,6 +2,7 @@
 
 DistbeliefError
 ├── UsageError             an option, name or value that cannot be used
+│   └── Refusals               several of them
 ├── DataError              a data file that is missing, corrupt or of another kind
 ├── LayoutError            a model whose parameters differ from the server's
 ├── CheckpointError        a checkpoint that is missing, truncated or of another job
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class DistbeliefError(Exception):
@@ -27,6 +28,14 @@ class DistbeliefError(Exception):
 
 class UsageError(DistbeliefError):
     """An option, a name or a value that cannot be used."""
+
+
+class Refusals(UsageError):
+    """Several options, names or values that cannot be used."""
+
+    def __init__(self, refusals: Sequence[UsageError]) -> None:
+        super().__init__("\n".join(map(str, refusals)))
+        self.refusals = tuple(refusals)
 
 
 class DataError(DistbeliefError):
@@ -81,7 +90,7 @@ LIMITS = {
 
 
 def limit(error: BaseException) -> str:
-    """What to do where a limit of this machine has made an error; "" for any other error.
+    """Say what to do where a limit of this machine has made an error; "" for any other error.
 
     >>> limit(OSError(errno.EMFILE, "Too many open files"))
     'this machine limits how many files a process may have open: raise that (ulimit -n)'

@@ -18,7 +18,7 @@ import torch
 from benchmarks.parts.loops import Trains, Workload, race, run_steps, sgd, warm_and_run
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
@@ -26,7 +26,7 @@ from distbelief.places.processes.peers import Peers, lend, map_memory
 from distbelief.replica.home_part import home_schedule
 from distbelief.split.play import Give, RunSegment, Take
 from distbelief.strategies import Single
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
+from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
@@ -47,7 +47,7 @@ class How(NamedTuple):
     def settings(self, batch_size: int) -> Settings:
         """Those of a job that splits it so."""
         return Settings(
-            data=DataSettings(batch_size=batch_size),
+            batch_size=batch_size,
             strategy=Single(
                 partitions=self.partitions, split=self.split, microbatches=self.microbatches, chunks=self.chunks
             ),
@@ -164,7 +164,9 @@ def _trainer(
     role = roles.replicas(settings.mesh)[home]
     task = with_data(task, data)
     device = placed(workload.device, home)
-    flat, part = partition(task, model, settings, role, False, split_graph(task, model, settings), device=device)
+    graph = split_graph(task, model, settings)
+    flat, program = part_of(graph, model, settings, role, False, device)
+    part = PartitionTrainer(task, program, settings, graph)
     shared = _bytes(map_memory(supervisor, memory), part.copies)
     crossings = Crossings(shared, home, how.partitions, part.slots, copies=part.copies)
     return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
@@ -179,7 +181,7 @@ def _hold(connection: Connection, workload: Workload, how: How, supervisor: int,
 def _hold_whole(connection: Connection, workload: Workload) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
-    _train_and_tell(connection, workload, Trainer(task, model, workload.batch_size, 0), model)
+    _train_and_tell(connection, workload, Trainer(task, model, Settings(batch_size=workload.batch_size), 0), model)
 
 
 def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains, module: torch.nn.Module) -> None:

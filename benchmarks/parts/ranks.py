@@ -20,6 +20,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.fabric.base import Fabric
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.lines import Lines
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.links import Links
 from distbelief.fabric.player import WHOLE
 from distbelief.fabric.player import play as run
@@ -146,9 +147,8 @@ def _add_up(fabric: Fabric) -> None:
 def _linked(rank: int, ranks: int, size: int, identity: Identity) -> Links:
     """A group of all ranks over links of our own, encrypted, that adds up one vector."""
     endpoint = TlsEndpoint(roles.replica(rank), "bench", identity=identity)
-    fabric = Links(
-        rank, ranks, torch.device("cpu"), "ring", 0, endpoint, endpoint.listen("tcp:0.0.0.0:0", lines.address(rank))
-    )
+    address = endpoint.listen("tcp:0.0.0.0:0", lines.address(rank))
+    fabric = Links(LinkLines(endpoint, rank, ranks), rank, torch.device("cpu"), "ring", 0, address)
     fabric.open(size, [Bucket(0, size, "float32")])
     stores: list[str] = [""] * ranks
     dist.all_gather_object(stores, fabric.store)

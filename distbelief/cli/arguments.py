@@ -75,6 +75,14 @@ class Argument(NamedTuple):
         return word
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFolder:
+    """Place of the data, for commands that have no job."""
+
+    data_dir: str | None = None
+    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+
+
 class Heading(NamedTuple):
     """Heading of the help, with the names of the options under it."""
 
@@ -107,11 +115,13 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
     """
     # a job's task is no option, and its type would import torch
     hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
+    # its own before those that other commands have too
+    fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
     return [
         Argument(
             field.name, read_as(hints[field.name]), getattr(defaults or kind, field.name), texts.get(field.name, "")
         )
-        for field in dataclasses.fields(kind)
+        for field in fields
         if field.init and field.name not in without
     ]
 
@@ -200,6 +210,16 @@ def ask_of(
     if words[0].startswith("-"):
         raise UsageError(f"{words[0]}: write the {what} first: {prog} [options]")
     return words[0], ask(prog, kind, words[1:], meaning)
+
+
+def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[str], Asked]:
+    """Read the words before the options, and these.
+
+    Raises:
+        UsageError, SystemExit: as `ask`.
+    """
+    first = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:first]), ask(prog, kind, words[first:])
 
 
 def refuse(

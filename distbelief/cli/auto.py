@@ -30,21 +30,21 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
             raise UsageError(f"{word}: auto chooses it; leave it off, or name a strategy")
         if word == "--resume":
             raise UsageError("--resume goes on with what was chosen: name the strategy that job.json of the run names")
-    asked = options.parse("train", task, "single", rest)
-    asked.job(task)
+    single = options.parse("train", task, "single", rest)
+    single.job(task).settings()
     for name, value in PLAIN.items():
-        if asked.values[name] != value:
+        if single.values[name] != value:
             raise UsageError(
-                f"{option(name)} {asked.values[name]}: auto plans for {value or 'none'}; name a strategy, or leave it "
+                f"{option(name)} {single.values[name]}: auto plans for {value or 'none'}; name a strategy, or leave it "
                 "off"
             )
     from distbelief.cli.cost_tables import progress
     from distbelief.lab.plan import plan as planning
 
-    with progress(f"planning {task}") as told:
-        given = {name: asked.values[name] for name in ("batch_size", "data_dir")}
-        found = planning.plan(task, optimizer=asked.optimizer(), told=told, **given)
-    if not (asked.showing.quiet or asked.showing.json):
-        command = f"distbelief train {task} {found.first.command}"
-        print(f"{found.why}\nplanned in {found.seconds:.0f} s\n{command}", flush=True)
-    return [task, *found.first.command.split(), *rest]
+    with progress(f"planning {task}") as show:
+        data = {name: single.values[name] for name in ("batch_size", "data_dir")}
+        plan = planning.plan(task, optimizer=single.optimizer(), told=show, **data)
+    if not (single.showing.quiet or single.showing.json):
+        command = f"distbelief train {task} {plan.first.command}"
+        print(f"{plan.why}\nplanned in {plan.seconds:.0f} s\n{command}", flush=True)
+    return [task, *plan.first.command.split(), *rest]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import DataFolder, ask
 from distbelief.errors import UsageError
 from distbelief.references import check_task
 
 
 @dataclass(frozen=True)
-class CheckOptions:
-    """Whether hosts are ready for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
+class CheckOptions(DataFolder):
+    """Readiness of hosts for a job: logins, versions, clocks, cores and memory of each, the data of a task, and
     latency and bandwidth between each two; what is wrong with any of them, and what to do.
     """
 
@@ -23,13 +23,11 @@ class CheckOptions:
     hostfile: str = ""
     """A file that names them instead."""
     on: str = ""
-    """What starts a job there: ssh, or slurm inside an allocation."""
+    """Starter of a job there: ssh, or slurm inside an allocation."""
     remote_shell: str = "ssh"
     """The command, with its options, by which a host is logged in to."""
     interface: str = ""
     """The network interface by whose address hosts are reached, such as eth1."""
-    data_dir: str = ""
-    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
     topology_out: str = ""
     """Write a file for --topology, with the switches that the bandwidths between each two hosts tell of."""
     json: bool = False
@@ -43,28 +41,28 @@ def check(args: list[str]) -> int:
     """`distbelief check [TASK] --hosts a:4,b:4 [options]`; returns 1 where anything is wrong."""
     words = args[:1] if args and not args[0].startswith("-") else []
     rest = args[len(words) :]
-    asked = ask(PROG, CheckOptions, rest)
+    settings = ask(PROG, CheckOptions, rest)
     task = words[0] if words else ""
     if task:
         check_task(task)
-    elif asked.data_dir:
-        raise UsageError(f"--data-dir {asked.data_dir}: of which task? Write it first: distbelief check mnist ...")
-    out = Path(asked.topology_out)
-    if asked.topology_out and (out.exists() or not out.absolute().parent.is_dir()):
+    elif settings.data_dir:
+        raise UsageError(f"--data-dir {settings.data_dir}: of which task? Write it first: distbelief check mnist ...")
+    out = Path(settings.topology_out)
+    if settings.topology_out and (out.exists() or not out.absolute().parent.is_dir()):
         raise UsageError(f"--topology-out {out}: is there already, or its folder is not; name a new file")
     from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster
 
     place = Cluster(
-        hosts=asked.hosts,
-        hostfile=asked.hostfile,
-        on=asked.on,
-        remote_shell=asked.remote_shell,
-        interface=asked.interface,
+        hosts=settings.hosts,
+        hostfile=settings.hostfile,
+        on=settings.on,
+        remote_shell=settings.remote_shell,
+        interface=settings.interface,
     )
-    reports = place.check(task, asked.data_dir, bool(asked.topology_out))
-    print(msgspec.json.encode(reports).decode() if asked.json else "\n".join(lines(reports)))
-    if asked.topology_out:
+    reports = place.check(task, settings.data_dir or "", bool(settings.topology_out))
+    print(msgspec.json.encode(reports).decode() if settings.json else "\n".join(lines(reports)))
+    if settings.topology_out:
         text = topology_of(reports)
         try:
             out.write_text(text)

@@ -7,25 +7,26 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from distbelief.cli import INTERRUPTED, options, words
-from distbelief.cli.arguments import arguments_of, ask, ask_of
+from distbelief.cli import INTERRUPTED, options, teller, words
+from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
 from distbelief.cli.auto import AUTO, chosen
 from distbelief.cli.check import check
 from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
 from distbelief.cli.study import study
-from distbelief.cli.virtual import cluster
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
+from distbelief.job import OnDevice, Threaded
+from distbelief.lab.cost.options import CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
@@ -44,7 +45,6 @@ from distbelief.split.options import Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
-    from distbelief.core.settings import Settings
     from distbelief.job import Job
     from distbelief.places.simulated.simulated import Simulated
 
@@ -60,14 +60,12 @@ def train(args: list[str]) -> int:
         check_task(args[0])
         args = chosen(args[0], args[2:])
     task, strategy, rest = _task_and_strategy("train", args)
-    asked = options.parse("train", task, strategy, rest)
-    job = asked.job(task)
-    place = asked.place()
-    settings = place.settings(job)
-    if asked.dry_run:
-        return _dry_run(place, job, settings)
-    _begin(asked, f"{strategy} on {task}")
-    return _run(lambda: place.run(job, _view(asked)), asked, ["train", *args])
+    command = options.parse("train", task, strategy, rest)
+    job = command.job(task)
+    place = command.place()
+    if command.dry_run:
+        return _dry_run(place, job)
+    return _run(lambda: place.run(job, _view(command, f"{strategy} on {task}")), command, ["train", *args])
 
 
 def launch(args: list[str]) -> int:
@@ -76,23 +74,23 @@ def launch(args: list[str]) -> int:
         return _usage("launch STRATEGY [options] script.py|-m module [args...]", bool(args), "")
     strategy = _strategy("launch", args[0], args)
     mine, script = options.split_script(strategy, args[1:])
-    asked = options.parse("launch", "", strategy, mine)
+    command = options.parse("launch", "", strategy, mine)
     if not script:
         raise UsageError(
             f"distbelief launch {strategy}: which script? Write it after the options: distbelief launch {strategy} "
             "script.py"
         )
-    job = asked.job("script")
-    place = asked.place()
-    settings = place.settings(job)
-    if asked.dry_run:
-        return _dry_run(place, job, settings)
-    _begin(asked, f"{name_of(script)} in the replicas of {strategy}")
-    return _run(lambda: place.launch(job, script, _view(asked)), asked, ["launch", *args[: len(mine) + 1]], script)
+    job = command.job("script")
+    place = command.place()
+    if command.dry_run:
+        return _dry_run(place, job)
+    view = _view(command, f"{name_of(script)} in the replicas of {strategy}")
+    return _run(lambda: place.launch(job, script, view), command, ["launch", *args[: len(mine) + 1]], script)
 
 
-def _dry_run(place: Any, job: Job, settings: Settings) -> int:
+def _dry_run(place: Any, job: Job) -> int:
     """Show who would be where on several hosts."""
+    settings = place.settings(job)
     for line in place.preview(settings, job.strategy.roles(measured=settings.evaluates)):
         print(line)
     links = "TLS" if place.encrypted else "plain TCP (--insecure)"
@@ -103,35 +101,36 @@ def _dry_run(place: Any, job: Job, settings: Settings) -> int:
 def simulate(args: list[str]) -> int:
     """`distbelief simulate TASK STRATEGY [options]`."""
     task, strategy, rest = _task_and_strategy("simulate", args)
-    asked = options.parse("simulate", task, strategy, rest)
-    job = asked.job(task)
-    make = cluster(asked.virtual)
-    _begin(asked, f"{strategy} on {task}, simulated")
-    place = make()
-    if asked.virtual.sweep is not None:
-        return _sweep(place, job, asked.virtual.sweep, asked, args)
-    return _run(lambda: place.run(job, _view(asked)), asked, ["simulate", *args])
+    command = options.parse("simulate", task, strategy, rest)
+    job = command.job(task)
+    from distbelief.cli.virtual import cluster
+
+    place, view = cluster(command.virtual), _view(command, f"{strategy} on {task}, simulated")
+    if command.virtual.sweep is not None:
+        view.show_start()
+        return _sweep(place, job, command.virtual.sweep, command, args)
+    return _run(lambda: place.run(job, view), command, ["simulate", *args])
 
 
-def _sweep(place: Simulated, job: Job, count: int, asked: options.Options, args: Sequence[str]) -> int:
+def _sweep(place: Simulated, job: Job, count: int, command: options.Options, args: Sequence[str]) -> int:
     """Show each seed that fails and how to replay it, and at the end how the results spread."""
     from distbelief.places.simulated.sweep import lines, spread, sweep
 
     ended = []
-    for one in sweep(place, job, count):
-        ended.append(one)
-        replay = replay_command(args, one.seed)
-        if asked.showing.json:
-            told = {**msgspec.to_builtins(one), "replay": replay}
-            print(msgspec.json.encode(told).decode(), flush=True)
-        elif one.failed:
-            print(f"seed {one.seed} failed: {' '.join(one.reason.split())}; replay it: {replay}", flush=True)
-    found = spread(ended)
-    if asked.showing.json:
-        print(msgspec.json.encode(found).decode())
-    elif not asked.showing.quiet:
-        print("\n".join(lines(found)))
-    return INTERRUPTED if ended[-1].outcome == Outcome.INTERRUPTED else int(any(one.failed for one in ended))
+    for result in sweep(place, job, count):
+        ended.append(result)
+        replay = replay_command(args, result.seed)
+        if command.showing.json:
+            line = {**msgspec.to_builtins(result), "replay": replay}
+            print(msgspec.json.encode(line).decode(), flush=True)
+        elif result.failed:
+            print(f"seed {result.seed} failed: {' '.join(result.reason.split())}; replay it: {replay}", flush=True)
+    summary = spread(ended)
+    if command.showing.json:
+        print(msgspec.json.encode(summary).decode())
+    elif not command.showing.quiet:
+        print("\n".join(lines(summary)))
+    return INTERRUPTED if ended[-1].outcome == Outcome.INTERRUPTED else int(any(result.failed for result in ended))
 
 
 def replay_command(args: Sequence[str], seed: int) -> str:
@@ -149,42 +148,41 @@ def replay_command(args: Sequence[str], seed: int) -> str:
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
-    """Measure the model of a run folder, or of a compressed file, on its task's test set."""
+class EvaluateOptions(OnDevice, DataFolder):
+    """Measure the model of a run folder, or of a compressed file, on its task's test set.
+
+    The data are those of the run, where --data-dir names no others.
+    """
 
     task: str = ""
-    """Of a compressed file whose task is no built-in one: that task, module:function."""
-    data_dir: str | None = None
-    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Task of a compressed file, module:function, where it is no built-in one."""
     inference: str = "float32"
-    """How: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their ids
-    whenever they are used)."""
+    """Arithmetic: float32; int8 (products of 8 bits); or, of a compressed file, ids (shared weights are made of their
+    ids whenever they are used)."""
     json: bool = False
     """Show the figures as JSON."""
 
 
 def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`; a compressed file may stand in the place of a run."""
-    run, asked = _of_a_run("evaluate", EvaluateOptions, args)
+    run, settings = _of_a_run("evaluate", EvaluateOptions, args)
     from distbelief.places.evaluate import evaluate as measure
     from distbelief.record.live import figures
 
-    result = measure(run, asked.data_dir, asked.device, asked.task or None, asked.inference)
-    if asked.json:
+    result = measure(run, settings.data_dir, settings.device, settings.task or None, settings.inference)
+    if settings.json:
         print(msgspec.json.encode(result).decode())
     else:
-        told = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])
-        print(f"{result['task']}: test {told} ({result['samples']:,} samples)")
-        if asked.inference != "float32":
-            print(f"{asked.inference}: {result['model_bytes']:,} bytes in memory, {result['seconds']:.2f} s")
+        text = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])
+        print(f"{result['task']}: test {text} ({result['samples']:,} samples)")
+        if settings.inference != "float32":
+            print(f"{settings.inference}: {result['model_bytes']:,} bytes in memory, {result['seconds']:.2f} s")
     return 0
 
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Who takes part in the job of a run folder, how far everybody is, and what each waits for, since when and why."""
+    """Members of the job of a run folder: how far each is, and what it waits for, since when and why."""
 
     watch: bool = False
     """Show it again every second, until the job has ended."""
@@ -197,82 +195,66 @@ Asked = TypeVar("Asked")
 
 def status(args: list[str]) -> int:
     """`distbelief status RUN [options]`."""
-    run, asked = _of_a_run("status", StatusOptions, args)
+    run, settings = _of_a_run("status", StatusOptions, args)
     from distbelief.places.status import lines
     from distbelief.places.status import status as ask
 
     while True:
-        found = ask(run)
-        print(msgspec.json.encode(found).decode() if asked.json else "\n".join(lines(found)), flush=True)
-        if not (asked.watch and found["running"]):
+        state = ask(run)
+        print(msgspec.json.encode(state).decode() if settings.json else "\n".join(lines(state)), flush=True)
+        if not (settings.watch and state["running"]):
             return 0
         time.sleep(1.0)
 
 
 def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
-    """The run folder and the options of a command on one."""
     return ask_of(f"distbelief {command} RUN", "run folder", kind, args)
 
 
 def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
     """The task and the options of a command on one, which has no strategy."""
     known = f"{', '.join(TASKS)}, or module:function of your own"
-    task, asked = ask_of(f"distbelief {command} TASK", "task", kind, args, known=known)
+    task, settings = ask_of(f"distbelief {command} TASK", "task", kind, args, known=known)
     check_task(task)
-    return task, asked
+    return task, settings
 
 
 @dataclass(frozen=True)
-class CostOptions:
-    """What training a task costs on this machine: each layer, an iteration, its memory, and epochs."""
+class CostOptions(CostRequest, DataFolder):
+    """Costs of training a task on this machine: each layer, an iteration, its memory, and epochs."""
 
-    batch_size: int = 64
-    """Samples in a minibatch."""
     optimizer: str = "sgd"
-    """What updates; the others are shown beside it."""
-    epochs: int = 1
-    """Passes over the training set."""
-    watts: float | None = None
-    """What the machine takes while it trains: tells the energy."""
-    price_per_hour: float | None = None
-    """Of the machine, in any currency: tells the price."""
+    """Optimizer that updates; the others are shown beside it."""
     max_memory: str = ""
-    """Of a process, such as 2GB: tells the largest batch that fits."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
+    """Memory of a process, such as 2GB: tells the largest batch that fits."""
     seconds: float = 30.0
     """For the profile; batch sizes that would need longer are left out, and named."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
 
 def cost(args: list[str]) -> int:
     """`distbelief cost TASK [options]`."""
-    task, asked = _of_a_task("cost", CostOptions, args)
-    chosen = optim(asked.optimizer)
-    memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
+    task, settings = _of_a_task("cost", CostOptions, args)
+    chosen = optim(settings.optimizer)
+    memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
     from distbelief.cli import cost_tables
     from distbelief.lab.cost.cost import measure
     from distbelief.tasks import resolve
 
-    with cost_tables.progress(f"what {task} costs") as told:
-        found = measure(
-            resolve(task, asked.data_dir), batch_size=asked.batch_size, optimizer=chosen, epochs=asked.epochs,
-            watts=asked.watts, price_per_hour=asked.price_per_hour, max_memory=memory, device=asked.device,
-            seconds=asked.seconds, told=told,
-        )  # fmt: skip
-    if asked.json:
-        print(msgspec.json.encode(found.as_json()).decode())
+    with cost_tables.progress(f"what {task} costs") as show:
+        request = CostRequest(**{field.name: getattr(settings, field.name) for field in fields(CostRequest)})
+        costs = measure(resolve(task, settings.data_dir), request, chosen, memory, settings.seconds, show)
+    if settings.json:
+        print(msgspec.json.encode(costs.as_json()).decode())
     else:
-        cost_tables.show_cost(found)
+        cost_tables.show_cost(costs)
     return 0
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """Which strategy, with how many replicas and shards, trains a task fastest on some machines, and why."""
+class PlanOptions(DataFolder):
+    """The strategy, replicas and shards that train a task fastest on some machines, and why."""
 
     machines: str = ""
     """Hosts and the cores of each, such as 4x8; this machine where none are given."""
@@ -284,113 +266,95 @@ class PlanOptions:
     stragglers: tuple[str, ...] = ()
     """Replicas on slower machines, such as 1:4: each step of replica 1 takes 4 times as long."""
     max_memory: str = ""
-    """Of each process, such as 4GB."""
+    """Memory of each process, such as 4GB."""
     strategies: tuple[str, ...] = ()
     """Those that may be chosen; else single, downpour, synchronous, allreduce and hogwild."""
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     optimizer: str = "sgd"
-    """What updates."""
+    """Optimizer that updates."""
     seconds: float = 30.0
     """For all runs on this machine together."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
 
 def plan(args: list[str]) -> int:
     """`distbelief plan TASK [options]`."""
-    task, asked = _of_a_task("plan", PlanOptions, args)
-    chosen = optim(asked.optimizer)
-    line: dict[str, Any] = dict(words.network(asked.network))
-    memory = words.size(asked.max_memory, "--max-memory") if asked.max_memory else None
-    slow = words.slow_replicas(asked.stragglers)
+    task, settings = _of_a_task("plan", PlanOptions, args)
+    chosen = optim(settings.optimizer)
+    line: dict[str, Any] = dict(words.network(settings.network))
+    memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
+    slow = words.slow_replicas(settings.stragglers)
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.lab.plan import plan as planning
     from distbelief.lab.plan.candidates import PLANNED
-    from distbelief.transport.virtual import NetworkModel
+    from distbelief.transport.network_model import NetworkModel
 
-    with cost_tables.progress(f"planning {task}") as told:
-        found = planning.plan(
-            task, asked.machines or None, NetworkModel(**line), topology=asked.topology, slow=slow,
-            strategies=asked.strategies or PLANNED,
-            batch_size=asked.batch_size, optimizer=chosen, max_memory=memory, seconds=asked.seconds,
-            data_dir=asked.data_dir, told=told,
+    with cost_tables.progress(f"planning {task}") as show:
+        plan = planning.plan(
+            task, settings.machines or None, NetworkModel(**line), topology=settings.topology, slow=slow,
+            strategies=settings.strategies or PLANNED,
+            batch_size=settings.batch_size, optimizer=chosen, max_memory=memory, seconds=settings.seconds,
+            data_dir=settings.data_dir, told=show,
         )  # fmt: skip
-    if asked.json:
-        print(msgspec.json.encode(found).decode())
+    if settings.json:
+        print(msgspec.json.encode(plan).decode())
     else:
-        plan_tables.show_plan(found)
+        plan_tables.show_plan(plan)
     return 0
 
 
 @dataclass(frozen=True)
-class SplitOptions:
-    """What of a model would go to which partition, what crosses between them, and whether it pays, before training."""
+class SplitOptions(SplitRequest, DataFolder):
+    """Parts of a model by partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
     """Processes that a replica is split over."""
     split: str = "auto"
     """One way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto looks at all ways."""
-    batch_size: int = 64
-    """Samples in a minibatch."""
-    schedule: str = ""
-    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions by themselves."""
     chunks: int = 0
     """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
-    """What updates."""
+    """Optimizer that updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between partitions."""
-    seconds: float = 10.0
-    """For measured steps."""
-    device: str = "cpu"
-    """Where they are computed: cpu, cuda, cuda:1."""
     draw: str = ""
     """A file to put a picture into (SVG): what each partition computes, and what crosses."""
     draw_step: str = ""
     """Another: when each partition computes what of the predicted step."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     json: bool = False
     """Show it as JSON."""
 
 
 def split(args: list[str]) -> int:
     """`distbelief split TASK [options]`."""
-    task, asked = _of_a_task("split", SplitOptions, args)
-    check_pipeline(asked.schedule or "1f1b", asked.microbatches)
-    if not 0 < asked.seconds < math.inf:
-        raise UsageError(f"--seconds {asked.seconds:g}: must be more than 0, and finite")
-    chosen = optim(asked.optimizer)
+    task, settings = _of_a_task("split", SplitOptions, args)
+    check_pipeline(settings.schedule or "1f1b", settings.microbatches)
+    if not 0 < settings.seconds < math.inf:
+        raise UsageError(f"--seconds {settings.seconds:g}: must be more than 0, and finite")
+    chosen = optim(settings.optimizer)
     if ":" not in task:  # a user's module may register ways
-        Split.parse(asked.split, asked.partitions, asked.chunks)
-    line: dict[str, Any] = dict(words.network(asked.network))
+        Split.parse(settings.split, settings.partitions, settings.chunks)
+    line: dict[str, Any] = dict(words.network(settings.network))
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
     from distbelief.lab.cost import splitting
     from distbelief.lab.draw.split import draw_split
     from distbelief.tasks import resolve
 
-    with cost_tables.progress(f"splitting {task}") as told:
-        made = resolve(task, asked.data_dir)
-        split = Split.parse(asked.split, asked.partitions, asked.chunks, made.split)
-        found, programs, steps, price = splitting.measure(
-            made, split, batch_size=asked.batch_size, schedule=asked.schedule, microbatches=asked.microbatches,
-            optimizer=chosen, link=link, seconds=asked.seconds,
-            device=asked.device, told=told,
-        )  # fmt: skip
-    if asked.draw:
-        _write_picture("--draw", asked.draw, draw_split(programs))
-    if asked.draw_step:
-        _write_picture("--draw-step", asked.draw_step, draw_svg(steps, price))
-    if asked.json:
-        print(msgspec.json.encode(found.as_json()).decode())
+    with cost_tables.progress(f"splitting {task}") as show:
+        resolved = resolve(task, settings.data_dir)
+        split = Split.parse(settings.split, settings.partitions, settings.chunks, resolved.split)
+        costs, programs, steps, price = splitting.measure(resolved, split, settings, chosen, link, show)
+    if settings.draw:
+        _write_picture("--draw", settings.draw, draw_split(programs))
+    if settings.draw_step:
+        _write_picture("--draw-step", settings.draw_step, draw_svg(steps, price))
+    if settings.json:
+        print(msgspec.json.encode(costs.as_json()).decode())
     else:
-        split_tables.show_split(found)
+        split_tables.show_split(costs)
     return 0
 
 
@@ -402,15 +366,9 @@ def _write_picture(option: str, path: str, picture: str) -> None:
 
 
 @dataclass(frozen=True)
-class JoinOptions:
+class JoinOptions(Threaded, DataFolder):
     """Add a replica on this machine to a job that was started elsewhere with --listen, which wrote the ticket."""
 
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
-    threads: int = 1
-    """Torch threads of the replica."""
     strategy: str = ""
     """The strategy of the job as module:Class, where that is no name of ours; a ticket imports nothing."""
     leave_within: float = 0.0
@@ -430,22 +388,16 @@ def join(args: list[str]) -> int:
         raise UsageError(f"which ticket? Write its file: {prog}")
     if args[0].startswith("-"):
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
-    own, script = options.until_word(args[1:], valued)
-    asked = ask(prog, JoinOptions, own)
-    tell = _nothing if asked.quiet else _tell
+    flags, script = options.until_word(args[1:], valued)
+    chosen = ask(prog, JoinOptions, flags)
+    tell = teller(chosen.quiet)
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest
 
-    Guest(args[0], script, asked.data_dir, asked.device, asked.threads, tell, asked.strategy, asked.leave_within).run()
+    Guest(
+        args[0], script, chosen.data_dir, chosen.device, chosen.threads, tell, chosen.strategy, chosen.leave_within
+    ).run()
     return 0
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
-
-
-def _nothing(_: str) -> None:
-    """Quiet."""
 
 
 def leave(args: list[str]) -> int:
@@ -458,21 +410,21 @@ def leave(args: list[str]) -> int:
         return 0 if args and args[0] in ("--help", "-h") else 2
     from distbelief.places.join.guest import leave as ask
 
-    asked = ask(args[0])
+    count = ask(args[0])
     print(
-        f"asked {asked} replica{'' if asked == 1 else 's'} to leave"
-        if asked
+        f"asked {count} replica{'' if count == 1 else 's'} to leave"
+        if count
         else "no replica on this machine has joined with this ticket"
     )
-    return 0 if asked else 1
+    return 0 if count else 1
 
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """What an all-reduce sends, step by step, and its price: drawn from the schedule that is played."""
+    """Messages of an all-reduce, step by step, and its price: drawn from the schedule that is played."""
 
     ranks: int | None = None
-    """How many add up, at most 26; else 4, or as many as a topology has hosts."""
+    """Ranks that add up, at most 26; else 4, or as many as a topology has hosts."""
     topology: str = ""
     """Draw what each link of it carries: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
     Slurm's topology.conf; ranks follow its walk."""
@@ -486,7 +438,7 @@ class DrawOptions:
 
 @dataclass(frozen=True)
 class DrawPipelineOptions:
-    """Which microbatches the partitions of a split model take forward and back, and when: a chain of equal stages."""
+    """Microbatches that the partitions of a split model take forward and back, and when: a chain of equal stages."""
 
     partitions: int = 4
     """Stages, each at a partition of its own."""
@@ -508,48 +460,48 @@ def draw(args: list[str]) -> int:
     if args[0] in PIPELINES:
         return _draw_pipeline(args[0], ask(prog, DrawPipelineOptions, args[1:]))
     check_algorithm(args[0], PIPELINES)
-    asked = ask(prog, DrawOptions, args[1:])
-    graph = topology(asked.topology) if asked.topology else None
-    per_host = asked.per_host or 1
-    ranks = asked.ranks if asked.ranks is not None else len(graph.hosts) * per_host if graph else 4
+    settings = ask(prog, DrawOptions, args[1:])
+    graph = topology(settings.topology) if settings.topology else None
+    per_host = settings.per_host or 1
+    ranks = settings.ranks if settings.ranks is not None else len(graph.hosts) * per_host if graph else 4
     if not 1 <= ranks <= (MOST_RANKS if graph else len(LETTERS)):
         raise UsageError(f"--ranks {ranks}: must be from 1 to {MOST_RANKS if graph else len(LETTERS)}")
-    check_hosts(args[0], asked.per_host, auto=False)
-    given = words.network(asked.network)
+    check_hosts(args[0], settings.per_host, auto=False)
+    line = words.network(settings.network)
     knows_hosts = args[0].startswith("hierarchical")
     inner = ("local_latency", "local_bandwidth")
     for name in ("jitter", *(() if knows_hosts and not graph else inner), *["reduction"] * bool(graph)):
-        if name in given:
+        if name in line:
             word = {"reduction": "reduce"}.get(name, name.replace("_", "-"))
-            where = f" on a topology, {asked.topology}" if graph else ""
+            where = f" on a topology, {settings.topology}" if graph else ""
             raise UsageError(f"--network {word}: is in no price of {args[0]}{where}; leave it off")
-    hosts = by_host(ranks, asked.per_host) if knows_hosts else ()
-    network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **given}
+    hosts = by_host(ranks, settings.per_host) if knows_hosts else ()
+    network = {"latency": 20e-6, "bandwidth": 1.25e9, "reduction": 0.0, **line}
     link = LinkModel(network["latency"], network["bandwidth"], network["reduction"])
     inside = LinkModel(
         network.get("local_latency", link.latency), network.get("local_bandwidth", link.bandwidth), link.reduction
     )
-    made = schedule(args[0], ranks, math.lcm(*range(1, ranks + 1)) if ranks < 10 else ranks, hosts)
+    drawn = schedule(args[0], ranks, math.lcm(*range(1, ranks + 1)) if ranks < 10 else ranks, hosts)
     if graph:
         walk = graph.first(-(-ranks // per_host), f"--ranks {ranks}")
-        print("\n".join(draw_on(made, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link)))
+        print("\n".join(draw_on(drawn, Routes(graph), [walk[rank // per_host] for rank in range(ranks)], link)))
     else:
-        print(draw_schedule(made, link, None if inside == link else inside))
+        print(draw_schedule(drawn, link, None if inside == link else inside))
     return 0
 
 
-def _draw_pipeline(algorithm: str, asked: DrawPipelineOptions) -> int:
-    if not 1 <= asked.partitions <= MOST_DRAWN or not 0 <= asked.microbatches <= MOST_DRAWN:
+def _draw_pipeline(algorithm: str, settings: DrawPipelineOptions) -> int:
+    if not 1 <= settings.partitions <= MOST_DRAWN or not 0 <= settings.microbatches <= MOST_DRAWN:
         raise UsageError(
-            f"--partitions {asked.partitions} --microbatches {asked.microbatches}: {MOST_DRAWN} at most can be drawn, "
-            "and 1 partition at least"
+            f"--partitions {settings.partitions} --microbatches {settings.microbatches}: {MOST_DRAWN} at most can be "
+            "drawn, and 1 partition at least"
         )
-    microbatches = asked.microbatches or (1 if algorithm == "sequential" else 8)
-    made = pipeline(algorithm, chain(asked.partitions), microbatches)
-    if asked.svg:
-        price = price_pipeline(made, [SegmentCost(1e-3, 2e-3)] * asked.partitions)
-        _write_picture("--svg", asked.svg, draw_svg(made, price))
-    print(draw_pipeline(made))
+    microbatches = settings.microbatches or (1 if algorithm == "sequential" else 8)
+    drawn = pipeline(algorithm, chain(settings.partitions), microbatches)
+    if settings.svg:
+        price = price_pipeline(drawn, [SegmentCost(1e-3, 2e-3)] * settings.partitions)
+        _write_picture("--svg", settings.svg, draw_svg(drawn, price))
+    print(draw_pipeline(drawn))
     return 0
 
 
@@ -576,7 +528,6 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         draw,
     )
 }
-"""Every command, by name."""
 
 
 def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) -> str:
@@ -593,20 +544,13 @@ def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) ->
     return shlex.join(["distbelief", *kept, "--out", run, "--resume", *script])
 
 
-def _usage(words: str, asked: bool, more: str = f"; tasks: {', '.join(TASKS)}, or module:function of your own") -> int:
+def _usage(words: str, wanted: bool, more: str = f"; tasks: {', '.join(TASKS)}, or module:function of your own") -> int:
     named = ", ".join((*STRATEGIES, *[f"{AUTO} (the first of a plan)"] * words.startswith("train ")))
     print(f"usage: distbelief {words}\n\nstrategies: {named}, or module:Class of your own{more}")
-    return 0 if asked else 2
-
-
-def _begin(asked: options.Options, what: str) -> None:
-    """Say at once what is begun: torch, which comes next, takes seconds."""
-    if not (asked.showing.quiet or asked.showing.json):
-        print(f"starting {what}", flush=True)
+    return 0 if wanted else 2
 
 
 def _task_and_strategy(command: str, args: Sequence[str]) -> tuple[str, str, list[str]]:
-    """The two words that come first, checked."""
     if not args or args[0] in ("--help", "-h") or list(args[1:]) in (["--help"], ["-h"]):
         _usage(
             f"{command} TASK STRATEGY [options]\n\n  distbelief {command} TASK STRATEGY --help shows the options of a "
@@ -636,11 +580,11 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
     return name
 
 
-def _view(asked: options.Options) -> View:
-    return View(quiet=asked.showing.quiet, json=asked.showing.json and not asked.showing.quiet)
+def _view(command: options.Options, title: str) -> View:
+    return View(quiet=command.showing.quiet, json=command.showing.json and not command.showing.quiet, title=title)
 
 
-def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
+def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
     """Run a job and print its end, and how to go on where it was cut short."""
     try:
         result = run_job()
@@ -649,9 +593,9 @@ def _run(run_job: Callable[[], Json], asked: options.Options, args: Sequence[str
             error.args = (f"{error}: {resume_command(args, error.run, script)}",)
         raise
     run = result.get("run")
-    if asked.showing.json:
+    if command.showing.json:
         print(msgspec.json.encode(result).decode())
-    elif asked.showing.quiet:
+    elif command.showing.quiet:
         print(run or "")
     else:
         from distbelief.record.live import summary

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import msgspec
 
+from distbelief.cli import teller
 from distbelief.cli.arguments import ask, ask_of
 from distbelief.core.records import Json
 from distbelief.lab.compress.options import Compression
@@ -30,16 +31,16 @@ class CompressOptions(Compression):
 
 def compress(args: list[str]) -> int:
     """`distbelief compress RUN [options]`."""
-    run, asked = ask_of("distbelief compress RUN", "run", CompressOptions, args)
+    run, settings = ask_of("distbelief compress RUN", "run", CompressOptions, args)
     forkserver.start()
     from distbelief.lab.compress.compressing import compress as make
 
-    chosen = Compression(**{field.name: getattr(asked, field.name) for field in fields(Compression)})
+    chosen = Compression(**{field.name: getattr(settings, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, asked.out, chosen, tell=_nothing if asked.quiet or asked.json else _tell)
-    if asked.json:
+        result = make(run, settings.out, chosen, tell=teller(settings.quiet or settings.json))
+    if settings.json:
         print(msgspec.json.encode(result).decode())
-    elif not asked.quiet:
+    elif not settings.quiet:
         print("\n".join(summary(result)))
     return 0
 
@@ -50,12 +51,11 @@ def parse_compression(words: Sequence[str]) -> Compression:
     Raises:
         UsageError: there is no such option, or no such value.
     """
-    prog = "distbelief compress RUN"
-    return ask(prog, Compression, words)
+    return ask("distbelief compress RUN", Compression, words)
 
 
 def summary(result: Json) -> list[str]:
-    """What came of a compression, in lines."""
+    """Describe a compression, in lines."""
     lines = [f"{'layer':20} {'values':>11} {'kept':>7} {'bits':>5} {'bytes':>11} {'of them gaps':>13}"]
     for layer in result["layers"]:
         size = layer["gap_bytes"] + layer["value_bytes"]
@@ -82,16 +82,8 @@ class ExpandOptions:
 
 def expand(args: list[str]) -> int:
     """`distbelief expand FILE [options]`."""
-    file, asked = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
+    file, settings = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
     from distbelief.lab.compress.expanding import expand as write
 
-    print(write(file, asked.out or None))
+    print(write(file, settings.out or None))
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)
-
-
-def _nothing(_: str) -> None:
-    pass

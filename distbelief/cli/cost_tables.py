@@ -1,4 +1,4 @@
-"""How what training costs is shown."""
+"""Tables of what training costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import count, number, show
 from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
 from distbelief.lab.cost.trace import KINDS, REST
 
@@ -34,21 +34,21 @@ def _show_layers(cost: TrainingCost) -> None:
     measured = cost.profile.points[-1]
     grown = [cost.point.forward / max(1e-12, measured.forward), cost.point.backward / max(1e-12, measured.backward)]
     for layer in cost.layers:
-        forward, backward = (1e3 * one * scale for one, scale in zip(times[layer.name], grown, strict=True))
+        forward, backward = (1e3 * seconds * scale for seconds, scale in zip(times[layer.name], grown, strict=True))
         kind = layer.kind + (f" x{layer.calls}" if layer.calls > 1 else "")
-        adds = "unknown" if layer.uncounted else _count(layer.multiply_adds)
-        counts = ["x".join(map(str, layer.output)), _count(layer.parameters), adds]
+        adds = "unknown" if layer.uncounted else count(layer.multiply_adds)
+        counts = ["x".join(map(str, layer.output)), count(layer.parameters), adds]
         if layer.name == REST and not layer.parameters and not layer.multiply_adds:
             counts = ["", "", ""]
         sizes = [_mega(bytes_of.get(layer.name, 0)) for bytes_of in (trace.maps, trace.gradients)]
         rows.append([layer.name, kind, *counts, number(forward), number(backward), *sizes])
     sums = [f"{sum(getattr(layer, what) for layer in cost.layers):,}" for what in ("parameters", "multiply_adds")]
-    seconds = [number(1e3 * one) for one in (cost.point.forward, cost.point.backward)]
+    seconds = [number(1e3 * duration) for duration in (cost.point.forward, cost.point.backward)]
     sizes = [_mega(sum(bytes_of.values())) for bytes_of in (trace.maps, trace.gradients)]
     rows.append(["all", "", "", *sums, *seconds, *sizes])
     what = "output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of"
     columns = ("layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB")
-    show(f"{cost.task}: {what} {cost.batch_size}", (*columns, "gradients, MB"), rows)
+    show(f"{cost.task}: {what} {cost.asked.batch_size}", (*columns, "gradients, MB"), rows)
 
 
 def _mega(size: float) -> str:
@@ -58,10 +58,6 @@ def _mega(size: float) -> str:
     ('1.235', '123.5')
     """
     return f"{size / 1e6:,.{1 if size >= 1e8 else 3}f}"
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else ""
 
 
 def _show_iteration(cost: TrainingCost) -> None:
@@ -74,8 +70,13 @@ def _show_iteration(cost: TrainingCost) -> None:
         [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts.items()],
     )
     rows = [
-        [one.optimizer, number(1e3 * one.seconds), f"{one.seconds / (point.step + one.seconds):.1%}", _mega(one.state)]
-        for one in sorted(cost.updates, key=lambda one: one.seconds)
+        [
+            step.optimizer,
+            number(1e3 * step.seconds),
+            f"{step.seconds / (point.step + step.seconds):.1%}",
+            _mega(step.state),
+        ]
+        for step in sorted(cost.updates, key=lambda step: step.seconds)
     ]
     show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
 
@@ -90,19 +91,20 @@ def _show_memory(cost: TrainingCost) -> None:
 
 
 def _words(cost: TrainingCost) -> Iterator[str]:
-    """What is said below the tables."""
     yield (
         f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are of this thread's processor, each the lower "
         f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"
     )
-    for epochs in dict.fromkeys((1, cost.epochs)):
+    for epochs in dict.fromkeys((1, cost.asked.epochs)):
         charges = cost.charges(epochs)
-        more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.watts is not None else []
-        more += [f"a price of {charges['price']:.3g}"] if cost.price_per_hour is not None else []
+        more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.asked.watts is not None else []
+        more += [f"a price of {charges['price']:.3g}"] if cost.asked.price_per_hour is not None else []
         yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
     charges = cost.charges(1)
-    told = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
-    million = [f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in told.items() if name in charges]
+    units = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
+    million = [
+        f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in units.items() if name in charges
+    ]
     yield f"normalised, for a million samples: {', '.join(million)}"
     if cost.largest_batch is not None:
         yield (

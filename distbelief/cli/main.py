@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distbelief.cli import INTERRUPTED
-from distbelief.errors import DataError, DistbeliefError, Interrupted, UsageError, check_text, limit, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, Refusals, UsageError, check_text, limit, unknown
 from distbelief.places import signals
 
 INTERRUPTED_BEFORE = "interrupted before the job began"
@@ -67,7 +67,7 @@ def main() -> NoReturn:
 
 
 def _interrupted(args: Sequence[str]) -> str:
-    """What is said of a command that was interrupted.
+    """Say how far a command was that was interrupted.
 
     >>> _interrupted(["train", "mnist"]), _interrupted(["status"])
     ('interrupted before the job began', 'interrupted')
@@ -81,9 +81,7 @@ def _interrupted(args: Sequence[str]) -> str:
 
 
 def _end(*_: object) -> NoReturn:
-    """End this process, which has nothing to lose before a job begins; an exception could be caught by an import that
-    is under way.
-    """
+    """End this process, which has nothing to lose before a job begins; an import under way could catch an exception."""
     with contextlib.suppress(OSError):
         alone = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""  # of the line and cursor that showed what was done
         os.write(2, f"{alone}distbelief: {_interrupted(sys.argv[1:])}\n".encode())
@@ -132,7 +130,8 @@ def _place(error: Exception) -> str:
 def _complain(error: object, status: int) -> int:
     for note in getattr(error, "__notes__", ()):  # the traceback of what the user's own code raised
         print(note, file=sys.stderr)
-    print(f"distbelief: {' '.join(str(error).split())}", file=sys.stderr)
+    for one in error.refusals if isinstance(error, Refusals) else (error,):
+        print(f"distbelief: {' '.join(str(one).split())}", file=sys.stderr)
     return status
 
 
@@ -154,7 +153,7 @@ def _command(args: list[str]) -> int:
 
 
 def usage() -> str:
-    """What `distbelief --help` shows."""
+    """Return the text of `distbelief --help`."""
     from distbelief.references import TASKS
     from distbelief.strategies import STRATEGIES
 

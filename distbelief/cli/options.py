@@ -322,16 +322,14 @@ class Options:
         return optim(asked.optimizer, asked.lr, decay_exempt=asked.decay_exempt, **options)
 
     def job(self, task: str) -> Job:
-        """The job, its settings checked.
+        """The job.
 
         Raises:
-            UsageError: an option has a value that it cannot have.
+            UsageError: an option of the optimizer or the strategy has a value that it cannot have.
         """
         stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
         own = {name: value for name, value in self._of(Job).items() if name not in _meaningless(self.kind)}
-        job = Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
-        job.settings()
-        return job
+        return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
 
     def _replicas(self) -> dict[str, int]:
         """On several hosts, as many replicas as their slots hold, where no other number was asked for."""

@@ -23,9 +23,9 @@ def show_plan(plan: TrainingPlan) -> None:
         PRICED if priced else COLUMNS,
         [cells(place, row, reasons) for place, row in enumerate(plan.rows, 1)],
     )
-    told = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
+    numbered = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
     notes = [f"note: {note}" for note in plan.notes]
-    print("\n".join([*told, plan.why, *plan.changes, *notes, f"planned in {plan.seconds:.0f} s"]))
+    print("\n".join([*numbered, plan.why, *plan.changes, *notes, f"planned in {plan.seconds:.0f} s"]))
     stepped = "" if plan.optimizer == "sgd" else f" --optimizer {plan.optimizer}"
     print(f"distbelief train {plan.task} {plan.first.command}{stepped} --batch-size {plan.batch_size}")
 
@@ -64,7 +64,7 @@ def _cells(place: int, row: Row, reasons: list[str]) -> list[str]:
 def _priced_cells(place: int, row: Row, reasons: list[str]) -> list[str]:
     """A row that was priced: on other machines, or on this one, where it was measured too."""
     terms, memory = row.predicted, f"{row.memory / 1e9:.2f}"
-    rates = [f"{one.samples_per_second:,.0f}" if one else "" for one in (terms, row.measured)]
+    rates = [f"{figures.samples_per_second:,.0f}" if figures else "" for figures in (terms, row.measured)]
     error = f"{terms.samples_per_second / row.rate - 1:+.0%}" if terms and row.measured else ""
     parts = (_ms(getattr(terms, part)) if terms else "" for part in ("step", *PARTS))
     binds = terms.binds if terms else _noted(row.reason, reasons)

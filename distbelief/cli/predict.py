@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import DataFolder, ask_after
 from distbelief.errors import UsageError
+from distbelief.job import Threaded
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
 from distbelief.references import check_task
@@ -16,8 +16,8 @@ from distbelief.split.options import AUTO
 
 
 @dataclass(frozen=True)
-class PredictOptions:
-    """What the model of a run, or the mean of those of several, answers to the test set of a task, or to the inputs in
+class PredictOptions(Threaded, DataFolder):
+    """Answers of the model of a run, or of the mean of several, to the test set of a task, or to the inputs in
     a file (.safetensors with a tensor "inputs", or .npy): a tensor "outputs" in a safetensors file, samples in order.
     """
 
@@ -28,17 +28,11 @@ class PredictOptions:
     partitions: int = 1
     """Processes of each replica, each with its own part of every model."""
     split: str = AUTO
-    """How, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto
-    takes that with the least price.
+    """Split, where these are several: one way, or PATTERN=WAY,... of modules' names, where a number is a partition;
+    auto takes that with the least price.
     """
     batch_size: int = 1000
     """Samples that are computed at once."""
-    data_dir: str | None = None
-    """Folder with the task's data; else $DISTBELIEF_DATA, else the cache."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1."""
-    threads: int = 1
-    """Torch threads of each process."""
     quiet: bool = False
     """Show nothing but errors."""
     json: bool = False
@@ -50,31 +44,27 @@ PROG = "distbelief predict RUN... TASK|FILE"
 
 def predict(args: list[str]) -> int:
     """`distbelief predict RUN... TASK|FILE --out FILE [options]`."""
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
-    if args[:1] in (["--help"], ["-h"]):
-        ask(PROG, PredictOptions, ["--help"])
+    words, settings = ask_after(PROG, PredictOptions, args)
     if len(words) < 2:
         raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
-    rest = args[len(words) :]
-    asked = ask(PROG, PredictOptions, rest)
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)
-    if not asked.out:
+    if not settings.out:
         raise UsageError(f"where to? Name the file: {PROG} --out outputs.safetensors")
-    forkserver.start(asked.partitions > 1)
+    forkserver.start(settings.partitions > 1)
     from distbelief.cli import cost_tables
     from distbelief.places.prediction import predict as predicting
     from distbelief.record.live import figures
 
-    with signals.raised(), cost_tables.progress(f"predicting {source}") as told:
+    with signals.raised(), cost_tables.progress(f"predicting {source}") as show:
         result = predicting.predict(
-            runs, source, asked.out, asked.replicas, asked.batch_size, asked.data_dir, asked.device, asked.threads,
-            asked.partitions, asked.split, told,
+            runs, source, settings.out, settings.replicas, settings.batch_size, settings.data_dir, settings.device,
+            settings.threads, settings.partitions, settings.split, show,
         )  # fmt: skip
-    if asked.json:
+    if settings.json:
         print(msgspec.json.encode(result).decode())
-    elif not asked.quiet:
+    elif not settings.quiet:
         measured = ""
         if "test_loss" in result:
             shown = figures(result["test_accuracy"], result["test_metrics"], result["test_loss"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from distbelief.cli.arguments import ask
+from distbelief.cli.arguments import ask_after
 from distbelief.errors import UsageError
 
 
@@ -26,7 +24,7 @@ class ReportOptions:
 def report(args: list[str]) -> int:
     """`distbelief report RUN RUN ... [options]`."""
     prog = "distbelief report RUN ..."
-    named, asked = _names_and_options(prog, ReportOptions, args)
+    named, settings = ask_after(prog, ReportOptions, args)
     if not named:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
     from distbelief.lab.study.definition import Study
@@ -40,17 +38,17 @@ def report(args: list[str]) -> int:
     if (first / STUDY).is_file():
         if len(named) > 1:
             raise UsageError(f"{first} is the folder of a study, which is a report of its own: name it alone")
-        if asked != ReportOptions():
+        if settings != ReportOptions():
             raise UsageError(
                 f"--out and --targets are of runs, and {first} is a study, which has its own: leave them off"
             )
-        made: Report = write_report(first, read_kept(first / STUDY, Study), kept_trials(first))
+        report: Report = write_report(first, read_kept(first / STUDY, Study), kept_trials(first))
         page = first / PAGE
     else:
-        made = make_report(*study_of([Path(name) for name in named], asked.targets), {}, left=0)
-        page = Path(asked.out)
-    print("\n".join(made.lines()))
-    if why := write_page(page, made):
+        report = make_report(*study_of([Path(name) for name in named], settings.targets), {}, left=0)
+        page = Path(settings.out)
+    print("\n".join(report.lines()))
+    if why := write_page(page, report):
         raise UsageError(why)
     print(page)
     return 0
@@ -61,7 +59,7 @@ class RunsOptions:
     """List the runs in a folder: task, strategy, state, accuracy, time."""
 
     sort: str = "run"
-    """By which column: run, task, strategy, state, accuracy (the best first), seconds or seed."""
+    """Column to sort by: run, task, strategy, state, accuracy (the best first), seconds or seed."""
     task: str = ""
     """Only those of a task."""
     strategy: str = ""
@@ -75,33 +73,24 @@ class RunsOptions:
 def runs(args: list[str]) -> int:
     """`distbelief runs [DIR] [options]`."""
     prog = "distbelief runs [DIR]"
-    named, asked = _names_and_options(prog, RunsOptions, args)
+    named, settings = ask_after(prog, RunsOptions, args)
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
     from distbelief.lab.study.figures import number, percent
     from distbelief.lab.study.runs import COLUMNS, choose, list_runs
 
-    kept = {"task": asked.task, "strategy": asked.strategy, "state": asked.state}
-    found = choose(list_runs(Path(named[0] if named else "runs")), kept, asked.sort)
-    if asked.json:
-        for one in found:
-            print(msgspec.json.encode(one).decode())
+    kept = {"task": settings.task, "strategy": settings.strategy, "state": settings.state}
+    listed = choose(list_runs(Path(named[0] if named else "runs")), kept, settings.sort)
+    if settings.json:
+        for run in listed:
+            print(msgspec.json.encode(run).decode())
         return 0
-    accuracies = ["" if one.accuracy is None else percent(one.accuracy) for one in found]
+    accuracies = ["" if run.accuracy is None else percent(run.accuracy) for run in listed]
     rows = [
-        [one.run, one.task, one.strategy, one.state, accuracy, number(one.seconds), str(one.seed)]
-        for one, accuracy in zip(found, accuracies, strict=True)
+        [run.run, run.task, run.strategy, run.state, accuracy, number(run.seconds), str(run.seed)]
+        for run, accuracy in zip(listed, accuracies, strict=True)
     ]
     widths = [max(len(row[at]) for row in [COLUMNS, *rows]) for at in range(len(COLUMNS))]
     for row in [COLUMNS, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
-
-
-Asked = TypeVar("Asked", ReportOptions, RunsOptions)
-
-
-def _names_and_options(prog: str, kind: type[Asked], args: Sequence[str]) -> tuple[list[str], Asked]:
-    """The words before the options, and these."""
-    first = next((at for at, word in enumerate(args) if word.startswith("-")), len(args))
-    return list(args[:first]), ask(prog, kind, args[first:])

@@ -1,55 +1,51 @@
-"""How a split model and what it costs are shown."""
+"""Tables of a split model and what it costs."""
 
 from __future__ import annotations
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import count, number, show
 from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
 from distbelief.lab.cost.trace import WHOLE
 
 
 def show_split(cost: SplitCost) -> None:
     """Print the tables of a split, and what it says in words."""
-    cut = f" in {cost.chunks} chunks" if cost.chunks else ""
+    split = cost.split
+    cut = f" in {split.chunks} chunks" if split.chunks else ""
     show(
-        f"{cost.task}, {cost.split}{cut} over {cost.partitions} partitions, traced by {cost.traced}: operations "
+        f"{cost.task}, {split.text}{cut} over {split.partitions} partitions, traced by {cost.traced}: operations "
         "(forward) and bytes that leave, of one sample",
         ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
         [
-            [one.module or WHOLE, str(one.home), *map(_count, (one.parameters, one.operations, one.sends, one.tensors))]
-            for one in cost.placements
+            [
+                part.module or WHOLE,
+                str(part.home),
+                *map(count, (part.parameters, part.operations, part.sends, part.tensors)),
+            ]
+            for part in cost.placements
         ],
     )
     how = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
     whole = cost.whole
-    one = ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "", *_memory(whole.memory)]
+    row = ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "", *_memory(whole.memory)]
     show(
         f"a step of {cost.batch_size} samples{how}, and memory when most is held",
         ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *KINDS, "all"),
-        [*map(_home, cost.homes), one],
+        [*map(_home, cost.homes), row],
     )
     if len(cost.ways) > 1:
-        _show_ways(cost)
+        show(
+            "ways, by a guess from their operations; the first was measured",
+            ("way", "times as fast", "why not"),
+            [[way.split, number(way.speedup) if way.speedup else "", way.reason] for way in cost.ways],
+        )
     print(cost.verdict)
     print("\n".join(f"note: {note}" for note in cost.notes), end="\n" * bool(cost.notes))
 
 
-def _show_ways(cost: SplitCost) -> None:
-    """What auto chose from."""
-    show(
-        "ways, by a guess from their operations; the first was measured",
-        ("way", "times as fast", "why not"),
-        [[one.split, number(one.speedup) if one.speedup else "", one.reason] for one in cost.ways],
-    )
-
-
 def _home(home: HomeCost) -> list[str]:
-    times = [number(round(1e3 * one, 6)) for one in (home.computes, home.waits, home.update)]
+    times = [number(round(1e3 * seconds, 6)) for seconds in (home.computes, home.waits, home.update)]
     return [f"partition {home.home}", *times, str(home.messages), number(home.sent / 1e3), *_memory(home.memory)]
 
 
 def _memory(memory: dict[str, int]) -> list[str]:
     return [f"{size / 1e6:,.2f}" for size in (*(memory[kind] for kind in KINDS), sum(memory.values()))]
-
-
-def _count(value: int) -> str:
-    return f"{value:,}" if value else ""

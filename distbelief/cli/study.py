@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbelief.cli import options, virtual
-from distbelief.cli.arguments import ask_of
+from distbelief.cli import options, teller
+from distbelief.cli.arguments import DataFolder, ask_of
 from distbelief.cli.compress import parse_compression
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
@@ -21,6 +21,8 @@ from distbelief.references import check_task
 
 if TYPE_CHECKING:
     from distbelief.lab.study.running import Prepare, Prepared
+    from distbelief.places.processes.local import Local
+    from distbelief.places.simulated.simulated import Simulated
 
 KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
         "--target-accuracy", "--json", "--quiet")  # fmt: skip
@@ -30,7 +32,7 @@ COMMANDS = {"local": "train", "simulated": "simulate"}
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class StudyOptions(DataFolder):
     """Run a study, one of the package's or a TOML file: its trials one after the other, which takes hours, and may be
     interrupted: the same command goes on.
     """
@@ -39,8 +41,6 @@ class StudyOptions:
     """Its folder; studies/NAME where none is given."""
     minutes: float = float("inf")
     """After so many no more trial is begun; the same command goes on."""
-    data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -49,23 +49,23 @@ def study(args: list[str]) -> int:
     """`distbelief study NAME|FILE.toml [options]`."""
     known = f"the package's own: {_names()}"
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
-    name, asked = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
+    name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
     read = definition.read(file)
-    more = ("--data-dir", asked.data_dir) if asked.data_dir else ()
+    more = ("--data-dir", settings.data_dir) if settings.data_dir else ()
     check(read, file, more)
-    out = Path(asked.out or f"studies/{file.stem}")
+    out = Path(settings.out or f"studies/{file.stem}")
     forkserver.start()
     from distbelief.lab.study.page import PAGE, write_page
     from distbelief.lab.study.report import write_report
     from distbelief.lab.study.running import run
 
-    tell = _nothing if asked.quiet else _tell
+    tell = teller(settings.quiet)
     tell(f"{read.title}: {len(read.arms)} arms, {len(read.seeds)} seeds, into {out}")
     with signals.raised():
-        trials = run(read, out, preparing(more), tell, asked.minutes)
+        trials = run(read, out, preparing(more), tell, settings.minutes)
         report = write_report(out, read, trials)
-        if not asked.quiet:
+        if not settings.quiet:
             print("\n".join(report.lines()))
         if why := write_page(out / PAGE, report):
             print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
@@ -73,7 +73,7 @@ def study(args: list[str]) -> int:
 
 
 def preparing(more: Sequence[str] = ()) -> Prepare:
-    """What makes jobs of arms.
+    """Return the function that makes jobs of arms.
 
     Args:
         more: words for all of them.
@@ -88,12 +88,19 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
             chosen = parse_compression([*words, *more])
             command = shlex.join(["distbelief", "compress", "RUN", *words])
             return Prepared(lambda run, out: compress(run, out, chosen), command)
-        asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-        place = asked.place() if arm.place == "local" else virtual.cluster(asked.virtual)()
+        parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
+        place = _place(parsed, arm)
         command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
-        return Prepared(place.run, command, asked.job(arm.task))
+        return Prepared(place.run, command, parsed.job(arm.task))
 
     return prepare
+
+
+def _place(asked: options.Options, arm: Arm) -> Local | Simulated:
+    """The place of an arm."""
+    from distbelief.cli.virtual import cluster
+
+    return asked.place() if arm.place == "local" else cluster(asked.virtual)
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
@@ -107,24 +114,14 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
         with definition.at(file), definition.at(f"arm {arm.name!r}"):
             check_task(arm.task)
             kept = ("--seed",) if arm.compresses else KEPT
-            if own := next((word for word in words if word in kept), ""):
-                raise UsageError(f"{own}: is the study's own; leave it off")
+            if reserved := next((word for word in words if word in kept), ""):
+                raise UsageError(f"{reserved}: is the study's own; leave it off")
             if arm.compresses:
                 parse_compression([*words, *more])
                 continue
-            asked = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-            asked.job(arm.task)
-            if arm.place == "simulated":
-                virtual.cluster(asked.virtual)
+            parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
+            _place(parsed, arm).settings(parsed.job(arm.task))
 
 
 def _names() -> str:
     return ", ".join(definition.names())
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
-
-
-def _nothing(_: str) -> None:
-    """Quiet."""

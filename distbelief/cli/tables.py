@@ -19,6 +19,11 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     Console(width=console.width if console.is_terminal else 150).print(table)
 
 
+def count(value: int) -> str:
+    """Format a count; "" for none."""
+    return f"{value:,}" if value else ""
+
+
 def number(value: float) -> str:
     """Format a number with three digits that count.
 

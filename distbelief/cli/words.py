@@ -1,12 +1,10 @@
-"""The small languages of the command line: durations, rates, networks, compute times, stragglers, faults, optimizer
-options. Pure.
-"""
+"""The small languages of the command line: durations, rates, networks, stragglers, faults, optimizer options. Pure."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distbelief.core.roles import Kind, Role
@@ -19,6 +17,8 @@ BYTES: Mapping[str, float] = {
     for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
     for unit, size in (("bit", 0.125), ("B", 1.0))
 }
+Read = Callable[[str, str], float]
+"""Reader of a value, from its text and where that stands."""
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 
 
@@ -63,18 +63,18 @@ def size(text: str, where: str) -> float:
 
 
 def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -> tuple[float, float]:
-    found = _QUANTITY.fullmatch(text.strip())
-    number = _float(found[1]) if found else None
-    if found is None or number is None:
+    match = _QUANTITY.fullmatch(text.strip())
+    number = _float(match[1]) if match else None
+    if match is None or number is None:
         raise UsageError(f"{where} {text!r}: write a number and its unit, such as {example}")
-    if number == 0 and not found[2]:
+    if number == 0 and not match[2]:
         return 0.0, 1.0
     folded = {unit.lower(): scale for unit, scale in units.items()}
-    if not found[2]:
+    if not match[2]:
         raise UsageError(f"{where} {text!r}: its unit is missing, such as in {example}")
-    if found[2].lower() not in folded:
-        raise unknown(f"unit in {where}", found[2], units)
-    return number, folded[found[2].lower()]
+    if match[2].lower() not in folded:
+        raise unknown(f"unit in {where}", match[2], units)
+    return number, folded[match[2].lower()]
 
 
 def fraction(text: str, where: str) -> float:
@@ -104,18 +104,11 @@ def network(text: str) -> dict[str, float]:
     >>> network("local-latency=2us,local-bandwidth=100Gbit,reduce=10GB")
     {'local_latency': 2e-06, 'local_bandwidth': 12500000000.0, 'reduction': 1e-10}
     """
-    known = ("latency", "bandwidth", "jitter", "local-latency", "local-bandwidth", "reduce")
-    fields: dict[str, float] = {}
-    for name, value in _pairs(_items([text]), "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1"):
-        if name not in known:
-            raise unknown("word in --network", name, known)
-        where, field = f"--network {name}", name.replace("-", "_")
-        if name == "jitter":
-            fields[field] = _number(value, where)
-        elif name == "reduce":
-            fields["reduction"] = 1 / (rate(value, where) or math.inf)
-        else:
-            fields[field] = duration(value, where) if name.endswith("latency") else rate(value, where)
+    lines: dict[str, Read] = {"latency": duration, "bandwidth": rate, "jitter": _number}
+    known = {**lines, "local-latency": duration, "local-bandwidth": rate, "reduce": rate}
+    fields = _fields(text, "--network", "latency=50us,bandwidth=10Gbit,jitter=0.1", known)
+    if "reduce" in fields:
+        fields["reduction"] = 1 / (fields.pop("reduce") or math.inf)
     if fields.get("jitter") and fields.get("latency") == 0:
         raise UsageError(
             f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it "
@@ -133,12 +126,7 @@ def handling(text: str) -> dict[str, float]:
     >>> handling("message=6us,memory=26GB"), handling("message=0")
     ({'message': 6e-06, 'memory': 26000000000.0}, {'message': 0.0})
     """
-    fields: dict[str, float] = {}
-    for name, value in _pairs(_items([text]), "--handling", "message=6us,memory=26GB"):
-        if name not in ("message", "memory"):
-            raise unknown("word in --handling", name, ("message", "memory"))
-        fields[name] = duration(value, "--handling message") if name == "message" else rate(value, "--handling memory")
-    return fields
+    return _fields(text, "--handling", "message=6us,memory=26GB", {"message": duration, "memory": rate})
 
 
 def hosts(text: str) -> dict[str, Any]:
@@ -150,13 +138,8 @@ def hosts(text: str) -> dict[str, Any]:
     >>> hosts("cores=2,replicas=4,together=0.9"), hosts("")
     ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
     """
-    fields: dict[str, Any] = {}
-    for name, value in _pairs(_items([text]), "--hosts", "cores=2,replicas=4"):
-        if name not in ("cores", "replicas", "together", "busy"):
-            raise unknown("word in --hosts", name, ("cores", "replicas", "together", "busy"))
-        read = {"together": fraction, "busy": duration}.get(name, _count)
-        fields[name] = read(value, f"--hosts {name}")
-    return fields
+    known: dict[str, Read] = {"cores": _count, "replicas": _count, "together": fraction, "busy": duration}
+    return _fields(text, "--hosts", "cores=2,replicas=4", known)
 
 
 def compute(text: str) -> dict[str, Any]:
@@ -180,8 +163,7 @@ def compute(text: str) -> dict[str, Any]:
 
 
 def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
-    """The fields of `ComputeModel` in `--stragglers` or `--straggle`: replicas that are always slow, and steps that now
-    and then are.
+    """Fields of `ComputeModel` by `--stragglers` or `--straggle`: replicas always slow, steps slow now and then.
 
     Raises:
         UsageError: it is neither.
@@ -215,21 +197,21 @@ def slow_replicas(texts: Iterable[str]) -> dict[int, float]:
     >>> slow_replicas(["1:4"])
     {1: 4.0}
     """
-    found = stragglers(texts)
-    if "straggle_chance" in found:
+    settings = stragglers(texts)
+    if "straggle_chance" in settings:
         raise UsageError(
             "--stragglers: a plan takes replicas on slower machines alone, such as 1:4; steps that now and then are "
             "slow are for distbelief simulate"
         )
-    slow: dict[int, float] = found["slow"]
+    slow: dict[int, float] = settings["slow"]
     return slow
 
 
 class Faults(NamedTuple):
-    """What `--faults` asks for."""
+    """Settings of `--faults`."""
 
     crashes: list[tuple[str, int]]
-    """Who dies, and as it sends its how manieth message."""
+    """Role that dies, and the number of the message as it sends which it does."""
     outages: list[tuple[float, float, tuple[str, ...]]]
     """From when until when who is on one side."""
     delays: dict[str, float]
@@ -237,11 +219,11 @@ class Faults(NamedTuple):
     place: dict[str, float]
     """Those of `Simulated` for restarts."""
     leaves: list[tuple[str, int, float]]
-    """Which replica's host is told to go, as it sends its how manieth message, and how many seconds it has."""
+    """Replica whose host is told to go, the number of the message as it sends which it is, and the seconds it has."""
 
 
 def faults(texts: Iterable[str]) -> Faults:
-    """What `--faults` asks for.
+    """Read what `--faults` asks for.
 
     Raises:
         UsageError: an unknown fault, or a value that it cannot have.
@@ -256,7 +238,7 @@ def faults(texts: Iterable[str]) -> Faults:
     >>> faults(["outage=2s+500ms@replica1/shard0"]).outages
     [(2.0, 2.5, ('replica 1', 'shard 0'))]
     """
-    found = Faults([], [], {}, {}, [])
+    faults = Faults([], [], {}, {}, [])
     for item in _items(texts):
         kind, value = _pair(
             item,
@@ -268,28 +250,30 @@ def faults(texts: Iterable[str]) -> Faults:
             who, message = _pair(
                 value, "@", "--faults crash", "crash=1@500: replica 1 dies as it sends its 500th message"
             )
-            found.crashes.append(
+            faults.crashes.append(
                 (_role(who, "--faults crash", ("coordinator",)), _count(message, "--faults crash message"))
             )
         elif kind == "leave":
-            found.leaves.append(_leave(value))
+            faults.leaves.append(_leave(value))
         elif kind == "outage":
-            found.outages.append(_outage(value))
+            faults.outages.append(_outage(value))
         elif kind == "delay":
-            _once(found.delays, "delay", "--faults delay=")
+            _once(faults.delays, "delay", "--faults delay=")
             chance, time = _pair(value, "x", "--faults delay", "delay=1%x50ms: 1 % of the messages take 50 ms longer")
-            found.delays.update(delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay"))
+            faults.delays.update(
+                delay_chance=fraction(chance, "--faults delay"), delay=duration(time, "--faults delay")
+            )
         elif kind == "restart":
-            _once(found.place, "restart_seconds", "--faults restart=")
-            found.place.update(restart_seconds=duration(value, "--faults restart"))
+            _once(faults.place, "restart_seconds", "--faults restart=")
+            faults.place.update(restart_seconds=duration(value, "--faults restart"))
         else:
             raise unknown("fault in --faults", kind, ("crash", "leave", "outage", "delay", "restart"))
-    if found.place and not found.crashes:
+    if faults.place and not faults.crashes:
         raise UsageError(
             "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave "
             "it off"
         )
-    return found
+    return faults
 
 
 def _leave(text: str) -> tuple[str, int, float]:
@@ -313,7 +297,7 @@ def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:
     return (
         begins,
         begins + seconds,
-        tuple(_role(one.strip(), where, ("coordinator", "evaluator")) for one in side.split("/")),
+        tuple(_role(role.strip(), where, ("coordinator", "evaluator")) for role in side.split("/")),
     )
 
 
@@ -351,6 +335,16 @@ def _items(texts: Iterable[str]) -> list[str]:
     return [item.strip() for text in texts for item in text.split(",") if item.strip()]
 
 
+def _fields(text: str, where: str, example: str, known: Mapping[str, Read]) -> dict[str, Any]:
+    """Read `name=value,...`: each value by what reads those of its name, under the name of its field."""
+    fields = {}
+    for name, value in _pairs(_items([text]), where, example):
+        if name not in known:
+            raise unknown(f"word in {where}", name, known)
+        fields[name.replace("-", "_")] = known[name](value, f"{where} {name}")
+    return fields
+
+
 def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str, str]]:
     """Names and values, each name once."""
     seen: dict[str, str] = {}
@@ -361,16 +355,16 @@ def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str
         yield name, value
 
 
-def _once(fields: Mapping[Any, object], name: object, told: str) -> None:
+def _once(fields: Mapping[Any, object], name: object, where: str) -> None:
     if name in fields:
-        raise UsageError(f"{told}: stands there twice; leave one of them off")
+        raise UsageError(f"{where}: stands there twice; leave one of them off")
 
 
 def _pair(text: str, between: str, where: str, example: str) -> tuple[str, str]:
-    one, found, other = text.partition(between)
-    if not (one.strip() and found and other.strip()):
+    before, separator, after = text.partition(between)
+    if not (before.strip() and separator and after.strip()):
         raise UsageError(f"{where} {text!r}: write it as {example}")
-    return one.strip(), other.strip()
+    return before.strip(), after.strip()
 
 
 def _float(text: str) -> float | None:

@@ -1,5 +1,4 @@
-"""The file `.dbz`: a model's tensors, each pruned, shared or as it was; bounded, with a checksum, and nothing in it is
-run.
+"""The file `.dbz`: a model's tensors, each pruned, shared or as it was; bounded, with a checksum, nothing in it run.
 
 Its bytes: `DBZ2`, the length of the header (four bytes), the header (msgpack), each tensor's positions and values, and
 the CRC-32 of all before it.

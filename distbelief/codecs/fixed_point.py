@@ -1,6 +1,4 @@
-"""Dynamic fixed point: whole numbers of a few bits times a power of two, which follows the values (Courbariaux, Bengio
-and David 2014).
-"""
+"""Dynamic fixed point: whole numbers of few bits times a power of two that follows the values (Courbariaux 2014)."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from distbelief.errors import TrainingError
 PERIOD = 32
 """Tensors after which a scale may be raised or lowered; the paper has 10,000 samples."""
 MOST_OVERFLOWS = 1e-4
-"""Share of values beyond the range above which the range is doubled; it is halved where no more would be beyond half of
-it."""
+"""Share of values beyond the range above which it is doubled; it is halved where no more are beyond half of it."""
 
 
 def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
@@ -45,8 +42,7 @@ def round_each(tensors: Iterable[torch.Tensor], bits: int) -> None:
 
 
 class DynamicScale:
-    """Rounds one tensor after another of a kind, such as the inputs of a layer, its weights, or the gradients of its
-    outputs.
+    """Rounds one tensor after another of a kind: a layer's inputs, its weights, or the gradients of its outputs.
 
     The scale is raised or lowered by how many values were beyond the range.
 

@@ -4,13 +4,14 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
+
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Join
-from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
-from distbelief.core.settings import SEQUENTIAL, DataSettings, Holder, Plan, Settings
+from distbelief.core.settings import SEQUENTIAL, Holder, Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -27,18 +28,18 @@ def plan(settings: Settings, event: Join) -> Plan:
     # Where a user's own loop names the batch size, the order, the epochs or the optimizers, that counts for the job.
     # Two different numbers of epochs, or two optimizers, are refused: neither may win silently.
     if event.batch_size:
-        settings = settings.with_batch_size(event.batch_size)
+        settings = dataclasses.replace(settings, batch_size=event.batch_size)
     if event.order:
-        settings = settings.with_order(event.order)
+        settings = dataclasses.replace(settings, order=event.order)
     stream = event.samples == STREAM
     settings.check_allotted(stream)
     if event.epochs:
-        if settings.data.epochs not in (DataSettings().epochs, event.epochs):
+        if settings.epochs not in (Settings.epochs, event.epochs):
             raise UsageError(
-                f"--epochs {settings.data.epochs}: the script goes through replica.epochs({event.epochs}); leave one "
+                f"--epochs {settings.epochs}: the script goes through replica.epochs({event.epochs}); leave one "
                 "of them off"
             )
-        settings = settings.with_epochs(event.epochs)
+        settings = dataclasses.replace(settings, epochs=event.epochs)
     if event.optimizers and settings.optimizer != Optimizer():
         raise UsageError(
             f"--optimizer {settings.optimizer.name} --lr {settings.optimizer.lr:g}: the script names the optimizer of "
@@ -48,9 +49,9 @@ def plan(settings: Settings, event: Join) -> Plan:
         _check_several(settings, event.optimizers)
     elif event.optimizers:
         settings = settings.with_optimizer(event.optimizers[0])
-    left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0
+    left_out = event.samples % settings.batch_size if settings.drop_last else 0
     _check_samples(settings, event.samples, left_out)
-    known = not stream and not settings.data.own_data
+    known = not stream and not settings.own_data
     parts = settings.shards if settings.strategy.held_by is Holder.SHARDS else settings.partitions
     return Plan(
         settings,
@@ -72,16 +73,15 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
         return
     if samples < 1:
         raise UsageError("the training set is empty: there is nothing to train on")
-    data = settings.data
     if left_out == samples:
         raise UsageError(
             f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
-            f"{data.batch_size}: lower --batch-size"
+            f"{settings.batch_size}: lower --batch-size"
         )
-    batches = -(-(samples - left_out) // data.batch_size)
-    if data.order == SEQUENTIAL and not data.own_data and batches < settings.replicas:
+    batches = -(-(samples - left_out) // settings.batch_size)
+    if settings.order == SEQUENTIAL and not settings.own_data and batches < settings.replicas:
         raise UsageError(
-            f"order {data.order}: the {batches} minibatches of an epoch cannot be cut into parts for "
+            f"order {settings.order}: the {batches} minibatches of an epoch cannot be cut into parts for "
             f"{settings.replicas} replicas: lower --batch-size, or --replicas"
         )
 
@@ -93,7 +93,7 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
         UsageError: naming the option, and why.
     """
     refused = settings.strategy.singular(settings) or ("--standby 1" if settings.standby else "")
-    if not refused and settings.rate != LearningRate():
+    if not refused and settings.rate_follows:
         raise UsageError(
             "--lr-schedule and --warmup-epochs are of one optimizer, and the script has several models: have it set "
             "their rates (torch.optim.lr_scheduler)"
@@ -115,8 +115,8 @@ def started(plan: Plan, samples: int, done: int) -> Started:
         s.shards if s.strategy.held_by is Holder.SHARDS else 0,
         plan.layout.parameters,
         plan.samples,
-        s.data.batch_size,
-        s.data.epochs,
+        s.batch_size,
+        s.epochs,
         samples,
         done,
         s.strategy.unit,
@@ -132,21 +132,20 @@ def check(plan: Plan, who: str, event: Join) -> None:
         UsageError: it has other data, or asks for other batches or epochs.
     """
     check_same(plan.layout, event.layout, who)
-    data = plan.settings.data
+    settings = plan.settings
     _check_data(plan, who, event.samples)
-    if event.order not in ("", data.order):
-        raise UsageError(f"{who} asks for order {event.order}, the job has {data.order}: it is one for all")
-    if event.epochs not in (0, plan.settings.data.epochs):
+    if event.order not in ("", settings.order):
+        raise UsageError(f"{who} asks for order {event.order}, the job has {settings.order}: it is one for all")
+    if event.epochs not in (0, settings.epochs):
         raise UsageError(
-            f"{who} goes through replica.epochs({event.epochs}), the job through {plan.settings.data.epochs}: it is "
-            "one number for all"
+            f"{who} goes through replica.epochs({event.epochs}), the job through {settings.epochs}: it is one number "
+            "for all"
         )
     if event.optimizers != plan.optimizers:
         raise UsageError(f"{who} names other optimizers than the job has: its script makes them alike in every replica")
-    if event.batch_size not in (0, plan.settings.data.batch_size):
+    if event.batch_size not in (0, settings.batch_size):
         raise UsageError(
-            f"{who} asks for batches of {event.batch_size}, the job has {plan.settings.data.batch_size}: it is one for "
-            "all"
+            f"{who} asks for batches of {event.batch_size}, the job has {settings.batch_size}: it is one for all"
         )
 
 
@@ -156,9 +155,9 @@ def _check_data(plan: Plan, who: str, samples: int) -> None:
     Raises:
         UsageError: naming what it has, and what the job has.
     """
-    data = plan.settings.data
-    if data.own_data:
-        _check_samples(plan.settings, samples, samples % data.batch_size if data.drop_last else 0)
+    settings = plan.settings
+    if settings.own_data:
+        _check_samples(settings, samples, samples % settings.batch_size if settings.drop_last else 0)
         return
     if samples != (all_samples := plan.samples + plan.left_out or STREAM):
         has, have = (f"{count} training samples" if count != STREAM else "a stream" for count in (samples, all_samples))

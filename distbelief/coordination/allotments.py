@@ -111,7 +111,6 @@ class Allotment(Dealer):
 
 
 def _before(portion: Portion, number: int) -> Portion:
-    """Return the part of a portion before a minibatch."""
     return Portion(portion.epoch, portion.first, max(0, min(portion.count, number - portion.first)))
 
 
@@ -149,8 +148,7 @@ class Allotments:
         return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
-        """A replica is there, with minibatches of these numbers; one that nobody waited for begins with the epoch that
-        the others are in.
+        """Add a replica with minibatches of these numbers; one not waited for begins with the others' epoch.
 
         Raises:
             UsageError: it had others before.
@@ -194,9 +192,7 @@ class Allotments:
         return self._of[who].lost(who) if who in self._of else 0
 
     def give_up(self, who: str) -> int:
-        """A replica will not come (again): what is left of its allotment is nobody's; returns how many minibatches
-        that is, -1 where it has never said.
-        """
+        """Give up a replica, and what is left of its allotment; return how many minibatches, -1 where it never said."""
         self._completed = self.completed
         self._awaited.discard(who)
         return self._of[who].left if who in self._of else -1

@@ -48,7 +48,7 @@ class Target:
 def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
     """Return the sentence that a job's budget of time is spent; "" where it is not.
 
-    >>> budget_spent(Settings(budget_seconds=2.0)), budget_spent(Settings(), 5.0)
+    >>> budget_spent(Settings(budget="2s")), budget_spent(Settings(), 5.0)
     ('the budget of 2 s is spent', '')
     """
     budget = settings.budget_seconds
@@ -63,15 +63,15 @@ def budget_timer(settings: Settings) -> list[Effect]:
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
     """Return whether a checkpoint within an epoch is due, so many pushes, seconds and minibatches after the one before.
 
-    >>> [snapshot_due(Settings(snapshot_pushes=5), pushes, 10.0) for pushes in (4, 5)]
+    >>> [snapshot_due(Settings(snapshot_every="5"), pushes, 10.0) for pushes in (4, 5)]
     [False, True]
-    >>> snapshot_due(Settings(), 0, 60.0), snapshot_due(Settings(snapshot_minibatches=9), 3, minibatches=9)
+    >>> snapshot_due(Settings(), 0, 60.0), snapshot_due(Settings(snapshot_every="9minibatches"), 3, minibatches=9)
     (True, True)
     """
     return (
-        0 < settings.snapshot_pushes <= pushes
-        or 0 < settings.snapshot_seconds <= seconds
-        or 0 < settings.snapshot_minibatches <= minibatches
+        0 < settings.snapshots.pushes <= pushes
+        or 0 < settings.snapshots.seconds <= seconds
+        or 0 < settings.snapshots.minibatches <= minibatches
     )
 
 
@@ -107,11 +107,11 @@ class SnapshotTimer:
 
     def start(self, settings: Settings, pushes: int) -> list[Effect]:
         """Set it, where it is not and any were made."""
-        if self._set or not (settings.snapshot_seconds and pushes):
+        if self._set or not (settings.snapshots.seconds and pushes):
             return []
         # no clock runs while nothing is pushed: a job that waits would write the same checkpoint again and again
         self._set = True
-        return [Wake(settings.snapshot_seconds, CheckpointDue())]
+        return [Wake(settings.snapshots.seconds, CheckpointDue())]
 
     def woke(self) -> None:
         """It has rung."""

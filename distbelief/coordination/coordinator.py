@@ -1,5 +1,4 @@
-"""The coordinator: the machine that knows the members, has work dealt to them, and calls for evaluations, checkpoints
-and the end.
+"""The coordinator: the machine that knows the members, has work dealt, and calls for measures, checkpoints, the end.
 
 It never sees the parameter vector. A job goes through the phases of `PHASES`. What every job has in common is made of
 the parts below; who holds the parameters, and how work is dealt and counted, are two parts that a strategy gives it.
@@ -281,14 +280,12 @@ class Coordinator(Answering):
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
-        if self.settings.snapshots and not self.saving.newest:
+        if any(self.settings.snapshots) and not self.saving.newest:
             effects += self.save()  # for a shard that dies to go back to
         return effects + self.deal()
 
     def deal(self) -> list[Effect]:
-        """Give work to those who have room for it, while there is any; none before an evaluator has begun, which first
-        tries whether the model can be measured.
-        """
+        """Give work to those with room, once an evaluator has begun: it tries first whether the model is measured."""
         if not self.may(May.DEAL) or not self.evaluations.tried:
             return []
         timer = [] if self._timed else budget_timer(self.settings)  # an evaluator that is late costs none of a budget
@@ -301,7 +298,7 @@ class Coordinator(Answering):
         effects: list[Effect] = [WriteRecord(records.EpochDone(data.epochs))]
         if data.finished:
             return effects
-        if is_due(self.settings.evaluate_every, data.epochs):
+        if is_due(self.settings.evaluations.epochs, data.epochs):
             effects += self.evaluations.measure(data.epochs)
         if self.may(May.DEAL) and is_due(self.settings.checkpoint_every, data.epochs):
             effects += self.save()
@@ -321,7 +318,7 @@ class Coordinator(Answering):
     def measure_in_time(self, minibatches: int) -> list[Effect]:
         """So many more are applied: measure, where that is due by them."""
         self.evaluations.minibatches.add(minibatches)
-        due = self.evaluations.minibatches.due(self.settings.evaluate_minibatches)
+        due = self.evaluations.minibatches.due(self.settings.evaluations.minibatches)
         return self.evaluations.measure(self.epochs) if due and self.may(May.DEAL) else []
 
     # checkpoints
@@ -461,7 +458,6 @@ class Coordinator(Answering):
         return stopped + (requests or self._part(sender, event))  # who was asked says again that it leaves
 
     def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
-        """Go on without who leaves."""
         if self.holders.stay and sender in self.membership.members:
             self.membership.done.add(sender)
             return [WriteRecord(records.Gone(sender, 0, "it was done", died=False)), *self.close()]
@@ -480,7 +476,6 @@ class Coordinator(Answering):
         return self.deal()
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
-        """Go on without a replica or the evaluator."""
         if not self.membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:

@@ -89,12 +89,12 @@ class Dealing:
         """Replicas that have not come yet, and will."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
-            in_order = settings.data.order == SEQUENTIAL
+            in_order = settings.order == SEQUENTIAL
             self.dealer = Allotments(
-                settings.data.epochs, self._absent, in_order, position.places, shrinks=not strategy.rounds
+                settings.epochs, self._absent, in_order, position.places, shrinks=not strategy.rounds
             )
         else:
-            epochs = settings.data.epochs
+            epochs = settings.epochs
             self.dealer = (
                 RoundDealer(plan.batches, epochs, position)
                 if strategy.rounds
@@ -111,7 +111,7 @@ class Dealing:
         """First replica that has told the beginning of its stream in an epoch, and the digest of that."""
         self._warming, self._warmed, self._warmer = (
             strategy.pushing.warm_start_steps,
-            samples // settings.data.batch_size,
+            samples // settings.batch_size,
             "",
         )
 
@@ -173,11 +173,10 @@ class Dealing:
 
     def _numbers(self, index: int, samples: int) -> range:
         """The minibatches that are a replica's own, by number."""
-        data = self.settings.data
         if self._batches:  # of data that all have
             return cut_numbers(index, self.settings.replicas, self._batches)
-        size = data.batch_size
-        count = OWN if samples == STREAM else samples // size if data.drop_last else -(-samples // size)
+        size = self.settings.batch_size
+        count = OWN if samples == STREAM else samples // size if self.settings.drop_last else -(-samples // size)
         return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
@@ -222,9 +221,7 @@ class Dealing:
         return [Send(role, dealing.Recall()) for role in busy]
 
     def _allowed(self, role: str, members: Collection[str], before: float) -> int:
-        """Return how many minibatches a replica may be dealt: in a warm start one replica has the first steps to
-        itself.
-        """
+        """Return how many minibatches a replica may be dealt: in a warm start one has the first steps to itself."""
         # a warm start (Dean et al. 2012): one replica trains alone at first, since many at once may diverge from random
         # parameters
         if self._warmed >= self._warming:
@@ -284,9 +281,7 @@ class Dealing:
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """A replica will not come (again): nobody does what is left of its own; returns how many minibatches that is,
-        -1 where nobody knows.
-        """
+        """Give up a replica, and what is left of its own; return how many minibatches, -1 where nobody knows."""
         self._absent.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)  # for whom rounds were counted that it will not come to

@@ -1,6 +1,4 @@
-"""The coordinator's dealings with the evaluator: the server's model is measured as soon as somebody is free to; not at
-all where nobody will come.
-"""
+"""The coordinator's dealings with the evaluator: the server's model is measured as soon as somebody is free to."""
 
 from __future__ import annotations
 

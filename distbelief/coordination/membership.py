@@ -67,9 +67,7 @@ class Membership:
         return role not in self._behind
 
     def initialiser(self) -> str | None:
-        """Choose the replica that sends the shards their first parameters: one that had begun to, else the first that
-        waits.
-        """
+        """Choose the replica that sends the first parameters: one that had begun to, else the first that waits."""
         if self._astray:
             self._astray.remove(astray := min(self._astray))
             return astray

@@ -1,6 +1,4 @@
-"""The partitions of split replicas, as the coordinator knows them: it tells those of one replica where the others
-are.
-"""
+"""Partitions of split replicas, as the coordinator knows them: it tells those of one replica where the others are."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ class PortionWork:
         settings = job.settings
         every = settings.strategy.pushing.push_every
         cadences = (
-            (settings.evaluate_minibatches, job.evaluations.minibatches.done),
-            (settings.snapshot_minibatches, data.minibatches),
-            (settings.snapshot_pushes * every, data.pushes * every),
+            (settings.evaluations.minibatches, job.evaluations.minibatches.done),
+            (settings.snapshots.minibatches, data.minibatches),
+            (settings.snapshots.pushes * every, data.pushes * every),
         )
         return min((whole - done for whole, done in cadences if whole), default=math.inf)
 

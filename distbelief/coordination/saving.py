@@ -1,5 +1,4 @@
-"""The coordinator's dealings with checkpoints: all pushes are held and reported, then the data's position and every
-shard's part are of one moment.
+"""The coordinator's dealings with checkpoints: pushes are held, so that data and every shard's part are of one moment.
 
 A checkpoint goes through: *holding* (replicas push nothing more, until all that they pushed is applied and reported; a
 synchronous job deals nothing more, until nobody holds a minibatch), *writing* (the shards write their parts), *sealing*
@@ -29,9 +28,7 @@ from distbelief.errors import RemoteProtocolError
 HOLD_SECONDS = 2.0
 """Limit for the replicas' hold of their pushes, while one has not said that all it pushed is applied."""
 SCRIPT_SECONDS = 60.0
-"""Limit for the delay of a checkpoint by a replica that has not saved what its script keeps. It may be busy with an
-evaluation.
-"""
+"""Longest delay of a checkpoint by a replica that has not saved what its script keeps: it may be evaluating."""
 
 
 class Saving:
@@ -77,9 +74,7 @@ class Saving:
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
-        """Set the clock for the next checkpoint, where any push was made; also return whether one is due by the pushes
-        made.
-        """
+        """Set the clock for the next checkpoint, where any push was made; return whether one is due by the pushes."""
         due = snapshot_due(self.settings, data.pushes, minibatches=data.minibatches)
         return self._timer.start(self.settings, data.pushes), due
 
@@ -146,7 +141,6 @@ class Saving:
         return self._without_script(plan) if role == self._asked else []
 
     def _without_script(self, plan: Plan | None) -> list[Effect]:
-        """Wait for no script any more."""
         self._asked = ""
         return self._seal(plan) if self.stage is CheckpointStage.SEALING else []
 
@@ -156,9 +150,7 @@ class Saving:
         return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut, self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
-        """A time has come: that of a checkpoint, or it has been waited for replicas for long enough; whether it is the
-        former.
-        """
+        """Return whether a time is a checkpoint's; else replicas have been waited for long enough."""
         due = isinstance(timer, CheckpointDue)
         if due:
             self._timer.woke()

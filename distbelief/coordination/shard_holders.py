@@ -1,6 +1,4 @@
-"""Parameters that shards hold: how a job's shards come to hold them, who comes in the place of one that dies, and how
-all go back to a checkpoint.
-"""
+"""Shards as holders of parameters: how they come to hold them, what replaces one that dies, how all go back."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class ShardHolders:
         return job.standbys.pair(job.plan) if job.plan is not None and job.may(May.REPLACE) else []
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Tell shards that are there their ranges: once the layout is known and, where they begin together, once all of
-        them are there.
-        """
+        """Tell shards that are there their ranges: once the layout is known, and all where they begin together."""
         if job.plan is None:
             return []
         members = job.membership.known() if job.may(May.REPLACE) else ()
@@ -81,9 +77,7 @@ class ShardHolders:
         return [*again, *job.greet(), *self._pair(job), *job.go_on()]
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Welcome the first replica that waits, which sends the shards its parameters; one that has begun to begins
-        anew.
-        """
+        """Welcome the first replica that waits, which sends its parameters; one that had begun begins anew."""
         first = job.membership.initialiser() if job.may(May.INITIALISE) and job.shards.ready else None
         return job.welcome(first, initialise=True) if first else []
 
@@ -96,9 +90,7 @@ class ShardHolders:
         return []
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """Wait for a shard's next life: its standby, or one that goes on from its memory, where that lasts, or from the
-        newest checkpoint; or end, where none is to be had.
-        """
+        """Wait for a shard's next life: its standby, or one by its memory or the newest checkpoint; or end without."""
         if roles.kind(role) is roles.Kind.STANDBY:
             return job.standbys.lost(role, event.incarnation, event.reason)
         if roles.kind(role) is not roles.Kind.SHARD or not job.membership.lives.end(role, event.incarnation, died=True):

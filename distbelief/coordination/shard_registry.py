@@ -68,9 +68,7 @@ class ShardRegistry:
         return True
 
     def gone(self, role: str, incarnation: int) -> bool:
-        """A life of a shard is over; whether it was the one that is to be. What it says from now on is not its to say
-        any more.
-        """
+        """Note that a life of a shard is over, with no say any more; return whether it was the one that is to be."""
         self._doubted = {life for life in self._doubted if life[0] != role}
         if incarnation < self._lives[role]:
             return False
@@ -78,9 +76,7 @@ class ShardRegistry:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Somebody has lost these lives of shards: where they have died, that will be heard of in a moment, and is
-        waited for.
-        """
+        """Note that these lives of shards were lost by somebody: whether they died will be heard in a moment."""
         # A replica may lose its link to a shard before the coordinator hears of the shard's death. If it were welcomed
         # again at once, it would be sent to the address of the dead. So for a moment nobody is welcomed.
         doubted = {
@@ -136,7 +132,8 @@ class ShardRegistry:
         # standby that has succeeded holds what its shard held: it loads nothing, and waits for none.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
-            succeeded = self._has_succeeded(role)
+            place = self._places.get(role)
+            succeeded = place is not None and self._succeeded.get(role) == place.incarnation
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not succeeded):
                 continue
             self._move(role, ShardStanding.TOLD)
@@ -168,9 +165,6 @@ class ShardRegistry:
             for shard in shards
         ]
 
-    def _has_succeeded(self, role: str) -> bool:
-        return role in self._places and self._succeeded.get(role) == self._places[role].incarnation
-
     def holds(self, role: str, lasts: bool = False) -> bool:
         """A shard says that it holds its range, in memory that `lasts`; whether it had been told to.
 
@@ -201,9 +195,7 @@ class ShardRegistry:
 
     @property
     def kept(self) -> bool:
-        """True where all that was applied is kept for the shards that do not hold it yet: by standbys that take their
-        places, or in memory that outlives their processes.
-        """
+        """True where all applied is kept for shards that lack it: by standbys, or memory outliving processes."""
         return all(self.lasts(role) or self._succeeded.get(role) == self._lives[role] for role in self.unready)
 
     def waits(self) -> list[str]:

@@ -8,15 +8,18 @@ section 2). Every word of a schedule is one line of `SCHEDULES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
-
-import msgspec
 
 from distbelief.errors import UsageError, unknown
 
 SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
 """The factor on the rate where the global batch is k times the base batch."""
+
+
+WARMUPS = ("gradual", "constant")
 
 
 class Moment(NamedTuple):
@@ -29,68 +32,45 @@ class Moment(NamedTuple):
     epochs: int
 
 
-class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the learning rate follows.
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Options that the learning rate follows.
 
-    >>> rate = LearningRate(lr_scaling="linear", base_batch=64, warmup_epochs=5.0)
-    >>> [rate.factor(samples, of_epoch=100, epochs=10, batch=256) for samples in (0, 250, 500, 900)]
+    >>> rate = LearningRate(warmup_epochs=5.0)
+    >>> [rate.rate_factor(samples, of_epoch=100, epochs=10, batch=256, scale=4.0) for samples in (0, 250, 500, 900)]
     [1.0, 2.5, 4.0, 4.0]
     """
 
     lr_schedule: str = "constant"
+    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or
+    backoff (smaller after phases that grow)."""
     lr_steps: tuple[float, ...] = ()
-    """The epochs after which step makes the rate smaller; none: half and three quarters of all. Of backoff: the first
-    of them; none: 1.
-    """
+    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three
+    quarters of all), with backoff the first (none: 1)."""
     lr_gamma: float = 0.0
-    """Factor by which step and backoff reduce the rate each time; 0 takes that of `GAMMAS`."""
+    """What the rate is multiplied with, with --lr-schedule step at each of its epochs (0.1), with backoff after each
+    phase (0.37), by which the next is longer."""
     lr_power: float = 2.0
-    """The power of polynomial."""
-    warmup: str = "gradual"
-    """From the rate of the base batch (from none, before the first update, where it is not scaled) to the whole one in
-    equal steps, or
-    constant: in one."""
+    """With --lr-schedule polynomial, its power."""
     warmup_epochs: float = 0.0
-    lr_scaling: str = "none"
-    """Growth of the rate with the global batch: one of `SCALINGS`."""
-    base_batch: int = 0
-    """The global batch that the rate is given for."""
+    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from none."""
+    warmup: str = "gradual"
+    """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
 
-    @property
-    def varies(self) -> bool:
-        """True where the factor is ever another than 1."""
-        return self.follows or self.lr_scaling != "none"
-
-    def check(self, epochs: int) -> None:
-        """Refuse what no learning rate of a job of so many epochs can follow.
-
-        Raises:
-            UsageError: naming the option, its value and the remedy.
-        """
-        for named, known, what in (
-            (self.lr_schedule, SCHEDULES, "learning-rate schedule"),
-            (self.lr_scaling, SCALINGS, "learning-rate scaling"),
-            (self.warmup, ("gradual", "constant"), "warm-up"),
-        ):
-            if named not in known:
-                raise unknown(what, named, known)
-        self._check_warmup(epochs)
-        self._check_schedule(epochs)
+    def rate_checks(self, epochs: int) -> Iterator[Callable[[], object]]:
+        """Yield what refuses a learning rate that no job of so many epochs can follow."""
+        yield partial(self._check_warmup, epochs)
+        yield partial(self._check_schedule, epochs)
 
     def _check_warmup(self, epochs: int) -> None:
+        if self.warmup not in WARMUPS:
+            raise unknown("warm-up", self.warmup, WARMUPS)
         if not 0 <= self.warmup_epochs <= epochs:
             raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {epochs}")
-        if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
-            needs = "is what --lr-scaling linear or sqrt scales from: give both or neither"
-            raise UsageError(
-                f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is "
-                f"for {needs}"
-            )
-        if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
-            needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
-            raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
 
     def _check_schedule(self, epochs: int) -> None:
+        if self.lr_schedule not in SCHEDULES:
+            raise unknown("learning-rate schedule", self.lr_schedule, SCHEDULES)
         for name, words in OWN.items():
             value, otherwise = getattr(self, name), getattr(LearningRate(), name)
             if value != otherwise and self.lr_schedule not in words:
@@ -123,11 +103,11 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
-    def follows(self) -> bool:
+    def rate_follows(self) -> bool:
         """True where the rate depends on the samples applied."""
         return self.lr_schedule != "constant" or bool(self.warmup_epochs)
 
-    def factor(self, samples: int, of_epoch: int, epochs: int, batch: int) -> float:
+    def rate_factor(self, samples: int, of_epoch: int, epochs: int, batch: int, scale: float | None = None) -> float:
         """The factor on the base rate, for one update.
 
         Args:
@@ -135,10 +115,11 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
             of_epoch: samples in an epoch.
             epochs: of the job.
             batch: samples in it.
+            scale: on the rate of the base batch, for the size of the global batch; None where there is no base batch.
         """
-        scale = SCALINGS[self.lr_scaling](batch / self.base_batch) if self.base_batch else 1.0
-        if not self.follows:
-            return scale
+        scaled = 1.0 if scale is None else scale
+        if not self.rate_follows:
+            return scaled
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
@@ -149,9 +130,10 @@ class LearningRate(msgspec.Struct, frozen=True, kw_only=True):
                 return 1.0
             # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from
             # none, since none moves nothing
-            return 1.0 + (scale - 1.0) * samples / warming if self.base_batch else min(1.0, (samples + batch) / warming)
+            unscaled = min(1.0, (samples + batch) / warming)
+            return unscaled if scale is None else 1.0 + (scale - 1.0) * samples / warming
         since = (samples - warming) / (total - warming) if total > warming else 1.0
-        return scale * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since), epochs))
+        return scaled * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since), epochs))
 
 
 GAMMAS = {"step": 0.1, "backoff": 0.37}

@@ -88,9 +88,8 @@ class Rounds(Policy):
         backup: replicas whose gradients a round does not wait for.
         quorum: whose gradients it waits for, as `quorum_of` has it; 0 for all but the backup workers.
 
-    >>> from distbelief.core.settings import DataSettings
     >>> from distbelief.strategies import Synchronous
-    >>> policy = Rounds(Settings(DataSettings(batch_size=8), strategy=Synchronous(2)), rules=True)
+    >>> policy = Rounds(Settings(batch_size=8, strategy=Synchronous(2)), rules=True)
     >>> _ = policy.attend("replica 0", 0, -1), policy.attend("replica 1", 0, -1)
     >>> key = Key("replica 0", 0, 1)
     >>> policy.push(key, 0, 8, 0).action, policy.due(), policy.why(key), policy.slowest()
@@ -102,7 +101,7 @@ class Rounds(Policy):
     def __init__(self, settings: Settings, rules: bool, backup: int = 0, quorum: float = 0.0) -> None:
         super().__init__()
         self._rules = rules
-        self._weighed = settings.data.batch_size if settings.strategy.pushing.push_every > 1 else 0
+        self._weighed = settings.batch_size if settings.strategy.pushing.push_every > 1 else 0
         """Samples of which the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
         self._backup, self._quorum = backup, quorum
         self._most = settings.replicas - self._backup

@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from distbelief.core.consistency import SCALINGS, Policy
-from distbelief.core.learning_rate import LearningRate
+from distbelief.core import consistency
+from distbelief.core.consistency import Policy
+from distbelief.core.learning_rate import SCALINGS, LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
@@ -28,8 +30,15 @@ from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
 ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")
+WHOSE = ("shared", "own")
+UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+"""Seconds of each unit of time."""
 FEWEST_BITS, MOST_BITS = 2, 24
 """Bits of fixed point: a sign and a digit, and what float32 holds."""
+
+
+Check = Callable[[], object]
+"""Check of a job: raises a UsageError that names an option, the reason and the remedy."""
 
 
 class FixedPointBits(NamedTuple):
@@ -62,7 +71,8 @@ def fixed_point_bits(asked: str) -> FixedPointBits | None:
     return bits
 
 
-class DataSettings(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
     """Passes over the data, and their minibatches."""
 
     epochs: int = 1
@@ -70,25 +80,40 @@ class DataSettings(msgspec.Struct, frozen=True):
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     drop_last: bool = False
-    """A last minibatch that is smaller than the others is not dealt."""
+    """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from
+    epoch to epoch.
+    """
     order: str = "shuffled"
-    """Order of the samples: shuffled, or sequential, which gives each replica a contiguous part."""
-    own_data: bool = False
-    """Each replica has data of its own."""
+    """Of the samples of an epoch: shuffled, or sequential, which gives each replica a contiguous part, in order."""
+    data: str = "shared"
+    """What replicas train on: shared (all have the same data, each sample of which one of them is dealt), or own (each
+    has data of its own, and all of them).
+    """
 
-    def check(self, spelled: Mapping[str, str]) -> None:
-        """Refuse what no job can go through.
+    @property
+    def own_data(self) -> bool:
+        """True where each replica has data of its own."""
+        return self.data == WHOSE[1]
+
+    def data_checks(self, spelled: Mapping[str, str]) -> Iterator[Check]:
+        """Yield what refuses data that no job can go through.
 
         Args:
             spelled: the options that go by another name in this job.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
         """
-        at_least(self, 1, ("epochs", "batch_size"), spelled)
-        fit(self, spelled)
-        if self.order not in ORDERS:
-            raise unknown("order", self.order, ORDERS)
+        for name in ("epochs", "batch_size"):
+            yield partial(at_least, self, 1, (name,), spelled)
+        yield partial(among, "order", self.order, ORDERS)
+        yield partial(among, "--data", self.data, WHOSE)
+
+
+class Rhythm(NamedTuple):
+    """How often something is done; 0 for not by this."""
+
+    seconds: float = 0.0
+    epochs: int = 0
+    pushes: int = 0
+    minibatches: int = 0
 
 
 class Holder(Enum):
@@ -119,7 +144,7 @@ class Own:
     slots: ClassVar[int] = 0
     """Gradient vectors that a replica holds where pushes are not waited for; 0: one for each that is on its way."""
     unit: ClassVar[str] = "epoch"
-    """Unit that `Data.epochs` counts."""
+    """Unit that `epochs` counts."""
     deals_to_any: ClassVar[str] = ""
     """Why no replica can have minibatches of its own; "" where it can."""
     one_reader: ClassVar[bool] = False
@@ -128,6 +153,9 @@ class Own:
     """The settings of the job that its options have another name for."""
     kept_as: ClassVar[Mapping[str, str]] = {}
     """Options that `job.json` and `result.json` have under another name."""
+
+    counts: ClassVar[str] = "minibatches"
+    """Unit of a checkpoint's position: a run goes on only with a strategy that counts the same."""
 
     @property
     def parts(self) -> int:
@@ -172,7 +200,7 @@ class Own:
 
     def global_batch(self, settings: Settings) -> int:
         """Samples in an update, when all take part."""
-        return settings.data.batch_size
+        return settings.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Make the policy by which a shard decides on pushes and fetches.
@@ -203,11 +231,17 @@ class StrategyOptions(Own, Checked):
 
 
 @dataclass(frozen=True)
-class Pushing(StrategyOptions):
+class Accruing(StrategyOptions):
+    """Options of a replica that sums the gradients of several steps."""
+
+    push_every: int = field(default=1, kw_only=True)
+    """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push)."""
+
+
+@dataclass(frozen=True)
+class Pushing(Accruing):
     """Options of pushes and fetches, which `server` and `replica` follow for every strategy on a parameter server."""
 
-    push_every: int = 1
-    """Steps whose gradients are summed into one push (the paper's n_push)."""
     fetch_every: int = 1
     """Steps between fetches of the parameters (the paper's n_fetch)."""
     local_lr: float = 0.0
@@ -234,7 +268,7 @@ class Pushing(StrategyOptions):
 
     def global_batch(self, settings: Settings) -> int:
         """Every push is an update."""
-        return settings.data.batch_size * self.push_every
+        return settings.batch_size * self.push_every
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Every push is applied at once."""
@@ -248,8 +282,8 @@ class Pushing(StrategyOptions):
         """
         at_least(self, 1, ("push_every", "fetch_every"), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
-        if self.staleness_scaling not in SCALINGS:
-            raise unknown("staleness scaling", self.staleness_scaling, SCALINGS)
+        if self.staleness_scaling not in consistency.SCALINGS:
+            raise unknown("staleness scaling", self.staleness_scaling, consistency.SCALINGS)
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
         if self.local_lr and self.fetch_every == 1:
@@ -277,40 +311,107 @@ class OfStrategy(Generic[Value]):
         return value
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """The settings of one job: what is common to all, and a part each for the data, the learning rate and the
-    strategy.
-    """
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions(DataSettings, LearningRate):
+    """Options of a job that all its roles must agree on, whatever its strategy."""
 
-    data: DataSettings = DataSettings()
-    rate: LearningRate = LearningRate()
-    strategy: Own = Pushing()
     seed: int = 0
+    """Of the initial parameters, the order of the data and all other chance."""
     clip_norm: float = 0.0
-    """Global norm to which a replica clips each step's gradient; 0 leaves it alone."""
+    """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     precision: str = "float32"
-    """In which replicas compute gradients: float32, bf16 or fp16."""
+    """In which gradients are computed: float32, bf16, or fp16, whose loss is scaled; parameters and updates are of
+    float32.
+    """
     fixed_point: str = ""
-    """Bits of what they multiply, and of parameters after an update, as `fixed_point_bits` reads; "" for none."""
-    evaluate_every: int = 1
-    """Epochs between evaluations; 0 evaluates never, or by minibatches."""
-    evaluate_minibatches: int = 0
-    """Applied minibatches between evaluations; 0 evaluates by epochs."""
-    checkpoint_every: int = 1
-    """Epochs between checkpoints; 0 writes one at the end only."""
-    snapshot_seconds: float = 60.0
-    """Seconds of training between checkpoints, beside those of epochs; 0 for none."""
-    snapshot_pushes: int = 0
-    """Pushes between checkpoints, beside those of epochs; 0 for none."""
-    snapshot_minibatches: int = 0
-    """Applied minibatches between checkpoints, beside those of epochs; 0 for none."""
+    """dynamic:10,12 computes gradients by products in dynamic fixed point of 10 bits, and keeps parameters in 12 after
+    each update; a layer's scale follows its values.
+    """
     target_accuracy: float = 0.0
-    """Test accuracy (0 to 1) at which the job ends, once two evaluations in a row hold it; 0 sets no target."""
+    """Test accuracy (0 to 1) that ends the job once two evaluations in a row hold it; 0 sets no target."""
     target_loss: float = 0.0
-    """Loss on the test set at which it does; 0 sets no target."""
-    budget_seconds: float = 0.0
-    """Seconds of training after which the job ends; 0 sets no end."""
+    """Loss on the test set that ends the job once two evaluations in a row are at most that; 0 sets no target."""
+    budget: str = "0"
+    """Training time (45s, 5min) after which the job ends; 0 for none."""
+    evaluate_every: int | str = 1
+    """Epochs between evaluations of the server's model, or applied minibatches (500minibatches); 0 evaluates never."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; one is written at the end in any case."""
+    snapshot_every: str = "60s"
+    """Training time (30s, 5min), pushes (500) or applied minibatches (500minibatches) between checkpoints beside those,
+    which a shard that died goes back to; 0 for none.
+    """
     keep_checkpoints: int = 2
+    """Checkpoints kept."""
+
+    @cached_property
+    def budget_seconds(self) -> float:
+        """Seconds of training after which the job ends; 0 sets no end.
+
+        >>> SharedOptions(budget="45s").budget_seconds
+        45.0
+        """
+        seconds = 0.0 if self.budget.strip() == "0" else _seconds(self.budget)
+        if seconds is None:
+            raise UsageError(f"--budget {self.budget!r}: is a time such as 45s, 5min or 2h, or 0 for none")
+        return seconds
+
+    @cached_property
+    def evaluations(self) -> Rhythm:
+        """Epochs or minibatches between evaluations.
+
+        >>> SharedOptions(evaluate_every="500minibatches").evaluations
+        Rhythm(seconds=0.0, epochs=0, pushes=0, minibatches=500)
+        """
+        match = re.fullmatch(r"(\d{1,18})\s*(minibatches)?", str(self.evaluate_every).strip())
+        if not match or (match[2] and int(match[1]) < 1):
+            raise UsageError(
+                f"--evaluate-every {self.evaluate_every!r}: is a number of epochs such as 2, one of minibatches such "
+                "as 500minibatches, or 0 for never"
+            )
+        every = int(match[1])
+        return Rhythm(minibatches=every) if match[2] else Rhythm(epochs=every)
+
+    @cached_property
+    def snapshots(self) -> Rhythm:
+        """Seconds, pushes or minibatches between checkpoints, beside those of epochs.
+
+        >>> SharedOptions(snapshot_every="5min").snapshots
+        Rhythm(seconds=300.0, epochs=0, pushes=0, minibatches=0)
+        """
+        match = re.fullmatch(r"(\d{1,18})\s*(minibatches)?", self.snapshot_every.strip())
+        if match:
+            every = int(match[1])
+            return Rhythm(minibatches=every) if match[2] else Rhythm(pushes=every)
+        seconds = _seconds(self.snapshot_every)
+        if seconds is None:
+            raise UsageError(
+                f"--snapshot-every {self.snapshot_every!r}: is a time such as 30s or 5min, a number of pushes such as "
+                "500, of minibatches such as 500minibatches, or 0 for none"
+            )
+        return Rhythm(seconds=seconds)
+
+    @property
+    def evaluates(self) -> bool:
+        """True where the model is measured."""
+        return any(self.evaluations)
+
+
+def _seconds(time: str) -> float | None:
+    """The seconds of a time with its unit; None of anything else.
+
+    >>> _seconds("5min"), _seconds("500ms"), _seconds("5")
+    (300.0, 0.5, None)
+    """
+    match = re.fullmatch(rf"(\d{{1,18}}(?:\.\d+)?)\s*({'|'.join(UNITS)})", time.strip())
+    return float(match[1]) * UNITS[match[2]] if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SharedOptions):
+    """The settings of one job: what is common to all, and the options of its strategy."""
+
+    strategy: Own = Pushing()  # frozen
 
     replicas = OfStrategy(1)
     """Copies of the model."""
@@ -330,47 +431,84 @@ class Settings(msgspec.Struct, frozen=True):
     """1: every shard has a standby, which holds all that it has acknowledged."""
     restarts = OfStrategy(3)
     """Times that a process which died is started anew."""
+    lr_scaling = OfStrategy("none")
+    """Rule by which the rate grows with the global batch."""
+    base_batch = OfStrategy(0)
+    """Global batch that the rate is given for."""
 
     @property
     def shards(self) -> int:
         """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
         return self.strategy.parts
 
-    def check(self) -> None:
-        """Refuse settings that no job can have.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
-        """
+    def checks(self) -> Iterator[Check]:
+        """Yield what refuses options that no job can have, each by itself."""
         spelled = self.strategy.spelled
-        at_least(self, 1, ("shards", "keep_checkpoints"), spelled)
-        at_least(self, 0, ("evaluate_every", "checkpoint_every", "snapshot_seconds", "snapshot_pushes"), spelled)
-        at_least(self, 0, ("restarts", "clip_norm", "target_accuracy", "target_loss"), spelled)
-        fit(self, spelled)
-        fit(self.strategy, {})
+        for name in ("shards", "keep_checkpoints"):
+            yield partial(at_least, self, 1, (name,), spelled)
+        for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
+            yield partial(at_least, self, 0, (name,), spelled)
+        yield partial(fit, self, spelled)
+        yield partial(fit, self.strategy, {})
+        yield self._check_servers
+        yield self._check_split
+        yield self._check_arithmetic
+        yield self._check_targets
+        yield self._check_rhythms
+        yield from self.data_checks(spelled)
+        yield self._check_scaling
+        yield from self.rate_checks(self.epochs)
+        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
+        yield partial(self.optimizer.check, norms=whole or self.strategy.rounds)
+
+    def checks_together(self) -> Iterator[Check]:
+        """Yield what refuses options by what others are, which must be possible themselves."""
+        yield partial(self.strategy.check, self)
+        yield self.check_allotted
+
+    def _check_servers(self) -> None:
+        self.mesh.check()
         if self.shards > MOST:
             raise UsageError(f"--shards {self.shards}: must be at most {MOST}")
-        self.mesh.check()
-        self._check_split()
-        if self.target_accuracy > 1:
-            raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
+        if self.standby not in (0, 1):
+            raise UsageError(f"--standby {self.standby}: is 0 or 1")
+
+    def _check_arithmetic(self) -> None:
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if fixed_point_bits(self.fixed_point) and self.precision != PRECISIONS[0]:
             raise UsageError(
                 f"--fixed-point {self.fixed_point} rounds values of float32: leave --precision {self.precision} off"
             )
-        if self.standby not in (0, 1):
-            raise UsageError(f"--standby {self.standby}: is 0 or 1")
+
+    def _check_targets(self) -> None:
+        if self.target_accuracy > 1:
+            raise UsageError(f"--target-accuracy {self.target_accuracy}: is a fraction, from 0 to 1")
         for name in ("target_accuracy", "target_loss"):
             if getattr(self, name) and not self.evaluates:
                 raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
-        self.data.check(spelled)
-        self.strategy.check(self)
-        self.check_allotted()
-        self.rate.check(self.data.epochs)
-        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
-        self.optimizer.check(norms=whole or self.strategy.rounds)
+
+    def _check_rhythms(self) -> None:
+        """Refuse times and numbers that are none, and minibatches of a strategy that counts none."""
+        _, counts = self.budget_seconds, self.strategy.counts
+        for name, rhythm in (("evaluate_every", self.evaluations), ("snapshot_every", self.snapshots)):
+            if rhythm.minibatches and counts != "minibatches":
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts {counts}: give a "
+                    "number of them"
+                )
+
+    def _check_scaling(self) -> None:
+        if self.lr_scaling not in SCALINGS:
+            raise unknown("learning-rate scaling", self.lr_scaling, SCALINGS)
+        if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
+            raise UsageError(
+                f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is "
+                "for is what --lr-scaling linear or sqrt scales from: give both or neither"
+            )
+        if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
+            needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
+            raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
 
     def check_allotted(self, stream: bool = False) -> None:
         """Refuse replicas that each have minibatches of their own where that has no meaning.
@@ -381,7 +519,7 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             UsageError: naming what asks for it, and the remedy.
         """
-        own_data, order = self.data.own_data, self.data.order
+        own_data, order = self.own_data, self.order
         if stream and order != SHUFFLED:
             raise UsageError(f"order {order} of a stream: it has one order, which is kept; leave it off")
         demand = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
@@ -394,7 +532,7 @@ class Settings(msgspec.Struct, frozen=True):
                 f"--warm-start-steps {self.strategy.pushing.warm_start_steps} has one replica take the first "
                 f"minibatches, and with {demand} each has its own: leave one of them off"
             )
-        if (own_data or stream) and self.rate.follows:
+        if (own_data or stream) and self.rate_follows:
             raise UsageError(
                 f"{demand}: nobody knows how many samples there will be, which --lr-schedule and --warmup-epochs "
                 "follow; leave them off, and set the rate in a script (torch.optim.lr_scheduler)"
@@ -425,10 +563,10 @@ class Settings(msgspec.Struct, frozen=True):
                     )
             return
         check_pipeline(self.pipeline, self.microbatches)
-        if self.microbatches > self.data.batch_size:
+        if self.microbatches > self.batch_size:
             raise UsageError(
-                f"--microbatches {self.microbatches} of a minibatch of {self.data.batch_size} samples: each needs one; "
-                f"use at most {self.data.batch_size}"
+                f"--microbatches {self.microbatches} of a minibatch of {self.batch_size} samples: each needs one; "
+                f"use at most {self.batch_size}"
             )
         if self.strategy.held_by is Holder.SHARDS and self.shards < self.partitions:
             raise UsageError(
@@ -485,33 +623,16 @@ class Settings(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"strategy {self.strategy.name} steps with no optimizer of the script's: leave it off there"
             )
-        return msgspec.structs.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
-
-    def with_batch_size(self, batch_size: int) -> Settings:
-        """The same, with minibatches of another size."""
-        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, batch_size=batch_size))
-
-    def with_order(self, order: str) -> Settings:
-        """The same, with the samples in another order."""
-        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, order=order))
-
-    def with_epochs(self, epochs: int) -> Settings:
-        """The same, with other passes over the training set."""
-        return msgspec.structs.replace(self, data=msgspec.structs.replace(self.data, epochs=epochs))
-
-    @property
-    def snapshots(self) -> bool:
-        """True where checkpoints are made within an epoch; then one is made at the beginning too."""
-        return bool(self.snapshot_seconds or self.snapshot_pushes or self.snapshot_minibatches)
-
-    @property
-    def evaluates(self) -> bool:
-        """True where the model is measured."""
-        return bool(self.evaluate_every or self.evaluate_minibatches)
+        return dataclasses.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
 
     def unmeasured(self) -> Settings:
         """The same, without evaluations."""
-        return msgspec.structs.replace(self, evaluate_every=0, evaluate_minibatches=0)
+        return dataclasses.replace(self, evaluate_every=0)
+
+    @property
+    def rate_varies(self) -> bool:
+        """True where the factor on the learning rate is ever another than 1."""
+        return self.rate_follows or self.lr_scaling != "none"
 
     @property
     def slots(self) -> int:
@@ -575,6 +696,10 @@ def read_own_or_name(kind: type, decoded: object) -> object:
     return read_own(kind, decoded)
 
 
+SPELLED = ("data", "budget", "evaluate_every", "snapshot_every")
+"""Options that `job.json` and `result.json` have by what they stand for."""
+
+
 def flat(settings: Settings) -> dict[str, object]:
     """Settings as one table of names and plain values, as `job.json` and `result.json` have them.
 
@@ -588,13 +713,11 @@ def flat(settings: Settings) -> dict[str, object]:
         if name not in strategy.spelled.values()
     }
     of_strategy = [name for name, value in vars(Settings).items() if isinstance(value, OfStrategy)]
-    table |= {name: getattr(settings, name) for name in (*of_strategy, "shards")}
-    for name in settings.__struct_fields__:
-        value = getattr(settings, name)
-        if name in ("data", "rate"):
-            table |= msgspec.structs.asdict(value)
-        elif name != "strategy":
-            table[name] = value
+    shared = [field.name for field in dataclasses.fields(SharedOptions) if field.name not in SPELLED]
+    table |= {name: getattr(settings, name) for name in (*of_strategy, "shards", *shared, "own_data", "budget_seconds")}
+    evaluations, snapshots = settings.evaluations, settings.snapshots
+    table |= {"evaluate_every": evaluations.epochs, "evaluate_minibatches": evaluations.minibatches}
+    table |= {f"snapshot_{unit}": getattr(snapshots, unit) for unit in ("seconds", "pushes", "minibatches")}
     plain: dict[str, object] = msgspec.to_builtins(table)
     return plain
 
@@ -614,6 +737,16 @@ def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[st
     for name in names:
         if not bound <= (value := getattr(part, name)) < float("inf"):
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
+
+
+def among(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those that are known.
+
+    Raises:
+        UsageError: with the nearest of them.
+    """
+    if name not in known:
+        raise unknown(what, name, known)
 
 
 def fit(part: object, spelled: Mapping[str, str]) -> None:
@@ -675,17 +808,19 @@ class Plan(msgspec.Struct, frozen=True):
 
     def factor(self, samples: int) -> float:
         """The factor on the learning rate after so many samples have been applied."""
-        return self.settings.rate.factor(samples, self.samples, self.settings.data.epochs, self.settings.global_batch)
+        s = self.settings
+        scale = SCALINGS[s.lr_scaling](s.global_batch / s.base_batch) if s.base_batch else None
+        return s.rate_factor(samples, self.samples, s.epochs, s.global_batch, scale)
 
     @property
     def allotted(self) -> bool:
         """True where each replica has minibatches of its own."""
-        return not self.samples or self.settings.data.order == SEQUENTIAL
+        return not self.samples or self.settings.order == SEQUENTIAL
 
     @property
     def batches(self) -> int:
         """Minibatches in one epoch."""
-        return -(-self.samples // self.settings.data.batch_size)
+        return -(-self.samples // self.settings.batch_size)
 
     @property
     def ruler(self) -> int:

@@ -18,7 +18,7 @@ from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import read_own
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
-VERSION = 3
+VERSION = 4
 PREFIX = struct.Struct("<BxxxI")
 MESSAGE_LIMIT = 16 << 20
 """Longest message in bytes; a layout of 100,000 tensors fits."""

@@ -1,4 +1,4 @@
-"""What a fabric promises: one rank's side of what reduces the vectors of a group, round after round.
+"""The promises of a fabric: one rank's side of what reduces the vectors of a group, round after round.
 
 1. *It adds up.* When `reduce` has said True, every vector holds on every rank what the postcondition of its schedule
    says, of what the ranks held when they made it ready; all ranks have the same bits.
@@ -23,14 +23,14 @@ from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.schedule import Schedule
 
 Told = Callable[[], bool]
-"""Whether something has arrived that whoever waits must know now."""
+"""Tells that something has arrived of which a waiting rank must know now."""
 
 
 class Fabric(Protocol):
     """One rank's side; its vectors are the buckets of one flat vector, known by their number."""
 
     def ready(self, bucket: int) -> None:
-        """What this rank brings is in a bucket: once in each round."""
+        """Note that a bucket holds what this rank brings: once in each round."""
 
     def reduce(self) -> bool | None:
         """Go on with a round of which all vectors are ready: True when all is reduced, False where that cannot be.

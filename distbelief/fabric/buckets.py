@@ -1,6 +1,4 @@
-"""Buckets: the ranges of the flat vector that are reduced one by one, in the order in which a backward pass makes their
-gradients: from the last.
-"""
+"""Buckets: ranges of the flat vector reduced one by one, in the order of a backward pass: from the last."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout
 
 MEGABYTE = 1_000_000
 FORWARD = 1 / 3
-"""Of the time of a simulated step, what has passed when the backward pass begins."""
+"""Share of a simulated step that has passed when the backward pass begins."""
 
 
 class Bucket(NamedTuple):
@@ -42,39 +40,38 @@ def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ..
     >>> buckets(layout, 0.002)
     (Bucket(start=1000, stop=3000, dtype='float32', adds=True), Bucket(start=0, stop=1000, dtype='float32', adds=True))
     """
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     before: Entry | None = None
     base = layout.homes[home].all.start
     for entry in reversed([e for e in layout.trained_entries if e.elements and e.piece.home == home]):
         start, stop, tensor = entry.start - base, entry.stop - base, entry.tensor
         together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
-        if together and found[-1].stop - start <= megabytes * MEGABYTE:
-            found[-1] = found[-1]._replace(start=start)
+        if together and buckets[-1].stop - start <= megabytes * MEGABYTE:
+            buckets[-1] = buckets[-1]._replace(start=start)
         else:
-            found.append(Bucket(start, stop, tensor.dtype))
+            buckets.append(Bucket(start, stop, tensor.dtype))
         before = entry
-    return tuple(found)
+    return tuple(buckets)
 
 
 def of_buffers(layout: Layout, home: int = 0) -> tuple[Bucket, ...]:
-    """What all take from the first rank: the buffers of a home, as bytes; nothing where it has none."""
-    own = layout.homes[home]
-    base, stop = own.all.start, own.moving.stop
-    held = (one.start for one in layout.sections if one.kind == "buffer" and one.home == home)
+    """Return the bucket that all take from the first rank: the buffers of a home, as bytes; none where it has none."""
+    extent = layout.homes[home]
+    base, stop = extent.all.start, extent.moving.stop
+    held = (section.start for section in layout.sections if section.kind == "buffer" and section.home == home)
     start = min(held, default=stop)
     return (Bucket(start - base, stop - base, "uint8", False),) if start < stop else ()
 
 
-def shares(found: Sequence[Bucket]) -> list[float]:
-    """Of the time of a step, what has passed when the gradient of each bucket is there, as a backward pass makes them;
-    buffers are there at the end.
+def shares(buckets: Sequence[Bucket]) -> list[float]:
+    """Return the share of a step that has passed when each bucket's gradient is there; buffers are there at the end.
 
     >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
     [0.6666666666666667, 1.0]
     """
-    whole = sum(bucket.stop - bucket.start for bucket in found if bucket.adds)
+    whole = sum(bucket.stop - bucket.start for bucket in buckets if bucket.adds)
     done, moments = 0, []
-    for bucket in found:
+    for bucket in buckets:
         done += (bucket.stop - bucket.start) * bucket.adds
         moments.append(FORWARD + (1 - FORWARD) * done / whole)
     return moments

@@ -1,6 +1,4 @@
-"""By which schedule the ranks of a group add up a vector: the one that is named, or the cheapest by what they
-measure.
-"""
+"""Choice of the schedule by which ranks add up a vector: the one that is named, or the cheapest by measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Protocol
 import torch
 
 from distbelief.schedules.allreduce import by_host, schedule
-from distbelief.schedules.price import CHOICES, LinkModel, cheapest
+from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.schedules.schedule import Schedule
 
 PROBES = 5
@@ -34,15 +32,15 @@ class Measurable(Protocol):
 
 
 def agree(lines: Measurable, group: Sequence[int]) -> LinkModel:
-    """What the slowest of all ranks measures, each among those of some ranks that it is one of."""
-    own = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
-    worst = torch.tensor([own.latency, 1 / own.bandwidth, own.reduction], dtype=torch.float64, device=lines.device)
+    """Agree on what the slowest of all ranks measures, each among those of some ranks that it is one of."""
+    mine = _probe(lines, group) if len(group) > 1 else LinkModel(0.0, 1e12)
+    worst = torch.tensor([mine.latency, 1 / mine.bandwidth, mine.reduction], dtype=torch.float64, device=lines.device)
     latency, per_byte, reduction = lines.maximum(worst).tolist()
     return LinkModel(latency, 1 / per_byte, reduction)
 
 
 def _probe(lines: Measurable, group: Sequence[int]) -> LinkModel:
-    """What the line to the next of some ranks is like, where all of them ask at once, and what adding costs."""
+    """Measure the line to the next of some ranks, where all of them ask at once, and what adding costs."""
     at = group.index(lines.rank)
     ahead, behind = group[(at + 1) % len(group)], group[at - 1]
     small, large = (torch.zeros(size, dtype=torch.uint8, device=lines.device) for size in (8, PROBE_BYTES))
@@ -58,18 +56,18 @@ def _probe(lines: Measurable, group: Sequence[int]) -> LinkModel:
 
 def _least(act: Callable[[], object], device: torch.device) -> float:
     """The least seconds that something takes, of several times."""
-    taken = []
+    seconds = []
     for _ in range(PROBES + 1):
         began = time.perf_counter()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 class ScheduleChoice:
-    """By which schedule the ranks of a group add up a vector.
+    """The schedule by which the ranks of a group add up a vector.
 
     With auto that is by what they measure as this is made, and agree on.
 
@@ -94,5 +92,5 @@ class ScheduleChoice:
             return None
         hosts, best = self._hosts, self._name
         if self._link:
-            best = cheapest(self._ranks, length, item, self._link, self._inside, hosts, CHOICES)
+            best = cheapest(hosts, length, item, self._link, self._inside)
         return schedule(best, self._ranks, length, hosts if best.startswith("hierarchical") else ())

@@ -1,4 +1,4 @@
-"""How bytes are copied from one vector to another."""
+"""Copies of bytes from one vector to another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 
 
 def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy bytes (1-D uint8, of one length), as words where both are whole words: torch copies 64 MB of those in three
-    quarters of the time.
+    """Copy bytes (1-D uint8, of one length), as words where both allow: 64 MB take torch three quarters of the time.
 
     >>> to = torch.zeros(3, dtype=torch.uint8)
     >>> copy_bytes(to, torch.arange(3, dtype=torch.uint8))

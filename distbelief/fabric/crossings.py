@@ -1,4 +1,4 @@
-"""What crosses between the homes of a split replica on one host: it lies in one segment that all of them map.
+"""Tensors that cross between the homes of a split replica on one host: each lies in one segment that all of them map.
 
 A home writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
 where it lies. Every slot is there twice, for even and odd steps: a home that begins a step needs nothing of the step
@@ -25,7 +25,7 @@ from distbelief.core.messages import PARTITIONS, Traffic
 from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3
-"""How long one looks for a stamp before one sleeps: waking takes longer than most of what crosses."""
+"""Time of looking for a stamp before one sleeps: waking takes longer than most of what crosses."""
 CROWDED_SECONDS = 20e-6
 """A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
 VIEWS_LIMIT = 1024
@@ -39,7 +39,7 @@ TURNS = 2
 
 
 def segment_bytes(homes: int, slots: Sequence[int]) -> int:
-    """How long the segment is that so many homes need for slots of these bytes each.
+    """Return the length of the segment that so many homes need for slots of these bytes each.
 
     >>> segment_bytes(2, [100])
     768
@@ -83,8 +83,7 @@ class Crossings:
         self._fence = threading.Lock()
 
     def begin(self, step: int) -> list[int]:
-        """A step begins here, and nothing of those before is needed; steps only grow, and those of a later life or
-        generation are above all before.
+        """Begin a step, which needs nothing of those before; steps only grow, over lives and generations too.
 
         Returns:
             Homes that are to be woken.
@@ -105,7 +104,7 @@ class Crossings:
         return self._asleep()
 
     def ended(self, home: int) -> bool:
-        """Whether a home has ended the step that is made here: what it gives in it can be taken by then, or never."""
+        """Return whether a home has ended the step made here: what it gives in it can be taken then, or never."""
         return self._stamps[_word(OWN * home + 2)] == self._step
 
     def _asleep(self) -> list[int]:
@@ -141,7 +140,7 @@ class Crossings:
         return held if self._copies is None else self._copies.copy_in(held)
 
     def sleeps(self, home: int) -> bool:
-        """Whether a home sleeps: it is to be woken after something has been stamped that concerns it."""
+        """Return whether a home sleeps: it is to be woken after something has been stamped that concerns it."""
         with self._fence:  # what was stamped is to be seen before this is looked at
             return self._stamps[_word(OWN * home + 1)] != 0
 

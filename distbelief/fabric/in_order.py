@@ -11,11 +11,9 @@ from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
 
 MEET_SECONDS = 15.0
-"""How long the members of a group may take to find its store, where it has one, and each to answer who opens a link to
-it: nothing can break that off.
-"""
+"""Longest time to find a group's store, where it has one, and of each answer to a link: nothing breaks that off."""
 LOOK_SECONDS = 2e-3
-"""How often who waits for the others of a group looks whether they are there, and whether anything has arrived."""
+"""Time between two looks of a member that waits: whether the others are there, and whether anything has arrived."""
 
 
 class InOrder(ABC):
@@ -35,11 +33,11 @@ class InOrder(ABC):
         self._ready: list[bool] = []
         self._futures: list[torch.futures.Future[torch.Tensor]] = []
 
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector, in which the sum takes the place of the gradient."""
-        self._buckets = list(found)
+        self._buckets = list(buckets)
         self._vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
+        self._views = [self._vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in buckets]
         return self._vector, self._vector
 
     def _begin_round(self) -> None:
@@ -53,7 +51,7 @@ class InOrder(ABC):
             self._futures.append(self._start(len(self._futures)))
 
     def reduce(self) -> bool | None:
-        """Whether all is reduced; False where a member is gone, and None, after a rest, where others are waited for."""
+        """Return whether all is reduced; False where a member is gone, None (after a rest) where others are awaited."""
         for future in self._futures:
             if not future.done():
                 self._rest()
@@ -68,8 +66,7 @@ class InOrder(ABC):
 
     @property
     @abstractmethod
-    def _formed(self) -> bool:
-        """Whether there is a group."""
+    def _formed(self) -> bool: ...
 
     @abstractmethod
     def _start(self, bucket: int) -> torch.futures.Future[torch.Tensor]:

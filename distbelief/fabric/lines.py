@@ -20,8 +20,6 @@ PART = 2 << 20
 
 
 class _Receipt(NamedTuple):
-    """A part that is on its way."""
-
     here: torch.Tensor
     there: torch.Tensor
     adds: bool
@@ -30,11 +28,9 @@ class _Receipt(NamedTuple):
 
 
 class _Posted(NamedTuple):
-    """What is on its way for one step."""
-
     works: list[dist.Work]
     each: bool
-    """Whether every part has a work of its own; NCCL has one for all of them."""
+    """True where every part has a work of its own; NCCL has one for all of them."""
     receipts: list[_Receipt]
 
 
@@ -95,9 +91,9 @@ class Lines:
             if got.adds or swaps:
                 there = scratch[room : room + got.length]
                 room += got.length
-            for one, other in zip(here.split(part), there.split(part), strict=True):
-                receipts.append(_Receipt(one, other, got.adds, len(operations)))
-                operations.append(dist.P2POp(dist.irecv, other, group=group, group_peer=got.source))
+            for destination, landing in zip(here.split(part), there.split(part), strict=True):
+                receipts.append(_Receipt(destination, landing, got.adds, len(operations)))
+                operations.append(dist.P2POp(dist.irecv, landing, group=group, group_peer=got.source))
         for sent in step.sends:
             whole = vector[sent.start : sent.stop]
             pieces = (whole.clone() if swaps else whole).split(part)

@@ -27,12 +27,12 @@ from distbelief.sharding.layout import Range
 CHUNK = 512 << 10
 """Most bytes that are sent and added at a time."""
 CHUNKS = 8
-"""That fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
+"""Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
 WINDOW = CHUNK * CHUNKS
 
 
 class LinkEndpoint(Protocol):
-    """What is asked of the end of a transport (`transport/base` says what each of these does)."""
+    """The end of a transport, as far as it is used here (`transport/base` says what each of these does)."""
 
     deliver: Callable[[Arrival], None]
 
@@ -43,7 +43,7 @@ class LinkEndpoint(Protocol):
         """Open a link."""
 
     def incarnation_of(self, peer: str) -> int:
-        """Which incarnation of a peer there is a link to; -1 where there is none."""
+        """Return the incarnation of a peer to which there is a link; -1 where there is none."""
         ...
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
@@ -66,8 +66,6 @@ class LinkEndpoint(Protocol):
 
 
 class _Link:
-    """What goes to another rank, and what comes from it."""
-
     __slots__ = ("acknowledged", "arrived", "posted", "taken", "told", "waiting")
 
     def __init__(self) -> None:
@@ -78,21 +76,20 @@ class _Link:
         """Count anew; of what has come only that is left which is of this group."""
         self.waiting: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
         self.posted = self.acknowledged = self.taken = self.told = 0
-        self.arrived = deque(one for one in self.arrived if one[0].group >= group)
+        self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)
 
     def has_come(self, group: int) -> bool:
-        """Whether a chunk of this group has come; its sender may be in the next one already."""
+        """Return whether a chunk of this group has come; its sender may be in the next one already."""
         return bool(self.arrived) and self.arrived[0][0].group == group
 
     @property
     def has_room(self) -> bool:
-        """Whether the next that waits fits the window."""
+        """Return whether the next that waits fits the window."""
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 
 class LinkLines:
-    """One rank's ends of the lines; it moves one tensor at a time, and waits where it takes. All of it is for the
-    thread that polls the endpoint, but `wake` and `wanted`.
+    """One rank's ends of the lines: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
 
     Args:
         endpoint: of this role, which listens, and is used for nothing else.
@@ -156,7 +153,7 @@ class LinkLines:
                 except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
                     raise RuntimeError(str(error)) from None
                 self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
-        while any(self._endpoint.incarnation_of(one.role) != one.place.incarnation for one in members[:rank]):
+        while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
             self._wait()
 
     # what the player asks for
@@ -184,8 +181,8 @@ class LinkLines:
         Raises:
             RuntimeError: a peer is gone, or another group is wanted.
         """
-        self._sent = [one for one in self._sent if one[2].acknowledged < one[3]]
-        if any(one is vector and move.overlaps(got) for one, move, *_ in self._sent for got in step.receives):
+        self._sent = [sending for sending in self._sent if sending[2].acknowledged < sending[3]]
+        if any(source is vector and move.overlaps(got) for source, move, *_ in self._sent for got in step.receives):
             self._wait()  # what has not left yet would be written over
             return False
         number, first = self._at
@@ -247,7 +244,6 @@ class LinkLines:
     # what arrives
 
     def _take_in(self, arrival: Arrival) -> None:
-        """Note what has come."""
         event, role = arrival.event, arrival.sender
         match event:
             case ReducedChunk() if event.group >= self._group:

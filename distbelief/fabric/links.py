@@ -14,15 +14,15 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.fabric.base import Told
 from distbelief.fabric.choosing import ScheduleChoice
 from distbelief.fabric.in_order import LOOK_SECONDS, InOrder
-from distbelief.fabric.link_lines import LinkEndpoint, LinkLines
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import broadcast, schedule
 from distbelief.schedules.schedule import RankStep
 
 REST_SECONDS = 2e-3
-"""How long who waits for the thread does so at a time."""
+"""Time of one wait for the thread."""
 NATIVE = "ring"
-"""What goes by the name native: these links have nothing of their own."""
+"""The schedule that goes by the name native: these links have none of their own."""
 
 
 class Links(InOrder):
@@ -31,24 +31,21 @@ class Links(InOrder):
     What is on a GPU goes through memory of the host.
 
     Args:
+        lines: of an endpoint of this role, which listens, and is used for nothing else.
         index: of this replica.
-        replicas: most that there may be.
         device: where its model is.
         algorithm: how gradients are added up.
         per_host: ranks that are on one host.
-        endpoint: of this role, which listens, and is used for nothing else.
-        store: where it does.
+        store: where the endpoint listens.
     """
 
     def __init__(
-        self, index: int, replicas: int, device: torch.device, algorithm: str, per_host: int,
-        endpoint: LinkEndpoint, store: str,
-    ) -> None:  # fmt: skip
+        self, lines: LinkLines, index: int, device: torch.device, algorithm: str, per_host: int, store: str
+    ) -> None:
         super().__init__(device)
         self.store = store
-        """Where the other members of a group reach this one."""
-        self._index, self._algorithm, self._per_host = index, algorithm, per_host
-        self._lines = LinkLines(endpoint, index, replicas)
+        """Address at which the other members of a group reach this one."""
+        self._lines, self._index, self._algorithm, self._per_host = lines, index, algorithm, per_host
         self._steps: list[tuple[RankStep, ...]] = []
         self._tasks: deque[Callable[[], None]] = deque()
         self._done = threading.Event()
@@ -56,15 +53,15 @@ class Links(InOrder):
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """Be in a group, in the place of the one before, with links to all its members.
 
-        False where that cannot be, or as soon as `told` says that something has arrived.
+        False where that cannot be, or as soon as `interrupted` says that something has arrived.
         """
         self._lines.wanted = group.group
         formed = self._do(lambda: self._form(group))
         while not formed.done():
-            if told():
+            if interrupted():
                 return False
             time.sleep(LOOK_SECONDS)
         try:
@@ -77,16 +74,16 @@ class Links(InOrder):
 
     def _form(self, group: Assemble) -> None:
         lines = self._lines
-        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
-        lines.form(group.group, group.members, own)
+        ranks, rank = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        lines.form(group.group, group.members, rank)
         name = NATIVE if self._algorithm == "native" else self._algorithm
         choice = ScheduleChoice(lines, name, self._per_host)
-        found = [
+        schedules = [
             (choice.of(b.length, b.item) or schedule(NATIVE, ranks, b.length)) if b.adds else broadcast(ranks, b.length)
             for b in self._buckets
         ]
         lines.settle()
-        self._steps = [one.steps_of(own) for one in found]
+        self._steps = [schedule.steps_of(rank) for schedule in schedules]
 
     @property
     def _formed(self) -> bool:

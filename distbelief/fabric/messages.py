@@ -50,7 +50,7 @@ class Messages:
     ) -> None:
         self.round = 0
         self._group, self._members, self._buckets, self._vector = group, members, buckets, vector
-        self._steps = [one.steps_of(rank) for one in schedules]
+        self._steps = [schedule.steps_of(rank) for schedule in schedules]
         self._players: dict[int, SchedulePlayer[int]] = {}
         self._missing = 0
         self._kept: dict[tuple[int, int, int], dict[tuple[str, int], bytes]] = {}
@@ -69,7 +69,7 @@ class Messages:
         self._players = {}
 
     def ready(self, bucket: int) -> None:
-        """What this rank brings is in a bucket."""
+        """Note that a bucket holds what this rank brings."""
         player = self._players[bucket] = SchedulePlayer(self, bucket, self._steps[bucket])
         self._missing -= player.begin()
 
@@ -81,11 +81,11 @@ class Messages:
             self._missing -= player.advance()
 
     def reduce(self) -> bool | None:
-        """Whether every bucket of the round is done."""
+        """Return whether every bucket of the round is done."""
         return True if not self._missing else None
 
     def outgoing(self) -> list[Send]:
-        """What is to be sent since this was last asked."""
+        """Take what is to be sent since the last call."""
         sends, self._outgoing = self._outgoing, []
         return sends
 

@@ -1,5 +1,4 @@
-"""Copies between a CUDA device and memory of the host that is pinned: registered with CUDA, so that the device reads
-and writes it by itself.
+"""Copies between a CUDA device and pinned memory of the host, which the device reads and writes by itself.
 
 Such a copy has only begun when torch comes back from it. So nobody is told of what leaves before it is there, and what
 is read is not said to be free before it has been read. With plain memory, where CUDA refuses to register it, the same
@@ -15,7 +14,7 @@ import torch
 
 
 class CudaDevice:
-    """What is asked of CUDA; whatever else is done here is done on a machine without a GPU too."""
+    """The calls of CUDA; all else here is done on a machine without a GPU too."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,7 +60,7 @@ def pin(memory: torch.Tensor, cuda: CudaDevice, owner: object) -> None:
 
 
 class DeviceCopies:
-    """What crosses between a device and the host.
+    """Copies between a device and the host.
 
     Args:
         device: where one computes.
@@ -85,9 +84,9 @@ class DeviceCopies:
 
     def copy_in(self, source: torch.Tensor) -> torch.Tensor:
         """The same on the device, for what is computed next; the source must stay as it is until `settle`."""
-        found = torch.empty(source.shape, dtype=source.dtype, device=self._device)
-        self._reading.append(self._cuda.copy(found, source))
-        return found
+        copied = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+        self._reading.append(self._cuda.copy(copied, source))
+        return copied
 
     def settle(self) -> None:
         """Wait until all that was copied in has been read."""
@@ -115,5 +114,5 @@ class DeviceCopies:
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:
-    """What copies between a device and the host; None where they are one."""
+    """Return what copies between a device and the host; None where they are one."""
     return DeviceCopies(device, CudaDevice(device)) if device.type == "cuda" else None

@@ -15,7 +15,7 @@ WHOLE = (RankStep(0, (), ()),)
 
 
 class Mover(Protocol[V_contra]):
-    """Who moves the bytes of one rank, step by step; vectors are whatever it knows them by."""
+    """Mover of the bytes of one rank, step by step; vectors are whatever it knows them by."""
 
     def post(self, vector: V_contra, step: RankStep) -> None:
         """Let go what leaves at a step, as it is now, whatever is taken into its place later."""

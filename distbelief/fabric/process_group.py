@@ -23,10 +23,9 @@ from distbelief.schedules.allreduce import broadcast
 from distbelief.schedules.schedule import Schedule
 
 REST_SECONDS = 50e-6
-"""How long who waits for the thread sleeps at a time."""
+"""Time of one wait for the thread."""
 STEP_SECONDS = 3600.0
-"""How long one may wait for a gradient of another who lives, or for him to come to the store of a group; a death is
-noticed at once."""
+"""Longest wait for a gradient of another who lives, or for him at the store; a death is noticed at once."""
 
 
 class ProcessGroup(InOrder):
@@ -45,34 +44,34 @@ class ProcessGroup(InOrder):
         self._algorithm, self._per_host = algorithm, per_host
         self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
         self.store = f"{host}|{self._meeting.port}"
-        """Where a group meets whose first member this is."""
+        """Address at which a group meets whose first member this is."""
         self.traffic = Traffic()
         self._thread: ReductionThread | None = None
         self._index = index
         self._schedules: list[Schedule | None] = []
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """Meet the others at the store of the first, in the place of the group before.
 
-        False where they do not come, or as soon as `told` says that something has arrived.
+        False where they do not come, or as soon as `interrupted` says that something has arrived.
         """
         self.close()
         self.fault = ""
-        ranks, own = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
+        ranks, rank = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         host, _, port = group.members[0].store.partition("|")
         try:
             # the store would try to reach one who is dead again and again
             socket.create_connection((host, int(port)), MEET_SECONDS).close()
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
             named = PrefixStore(f"group {group.group}", store)
-            if not self._gather(named, own, ranks, told):
+            if not self._gather(named, rank, ranks, interrupted):
                 return False
-            self._check_devices(named, own, ranks)
+            self._check_devices(named, rank, ranks)
             backend = "nccl" if self._device.type == "cuda" else "gloo"
             patience = timedelta(seconds=MEET_SECONDS)
-            dist.init_process_group(backend, store=named, rank=own, world_size=ranks, timeout=patience)
+            dist.init_process_group(backend, store=named, rank=rank, world_size=ranks, timeout=patience)
             _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
-            lines = Lines(own, ranks, self._device, seconds=STEP_SECONDS)
+            lines = Lines(rank, ranks, self._device, seconds=STEP_SECONDS)
             lines.traffic = self.traffic
             self._thread = ReductionThread(lines)
             choice = ScheduleChoice(lines, self._algorithm, self._per_host)
@@ -87,20 +86,20 @@ class ProcessGroup(InOrder):
         return True
 
     @staticmethod
-    def _gather(store: Store, own: int, ranks: int, told: Told) -> bool:
+    def _gather(store: Store, rank: int, ranks: int, interrupted: Told) -> bool:
         """Wait until all are at the store.
 
         What opens links there would wait for one who has died on his way, and hear of nothing.
         """
-        store.set(f"here {own}", "")
+        store.set(f"here {rank}", "")
         there, give_up = [f"here {rank}" for rank in range(ranks)], time.monotonic() + STEP_SECONDS
         while not store.check(there):
-            if told() or time.monotonic() > give_up:
+            if interrupted() or time.monotonic() > give_up:
                 return False
             time.sleep(LOOK_SECONDS)
         return True
 
-    def _check_devices(self, store: Store, own: int, ranks: int) -> None:
+    def _check_devices(self, store: Store, own_rank: int, ranks: int) -> None:
         """Refuse a GPU that is two ranks', where NCCL would say no more than that it failed.
 
         Raises:
@@ -108,7 +107,7 @@ class ProcessGroup(InOrder):
         """
         if self._device.type != "cuda":
             return
-        store.set(f"device {own}", str(torch.cuda.get_device_properties(self._device).uuid))
+        store.set(f"device {own_rank}", str(torch.cuda.get_device_properties(self._device).uuid))
         devices = [store.get(f"device {rank}") for rank in range(ranks)]
         for rank, device in enumerate(devices):
             if (first := devices.index(device)) < rank:

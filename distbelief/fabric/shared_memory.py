@@ -41,16 +41,14 @@ DIRECT = ("direct", *PLACED)
 
 
 class _Plan(NamedTuple):
-    """What a step of a schedule is in the segment."""
-
     ready: list[tuple[int, int]]
     """Counts, and how far they must be before what is received may be read; without the round's."""
     read: list[tuple[int, int]]
     """Those of the ranks that must have read before this rank may write over it."""
     here: list[torch.Tensor]
-    """Where what is received is written,"""
+    """The places where what is received is written,"""
     there: list[torch.Tensor]
-    """where it is read,"""
+    """those where it is read,"""
     adds: list[bool]
     """and whether it is added."""
 
@@ -73,8 +71,8 @@ class SharedMemory:
         self, descriptor: int, index: int, replicas: int, algorithm: str = "native", per_host: int = 0
     ) -> None:
         if not in_order():
-            told = f"gradients in shared memory need an x86-64 processor, this is {platform.machine()}"
-            raise UsageError(f"{told}: use --transport tcp")
+            reason = f"gradients in shared memory need an x86-64 processor, this is {platform.machine()}"
+            raise UsageError(f"{reason}: use --transport tcp")
         self._descriptor, self._index, self._replicas = descriptor, index, replicas
         self._algorithm, self._per_host = algorithm, per_host
         self._direct = algorithm in DIRECT
@@ -94,10 +92,10 @@ class SharedMemory:
         self._begun: list[SchedulePlayer[int]] = []
         self._copied: dict[int, list[torch.Tensor]] = {}
 
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slot of this replica, and where the sum will be."""
-        self._buckets = list(found)
-        number, page = len(found), mmap.PAGESIZE
+        self._buckets = list(buckets)
+        number, page = len(buckets), mmap.PAGESIZE
         counts, stride = -(-self._replicas * number * 8 // page) * page, max(-(-size // page) * page, page)
         length = counts + stride * (self._replicas + 1)
         if os.fstat(self._descriptor).st_size < length:
@@ -111,7 +109,7 @@ class SharedMemory:
         self._slots, self._sum = slots[:-1], slots[-1]
         return slots[self._index], self._sum if self._direct else slots[self._index]
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """Take one's place in a group, for which nobody is waited."""
         self.meet(group.group, [roles.index_of(member.role) for member in group.members])
         return True
@@ -125,9 +123,9 @@ class SharedMemory:
         self._blocks = [self._blocks_of(bucket) if self._direct else [] for bucket in self._buckets]
         self._plans, self._steps = [], []
         for number, bucket in enumerate(self._buckets):
-            made = None if self._direct else schedule_of(bucket, self._algorithm, len(members), self._per_host)
-            self._plans.append(self._plan(number, made) if made else {})
-            self._steps.append((*(made.steps_of(self._rank) if made else WHOLE), END))
+            schedule = None if self._direct else schedule_of(bucket, self._algorithm, len(members), self._per_host)
+            self._plans.append(self._plan(number, schedule) if schedule else {})
+            self._steps.append((*(schedule.steps_of(self._rank) if schedule else WHOLE), END))
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -135,7 +133,7 @@ class SharedMemory:
         self._begun, self._copied = [], {}
 
     def ready(self, bucket: int) -> None:
-        """What this rank brings to a bucket is written; what others have made ready too is added up at once."""
+        """Note that a bucket holds what this rank brings; add up at once what others have made ready too."""
         player = SchedulePlayer(self, bucket, self._steps[bucket])
         done = player.begin()
         if self._begun:
@@ -187,8 +185,8 @@ class SharedMemory:
     def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
         """The blocks of this replica's part of a bucket: where the sum goes, and what is added."""
         if not bucket.adds:
-            own = self._slots[self._index][bucket.start : bucket.stop]
-            return [] if self._rank else [(self._sum[bucket.start : bucket.stop], [own])]
+            brought = self._slots[self._index][bucket.start : bucket.stop]
+            return [] if self._rank else [(self._sum[bucket.start : bucket.stop], [brought])]
         part = cut(Range(0, bucket.length), len(self._members))[self._rank]
         step, blocks = BLOCK // bucket.item, []
         for first in range(part.start, part.stop, step):
@@ -216,18 +214,18 @@ class SharedMemory:
     # by a schedule
 
     def _count(self, rank: int, bucket: int) -> int:
-        """Where a rank counts: twice the step at which it is in a bucket, one more when what it reads is read."""
+        """Return where a rank counts: twice the step at which it is in a bucket, one more when that is read."""
         return self._members[rank] * len(self._buckets) + bucket
 
-    def _plan(self, number: int, made: Schedule) -> dict[int, _Plan]:
-        """What each step of this rank is in the segment, by its number."""
+    def _plan(self, number: int, schedule: Schedule) -> dict[int, _Plan]:
+        """Return each step of this rank in the segment, by its number."""
 
         def of(rank: int, move: Move) -> torch.Tensor:
             return _elements(self._slots[self._members[rank]], self._buckets[number], move.start, move.stop)
 
         before: list[tuple[int, Move]] = []
         plans = {}
-        for step in made.steps_of(self._rank):
+        for step in schedule.steps_of(self._rank):
             before += [(step.number, sent) for sent in step.sends]
             over = [(at, sent) for at, sent in before if any(sent.overlaps(received) for received in step.receives)]
             plans[step.number] = _Plan(
@@ -261,7 +259,7 @@ class SharedMemory:
 
 
 def in_order() -> bool:
-    """Whether the processors of this machine let others see what they write in the order in which they write it."""
+    """Return whether others see what a processor of this machine writes in the order in which it writes."""
     return platform.machine() in ("x86_64", "AMD64")
 
 

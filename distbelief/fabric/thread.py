@@ -15,7 +15,7 @@ from distbelief.fabric.player import WHOLE, Mover, play
 from distbelief.schedules.schedule import Schedule
 
 LEAVE_SECONDS = 2.0
-"""How long the thread of a group that is left may take to notice."""
+"""Time that the thread of a group that is left may take to notice."""
 
 
 class ReductionThread:
@@ -44,14 +44,14 @@ class ReductionThread:
         lines = self.lines
         devices: list[int | str | torch.device] | None = [lines.device] if self._stream else None
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        made = torch.cuda.current_stream(lines.device).record_event() if self._stream else None
+        event = torch.cuda.current_stream(lines.device).record_event() if self._stream else None
 
         def task() -> None:
             try:
                 lines.stay()
                 with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-                    if self._stream and made:
-                        self._stream.wait_event(made)
+                    if self._stream and event:
+                        self._stream.wait_event(event)
                     self._play(tensor, how)
                     lines.stay()
                     if self._stream:

@@ -1,4 +1,4 @@
-"""How one waits for what others do in shared memory: one looks, and gives the core away between two looks."""
+"""The wait for what others do in shared memory: one looks, and gives the core away between two looks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from time import perf_counter, sleep
 
 SPIN_SECONDS = 200e-6
-"""How long one looks again at once, before one sleeps between two looks."""
+"""Time of looking again at once, before one sleeps between two looks."""
 NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
 """The shortest sleep, and the longest."""
 NAP_SHARE = 1 / 16
-"""Of how long one has waited, for how long one sleeps."""
+"""Share of the time waited so far for which one sleeps."""
 
 
 def rest(waited: float) -> None:

@@ -1,5 +1,4 @@
-"""The communication hook inside frameworks: what their trainers are given, so that DDP's gradients are added up by our
-schedules.
+"""The communication hook inside frameworks: for their trainers, so that our schedules add up DDP's gradients.
 
 A framework is imported when its function is called. Each makes DistributedDataParallel's model itself, at a moment of
 its own; what is made here registers `comm_hook` with it as soon as it is there. Where the script is handed that model,
@@ -77,8 +76,8 @@ def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
 
 
 def _state(reduce: Reduce | None, where: str) -> Reduce:
-    given: Reduce | None = admit(reduce, Reduce | None, f"{where}(reduce={shown(reduce)})")
-    return given or Reduce()
+    chosen: Reduce | None = admit(reduce, Reduce | None, f"{where}(reduce={shown(reduce)})")
+    return chosen or Reduce()
 
 
 def _missing(package: str, error: ImportError) -> UsageError:

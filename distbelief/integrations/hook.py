@@ -19,11 +19,11 @@ from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.schedules.schedule import Schedule
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-"""What sends and receives tensors of a device."""
+"""Libraries that send and receive tensors, by the kind of device."""
 
 
 class Reduce:
-    """How DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
+    """Way in which DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
 
     It may be made before `init_process_group`. At the first backward pass, which all ranks make at the same place in
     the script, it makes a process group of its own, so that what it sends never meets what the script sends. Processes
@@ -65,12 +65,12 @@ class Reduce:
         self._algorithm, self._per_host = algorithm, per_host
         self._group = group
         self.ranks = 0
-        """How many they are; known at the first backward pass."""
+        """Number of ranks; known at the first backward pass."""
         self._thread: ReductionThread | None = None
         self._window: Window | None = None
         self._choice: ScheduleChoice | None = None
         self.chosen: dict[tuple[int, int], Schedule | Window | None] = {}
-        """By how many elements of how many bytes: how such a bucket is added up, the same on all ranks.
+        """The way in which a bucket is added up, by its elements and their bytes; the same on all ranks.
 
         None is the library's own way.
         """
@@ -110,8 +110,8 @@ class Reduce:
 
     def _begin(self, device: torch.device) -> None:
         if self._algorithm == Window.algorithm and device.type != "cpu":
-            told = f"the gradients are on {device}, and go through memory that CPUs share"
-            raise UsageError(f"{Window.algorithm}: {told}; use auto")
+            reason = f"the gradients are on {device}, and go through memory that CPUs share"
+            raise UsageError(f"{Window.algorithm}: {reason}; use auto")
         if not dist.is_initialized():
             raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
         self._group = dist.new_group() if self._group is None else self._group
@@ -143,8 +143,8 @@ class Reduce:
             both = torch.tensor([number, -number], device=lines.device)
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
             if both[0] != -both[1]:
-                told = f"{self._algorithm}, per_host {self._per_host}"
-                return f"the ranks were told to add up in different ways, this one: {told}; tell all the same"
+                settings = f"{self._algorithm}, per_host {self._per_host}"
+                return f"the ranks were told to add up in different ways, this one: {settings}; tell all the same"
             if self._algorithm in ("auto", Window.algorithm) and lines.device.type == "cpu":
                 self._window = open_window(lines.rank, self.ranks, self._group)
             if self._window:
@@ -181,7 +181,7 @@ def comm_hook(
     state: Reduce,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's stubs lack it
 ) -> torch.futures.Future[torch.Tensor]:
-    """What DDP calls with each bucket: `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
+    """Add up a bucket for DDP, by `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
 
     Args:
         state: how they are added up.

@@ -38,9 +38,9 @@ SIZE = 64 << 20
 LINE = 64
 """Bytes between two counts: what two cores write lies not in one line of a cache."""
 PATIENCE_SECONDS = 1800.0
-"""How long one may wait for another, who lives: as long as in a group of gloo's."""
+"""Longest wait for another, who lives: as long as in a group of gloo's."""
 WRITTEN, ADDED, READ, KIND, LEFT = COUNTS = range(5)
-"""What is known of each rank: its chunks, what it adds up, and whether it has left."""
+"""Counts of each rank: its chunks, what it adds up, and whether it has left."""
 
 
 class _Chunk(NamedTuple):
@@ -50,9 +50,9 @@ class _Chunk(NamedTuple):
     """This rank's: the parts that others add up."""
     own: slice
     parts: list[torch.Tensor]
-    """What all wrote of this rank's part, by rank; its own is not there."""
+    """Parts that the others wrote for this rank, by rank; its own is not there."""
     total: torch.Tensor
-    """Of this rank's part."""
+    """Sum of this rank's part."""
     reads: list[tuple[slice, torch.Tensor]]
     """The totals of the others' parts."""
 
@@ -132,15 +132,15 @@ class Window:
         yield from self._wait(WRITTEN, number + 1)
         if odd := [rank for rank in range(self._ranks) if self._count(rank, KIND) != self._kind]:
             kinds = [(rank, self._count(rank, KIND)) for rank in (self._rank, odd[0])]
-            told = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
-            raise RuntimeError(f"the ranks add up different vectors: {', '.join(told)}")
-        own = piece[chunk.own]
-        parts = [*chunk.parts[: self._rank], own, *chunk.parts[self._rank + 1 :]]
+            texts = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
+            raise RuntimeError(f"the ranks add up different vectors: {', '.join(texts)}")
+        mine = piece[chunk.own]
+        parts = [*chunk.parts[: self._rank], mine, *chunk.parts[self._rank + 1 :]]
         torch.add(parts[0], parts[1], out=chunk.total)
         for part in parts[2:]:
             chunk.total.add_(part)
         self._tell(ADDED, number + 1)
-        own.copy_(chunk.total)
+        mine.copy_(chunk.total)
 
     def _read(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> Iterator[bool]:
         yield from self._wait(ADDED, number + 1)
@@ -149,17 +149,16 @@ class Window:
         self._tell(READ, number + 1)
 
     def _places(self, piece: torch.Tensor) -> list[_Chunk]:
-        """Where chunks like this one pass."""
         key = piece.dtype, piece.numel()
         if key not in self._chunks:
             ranges = [slice(part.start, part.stop) for part in cut(Range(0, piece.numel()), self._ranks)]
-            own = ranges[self._rank]
+            mine = ranges[self._rank]
             self._chunks[key] = [
                 _Chunk(
                     [(ranges[other], slots[self._rank][ranges[other]]) for other in self._others],
-                    own,
-                    [slots[other][own] for other in range(self._ranks)],
-                    slots[self._ranks][own],
+                    mine,
+                    [slots[other][mine] for other in range(self._ranks)],
+                    slots[self._ranks][mine],
                     [(ranges[other], slots[self._ranks][ranges[other]]) for other in self._others],
                 )
                 for slots in self._room.view(piece.dtype)
@@ -194,7 +193,7 @@ class Window:
                     yield False
 
     def _lost(self) -> str:
-        """Which rank has ended or left; "" for none."""
+        """Name the rank that has ended or left; "" for none."""
         for descriptor, _ in self._poll.poll(0):  # which lets the thread of the backward pass have the interpreter
             return f"the process of rank {self._watched[descriptor]} has ended"
         for rank in range(self._ranks):
@@ -221,10 +220,10 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
     with contextlib.suppress(OSError, AttributeError):  # where there is none, the others are to know
         memory = os.memfd_create("distbelief window") if rank == 0 else -1
     try:
-        own = torch.tensor([_here(), os.getpid(), memory, os.fstat(memory).st_ino if memory >= 0 else 0], device="cpu")
-        all_of = [torch.empty_like(own) for _ in range(ranks)]
-        dist.all_gather(all_of, own, group=group)
-        hosts, pids, (place, *_), (inode, *_) = (list(map(int, one)) for one in zip(*all_of, strict=True))
+        mine = torch.tensor([_here(), os.getpid(), memory, os.fstat(memory).st_ino if memory >= 0 else 0], device="cpu")
+        all_of = [torch.empty_like(mine) for _ in range(ranks)]
+        dist.all_gather(all_of, mine, group=group)
+        hosts, pids, (place, *_), (inode, *_) = (list(map(int, column)) for column in zip(*all_of, strict=True))
         if in_order() and place >= 0 and hosts[0] >= 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError), open(f"/proc/{pids[0]}/fd/{place}", "r+b", buffering=0) as segment:
                 if os.fstat(segment.fileno()).st_ino == inode:  # and /proc is that of these processes

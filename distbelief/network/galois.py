@@ -1,6 +1,4 @@
-"""Finite fields. Elements are the numbers below q: their digits to the base of the prime are a polynomial's
-coefficients, the highest first.
-"""
+"""Finite fields: elements are the numbers below q, whose digits to base p are a polynomial's coefficients."""
 
 from __future__ import annotations
 
@@ -34,19 +32,19 @@ class GaloisField:
         self._digits = list(product(range(self._prime), repeat=degree))
         self._elements = {digits: element for element, digits in enumerate(self._digits)}
         self.powers = next(powers for powers in map(self._powers_of_x, range(q)) if len(powers) == q - 1)
-        """Of a primitive element, from 0 to q - 2: all elements but 0."""
+        """Powers of a primitive element, from 0 to q - 2: all elements but 0."""
         self._logarithms = {element: power for power, element in enumerate(self.powers)}
 
-    def plus(self, one: int, other: int, times: int = 1) -> int:
+    def plus(self, a: int, b: int, times: int = 1) -> int:
         """The sum of one and so many times the other."""
-        digits = zip(self._digits[one], self._digits[other], strict=True)
+        digits = zip(self._digits[a], self._digits[b], strict=True)
         return self._elements[tuple([(a + times * b) % self._prime for a, b in digits])]
 
-    def times(self, one: int, other: int) -> int:
+    def times(self, a: int, b: int) -> int:
         """The product."""
-        if not (one and other):
+        if not (a and b):
             return 0
-        return self.powers[(self._logarithms[one] + self._logarithms[other]) % len(self.powers)]
+        return self.powers[(self._logarithms[a] + self._logarithms[b]) % len(self.powers)]
 
     def _powers_of_x(self, below: int) -> list[int]:
         """The powers of x, until one comes again, where x to the degree is the element `below`."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 14
-"""Of a topology; switches are as many at most."""
+"""Most hosts of a topology; switches are as many at most."""
 
 
 class Cable(NamedTuple):
@@ -59,7 +59,7 @@ class Topology:
                 stack += [other for other, _ in reversed(self.around[vertex])]
         return tuple(vertex for vertex in seen if vertex < len(self.hosts))
 
-    def first(self, count: int, asked: str) -> tuple[int, ...]:
+    def first(self, count: int, asker: str) -> tuple[int, ...]:
         """The first hosts of the walk, so many.
 
         Raises:
@@ -67,7 +67,7 @@ class Topology:
         """
         if count > len(self.hosts):
             raise UsageError(
-                f"--topology {self.name}: has {len(self.hosts)} hosts, and {asked} asks for {count}: name a larger "
+                f"--topology {self.name}: has {len(self.hosts)} hosts, and {asker} asks for {count}: name a larger "
                 "topology, or fewer hosts"
             )
         return self.walk[:count]
@@ -81,10 +81,10 @@ class Topology:
         known = {*self.hosts}
         if lacking := [name for name in names if name not in known]:
             some = ", ".join([*self.hosts[:8], *["..."] * (len(known) > 8)])
-            told = f"unknown host {lacking[0]!r}; add it to the Nodes= of its switch, as {some}"
-            raise UsageError(f"--topology {self.name}: {told}")
-        asked = {*names}
-        return tuple(host for host in self.walk if self.hosts[host] in asked)
+            reason = f"unknown host {lacking[0]!r}; add it to the Nodes= of its switch, as {some}"
+            raise UsageError(f"--topology {self.name}: {reason}")
+        wanted = {*names}
+        return tuple(host for host in self.walk if self.hosts[host] in wanted)
 
     def switch_of(self, host: int) -> int:
         """The vertex at the other end of a host's cable."""
@@ -105,7 +105,7 @@ class Topology:
         return " to ".join(reversed(ends) if link % 2 else ends)
 
     def ends_at_host(self, link: int) -> bool:
-        """Whether a link is a host's own, which several hosts do not share."""
+        """Return whether a link is a host's own, which several hosts do not share."""
         cable = self.cables[link // 2]
         return min(cable.one, cable.other) < len(self.hosts)
 

@@ -55,16 +55,16 @@ def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str],
     return "\n".join([*lines, ""])
 
 
-def _joined(one: Group, other: Group, bandwidth: float) -> Group:
+def _joined(left: Group, right: Group, bandwidth: float) -> Group:
     """Join two groups under one switch, beside the parts of one between which it is as slow."""
     parts: list[Group] = []
-    for group in (one, other):
+    for group in (left, right):
         if group.parts and group.bandwidth <= ALIKE * bandwidth:
             parts += group.parts
             bandwidth = max(bandwidth, group.bandwidth)
         else:
             parts.append(group)
-    return Group(one.hosts + other.hosts, bandwidth, tuple(parts))
+    return Group(left.hosts + right.hosts, bandwidth, tuple(parts))
 
 
 def _write(group: Group, lines: list[str], above: float = 0.0) -> str:

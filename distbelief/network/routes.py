@@ -33,17 +33,17 @@ class Routes:
         return self._known[source, target]
 
     def distances(self, target: int) -> list[int]:
-        """How many links each vertex is from one; -1 where there is no way."""
+        """Count the links from each vertex to one; -1 where there is no way."""
         if target not in self._distances:
             around = self.topology.around
-            found, near = [-1] * len(around), [target]
-            found[target] = 0
+            distances, near = [-1] * len(around), [target]
+            distances[target] = 0
             for vertex in near:
                 for other, _ in around[vertex]:
-                    if found[other] < 0:
-                        found[other] = found[vertex] + 1
+                    if distances[other] < 0:
+                        distances[other] = distances[vertex] + 1
                         near.append(other)
-            self._distances[target] = found
+            self._distances[target] = distances
         return self._distances[target]
 
     def _found(self, source: int, target: int) -> Route:
@@ -67,16 +67,14 @@ def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping
     >>> dict(loads(Routes(shape("tree:2x1")), [(0, 1, 8.0)]))
     {0: 8.0, 5: 8.0, 6: 8.0, 3: 8.0}
     """
-    found: dict[int, float] = defaultdict(float)
+    carried: dict[int, float] = defaultdict(float)
     for source, target, size in messages:
         for link in routes.of(source, target):
-            found[link] += size
-    return found
+            carried[link] += size
+    return carried
 
 
 def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
-    """The link that takes longest for what it carries. A cable of which nothing is said has the usual bandwidth, else
-    that of the fastest.
-    """
+    """The link that takes longest for its load; a cable without a bandwidth has the usual one, or the fastest's."""
     usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
     return max(carried, key=lambda link: carried[link] / topology.bandwidth(link, usual), default=0)

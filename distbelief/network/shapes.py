@@ -15,13 +15,13 @@ from distbelief.network.galois import GaloisField, prime_power
 from distbelief.network.graph import MOST_HOSTS, Cable, Topology
 
 Switches = tuple[list[int], Iterable[tuple[int, int]]]
-"""How many hosts are at each switch, and the pairs of switches with a cable between them."""
+"""The number of hosts at each switch, and the pairs of switches with a cable between them."""
 EXAMPLES = "tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2 or slim-fly:5"
 _NUMBERS = re.compile(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,7}")
 
 
 def is_shape(text: str) -> bool:
-    """Whether a topology is written as a shape, and is no file.
+    """Return whether a topology is written as a shape, and is no file.
 
     >>> is_shape("tree:2x2"), is_shape("topology.conf"), is_shape("./10:30/topology.conf")
     (True, False, False)
@@ -51,7 +51,7 @@ def shape(text: str) -> Topology:
     at = [switch for switch, count in enumerate(hosts_at) for _ in range(count)]
     cables = [Cable(host, len(at) + switch) for host, switch in enumerate(at)]
     between = sorted({(min(edge), max(edge)) for edge in edges if edge[0] != edge[1]})
-    cables += [Cable(len(at) + one, len(at) + other) for one, other in between]
+    cables += [Cable(len(at) + a, len(at) + b) for a, b in between]
     hosts = [f"host {number}" for number in range(len(at))]
     return Topology(text, hosts, [f"switch {number}" for number in range(len(hosts_at))], cables)
 
@@ -69,7 +69,7 @@ def tree(*sizes: int) -> Switches:
 
 
 def fat_tree(k: int) -> Switches:
-    """Of switches with k ports (Al-Fares): k pods with k/2 switches at their edge and k/2 above, and (k/2)^2 cores."""
+    """Join switches with k ports (Al-Fares): k pods of k/2 switches at their edge and k/2 above, and (k/2)^2 cores."""
     if k % 2:
         raise UsageError(f"--topology fat-tree:{k}: a switch's ports are halved; write an even number, such as {k + 1}")
     half, edge, above, core = k // 2, 0, k * k // 2, k * k
@@ -91,9 +91,7 @@ def torus(*sizes: int) -> Switches:
 
 
 def dragonfly(h: int) -> Switches:
-    """Balanced (Kim): groups of 2h routers, all joined, with h hosts and h cables to other groups each, of which there
-    are 2h^2, each joined with each.
-    """
+    """Balanced (Kim): 2h^2 + 1 groups of 2h joined routers, each with h hosts and h cables to other groups."""
     routers, others = 2 * h, 2 * h * h
     groups = others + 1
     edges = [(g * routers + a, g * routers + b) for g in range(groups) for a in range(routers) for b in range(a)]
@@ -105,7 +103,7 @@ def dragonfly(h: int) -> Switches:
 
 def slim_fly(q: int) -> Switches:
     """A graph of McKay, Miller and Siran (Besta and Hoefler): 2q^2 routers, none more than two cables apart."""
-    if q not in (usable := [one for one in range(3, 20) if prime_power(one)]):
+    if q not in (usable := [candidate for candidate in range(3, 20) if prime_power(candidate)]):
         words = ", ".join(map(str, usable))
         raise UsageError(
             f"--topology slim-fly:{q}: q must be the power of a prime, and more than 2; write one of {words}"
@@ -128,4 +126,4 @@ SHAPES: Mapping[str, tuple[Callable[..., Switches], int]] = {
     "tree": (tree, MOST_HOSTS), "fat-tree": (fat_tree, 40), "torus": (torus, MOST_HOSTS), "dragonfly": (dragonfly, 7),
     "slim-fly": (slim_fly, 19),
 }  # fmt: skip
-"""What makes each, and the largest product of its numbers with which there are not more hosts than may be."""
+"""The function that makes each, and the largest product of its numbers with which it has not too many hosts."""

@@ -58,7 +58,7 @@ class MeteredLink:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
         self.holds, self.elsewhere = 0, 0.0
-        """How many of these it holds; what the others have, which counts only where it holds any."""
+        """The number of these that it holds; what the others have, which counts only where it holds any."""
         self.rate = self.given = self.since = 0.0
         """Bytes per second of each that it holds; bytes that it has given to each until the moment `since`."""
         self.coming: list[tuple[float, int, Flow]] = []
@@ -136,7 +136,6 @@ class FairShares:
         heappush(link.coming, (flow.done, self._order, flow))
 
     def _end(self, flow: Flow, now: float) -> None:
-        """A flow has nothing more."""
         holder, flow.held_by, meets = flow.held_by, None, False
         for number in flow.links:
             link = self._links[number]
@@ -225,7 +224,7 @@ class FairShares:
                     free.append(flow)
             if free and (part := room / len(free)) > level:
                 heapreplace(heap, (part, order, link))
-            elif self._uneven and (slow := [one for one in free if one.narrowest and one.narrowest.capacity < level]):
+            elif self._uneven and (slow := [f for f in free if f.narrowest and f.narrowest.capacity < level]):
                 self._hold_alone(slow, now)
             else:
                 heappop(heap)

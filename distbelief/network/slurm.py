@@ -27,7 +27,7 @@ class SwitchLine(NamedTuple):
     hosts: list[str]
     switches: list[str]
     bandwidth: float
-    """Of the links to these, in bytes per second; 0 where nothing is said of it."""
+    """Bytes per second of the links to these; 0 where nothing is said of it."""
 
 
 def parse_topology(text: str, path: str) -> Topology:
@@ -59,16 +59,16 @@ def parse_topology(text: str, path: str) -> Topology:
 
 def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
     """The line under whose switch each host, or each switch, is."""
-    found: dict[str, SwitchLine] = {}
+    above: dict[str, SwitchLine] = {}
     for line in lines.values():
         for name in line.hosts if kind == "host" else line.switches:
-            if before := found.get(name):
-                told = f"under {line.switch}, and under {before.switch} by {before.where}"
-                raise UsageError(f"{line.where}: {kind} {name} is {told}; leave it under one of them")
+            if before := above.get(name):
+                places = f"under {line.switch}, and under {before.switch} by {before.where}"
+                raise UsageError(f"{line.where}: {kind} {name} is {places}; leave it under one of them")
             if kind == "switch" and name not in lines:
                 raise UsageError(f"{line.where}: there is no line SwitchName={name}; add one, or take it away here")
-            found[name] = line
-    return found
+            above[name] = line
+    return above
 
 
 def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> None:
@@ -88,8 +88,8 @@ def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> N
     top, *others = [line for line in lines.values() if line.switch not in above]
     if others:
         joining = f"SwitchName=all Switches={','.join(line.switch for line in (top, *others))}"
-        told = f"nothing joins switches {top.switch} and {others[0].switch}"
-        raise UsageError(f"{others[0].where}: {told}; add a line such as {joining}")
+        reason = f"nothing joins switches {top.switch} and {others[0].switch}"
+        raise UsageError(f"{others[0].where}: {reason}; add a line such as {joining}")
 
 
 def _lines(text: str, path: str) -> Iterator[SwitchLine]:
@@ -125,24 +125,24 @@ def _names(text: str, where: str) -> list[str]:
     words = _WORD.findall(text)
     if ",".join(words) != text:
         raise UsageError(f"{where}: {text[:80]!r} are no names; write them as node[1-3,7],other")
-    found: list[str] = []
+    names: list[str] = []
     for word in words:
         parts = [_numbers(inside, where) if inside else [plain] for inside, plain in _PART.findall(word)]
-        if len(found) + prod(map(len, parts)) > MOST_HOSTS:
+        if len(names) + prod(map(len, parts)) > MOST_HOSTS:
             raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; there may be no more")
-        found += ["".join(one) for one in product(*parts)]
-    if strange := [name for name in found if not _NAME.fullmatch(name)]:
+        names += ["".join(choice) for choice in product(*parts)]
+    if strange := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(f"{where}: {strange[0][:80]!r} is no name; write names as node[1-3,7],other")
-    return found
+    return names
 
 
 def _numbers(text: str, where: str) -> list[str]:
     """The numbers of a bracket, with as many digits as the first of each range."""
-    found: list[str] = []
+    numbers: list[str] = []
     for word in text.split(","):
         match = _RANGE.fullmatch(word)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
-        if not 0 <= int(last) - int(first) < MOST_HOSTS - len(found):
+        if not 0 <= int(last) - int(first) < MOST_HOSTS - len(numbers):
             raise UsageError(f"{where}: [{text[:80]}] are no numbers, or too many; write [1-4] or [01-16,20]")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

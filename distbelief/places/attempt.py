@@ -14,7 +14,7 @@ from distbelief.core.settings import Settings, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
-from distbelief.places.view import View
+from distbelief.places.view import UNSEEN, View
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
@@ -36,8 +36,7 @@ def evaluates(settings: Settings, task: Task) -> bool:
         missing = "test set to reach it on" if task.test is None else lacks
         if (aim := getattr(settings, name)) and missing:
             raise UsageError(f"{option(name)} {aim}: task {task.reference!r} has no {missing}; leave it off")
-    every = f"{settings.evaluate_minibatches}minibatches" if settings.evaluate_minibatches else settings.evaluate_every
-    if every not in (0, 1) and task.test is None:
+    if (every := settings.evaluate_every) not in (0, 1, "0", "1") and task.test is None:
         raise UsageError(
             f"--evaluate-every {every}: task {task.reference!r} has no test set to measure on; leave it off"
         )
@@ -65,7 +64,9 @@ class Attempt:
         kept: bool = True,
         more: Json | None = None,
     ) -> None:
-        view = View() if view is None else admit(view, View, f"view={shown(view)}")
+        if not isinstance(view or UNSEEN, View):
+            admit(view, View, f"view={shown(view)}")
+        view = view or UNSEEN
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None

@@ -104,4 +104,3 @@ class Standing(ChannelMessage, frozen=True, tag=True):
 
 
 AnyChannelMessage = Listening | Noted | Failed | Over | Interrupt | Died | Explain | Ask | Standing
-"""Everything that is said."""

@@ -1,6 +1,4 @@
-"""Compute times of steps: a distribution, replicas that are always slow, steps that now and then straggle; and real
-steps padded so.
-"""
+"""Compute times of steps: a distribution, slow replicas, steps that now and then straggle; real steps padded so."""
 
 from __future__ import annotations
 
@@ -85,8 +83,7 @@ class Stopwatch:
 
 
 class Padding:
-    """Draws how long one replica of a real cluster sleeps after each step, so that it is as slow as a compute model has
-    it: never faster than it is.
+    """Draws a replica's sleep after each step, to be as slow as a compute model has it; never faster than it is.
 
     >>> Padding(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
     7.5

@@ -83,7 +83,6 @@ class TrainedModel(NamedTuple):
 
     task: Task
     seed: int
-    """Of the job."""
     values: Path | ModelFile
     """A file of safetensors, or a compressed one."""
 

@@ -1,6 +1,4 @@
-"""Paths of updates: made by the shards' processes (served), or by the replicas, in memory that they share with the
-shards (direct).
-"""
+"""Paths of updates: made by the shards' processes (served), or by replicas in memory shared with them (direct)."""
 
 from __future__ import annotations
 

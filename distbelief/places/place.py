@@ -1,6 +1,4 @@
-"""A place, where lives of roles are started and ended; and what it and its supervisor tell each other: events and
-effects; and how long is waited.
-"""
+"""A place, where lives of roles are started and ended; what it and its supervisor tell each other; and their waits."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ class Ended(msgspec.Struct, frozen=True):
     done: bool = False
     """True if it had played its role to the end."""
     resumable: bool = True
-    """True if a next life could go on where this one was: false of a coordinator whose journal is not whole, and where
-    no host has room for one.
-    """
+    """True if a next life could go on here: not where a coordinator's journal is broken, or no host has room."""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -128,16 +124,16 @@ Effect = Start | Kill | Vacate | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Limits of a supervisor's patience, in seconds."""
+    """Limits of a supervisor's patience, and its pause, in seconds."""
 
     ending: float = 30.0
-    """For a replica to leave a job that is ending, a process to end once the job has, and a stopped one (SIGSTOP) to go
-    on.
-    """
+    """Time for a replica to leave, for a process to end after the job, and for a stopped one (SIGSTOP) to go on."""
     closing: float = 600.0
     """For an interrupted job to write its checkpoint."""
     silence: float = 20.0
     """For a word of anybody, before it says for whom it waits."""
+    pause: float = 0.0
+    """From the end of a life to the beginning of the next."""
 
 
 NEVER = Deadlines(float("inf"), float("inf"), float("inf"))

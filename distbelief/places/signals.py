@@ -23,9 +23,7 @@ FROM_KERNEL = 0x80
 
 @contextlib.contextmanager
 def handled(handler: Callable[..., object]) -> Iterator[None]:
-    """Have the signals that end a job handled, where this is the main thread. One that is ignored (by nohup, or in the
-    background of a shell) stays so.
-    """
+    """Have the signals that end a job handled in the main thread; an ignored one (by nohup, or a shell) stays so."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: own for number in WORDS if (own := signal.getsignal(number)) is not signal.SIG_IGN}

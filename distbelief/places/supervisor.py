@@ -1,10 +1,8 @@
-"""The supervisor: a machine that decides who of a job is started, started again, ended and told what, and how the end
-of the job is called.
+"""The supervisor: a machine that decides who of a job is started, ended and told what, and how the job ends.
 
 A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has
-happened. It reads no clock:
-every event comes with its moment. The coordinator alone says which lives shards and standbys are to have; of all others
-this decides.
+happened. It reads no clock: every event comes with its moment. The coordinator alone says which lives shards and
+standbys are to have; of all others this decides.
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ class Supervisor:
         restarts: how often each role is started anew.
         explanation: of how the job ends.
         lasts: whether the coordinator comes again, where it was killed.
-        deadlines: how long it waits for others.
-        pause: seconds from an end to the beginning of the next life.
+        deadlines: how long it waits for others, and before the next life of a role.
         script: whether replicas run scripts of the user's, which may do much between two steps, and after the last.
         guest: whether all that it starts is one replica, which takes part in a job of another machine.
 
@@ -80,11 +77,16 @@ class Supervisor:
     """
 
     def __init__(
-        self, restarts: int, explanation: Explanation | None = None, *, lasts: bool = False,
+        self,
+        restarts: int,
+        explanation: Explanation | None = None,
+        *,
+        lasts: bool = False,
         deadlines: Deadlines | None = None,
-        pause: float = 0.0, script: bool = False, guest: bool = False,
-    ) -> None:  # fmt: skip
-        self._restarts, self._lasts, self._pause, self._script, self._guest = restarts, lasts, pause, script, guest
+        script: bool = False,
+        guest: bool = False,
+    ) -> None:
+        self._restarts, self._lasts, self._script, self._guest = restarts, lasts, script, guest
         self.deadlines = deadlines or Deadlines()
         self.explanation = explanation or Explanation()
         self.failure: DistbeliefError | None = None
@@ -148,9 +150,7 @@ class Supervisor:
         return self._guest or role in (roles.COORDINATOR, roles.SINGLE)
 
     def conclude(self) -> tuple[DistbeliefError | None, records.Finished | None]:
-        """Return how the job has ended: the error that says why it has failed, if it has; and what is to be recorded of
-        that, if nobody has yet.
-        """
+        """Return how the job ended: the error of a failure, and the record of it that nobody has made yet."""
         self.failure = self.failure or self.explanation.error(self.finished, self.started)
         if self.failure is None and self._late is not None:
             self.failure = self._late
@@ -239,9 +239,7 @@ class Supervisor:
             life.left |= roles.lead_of(life.role) == lead
 
     def _failed(self, said: Said, word: Failed) -> list[Effect]:
-        """One that tells only of somebody else who is gone may come again, and whoever that is says why; any other
-        error ends the job.
-        """
+        """Take an error: one that tells only of another's death may come again; any other ends the job."""
         if word.kind == JobFailed.__name__:
             self.explanation.reported_loss = self.explanation.reported_loss or word.told
             for life in self._here.get(said.role, ()):
@@ -300,9 +298,7 @@ class Supervisor:
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
-        """The partitions of a replica live and die together: none of them could go on without the one that is gone,
-        nor begin a life that this one has died in.
-        """
+        """End the partitions of a replica together: none could go on, or begin the life in which one has died."""
         if not roles.is_replica(life.role):
             return []
         lead, following = roles.lead_of(life.role), self._next_life(life)
@@ -318,9 +314,7 @@ class Supervisor:
         return [effect for sibling in siblings for effect in self._kill(sibling, f"{life.role} is gone")]
 
     def _next_life(self, life: _Life) -> int | None:
-        """The one after the latest that a role has died in, or another partition of its replica: it is the same for
-        all of them. None where that was the last.
-        """
+        """Return the life after the latest in which any partition of the replica died; None where that was the last."""
         lead = roles.lead_of(life.role)
         last = self._died_in[lead] = max(self._died_in.get(lead, 0), life.incarnation)
         return last + 1 if last < self._restarts else None
@@ -398,9 +392,9 @@ class Supervisor:
         if role in self._here:
             older = [life for life in self._here[role] if life.incarnation < self._wanted[role]]
             return [effect for life in older for effect in self._kill(life, "another takes its place")]
-        if self._pause:
-            self._due[role] = now + self._pause
-            return [TickLater(self._pause)]
+        if pause := self.deadlines.pause:
+            self._due[role] = now + pause
+            return [TickLater(pause)]
         return self._start(role, self._wanted.pop(role))
 
     def _succeeds(self, record: records.Succeeded) -> list[Effect]:
@@ -478,9 +472,7 @@ class Supervisor:
         return []
 
     def _interrupted(self, now: float, event: Interruption) -> list[Effect]:
-        """The first time: let the job end in peace, with a checkpoint, or the host leave that was told to. The second:
-        end it now.
-        """
+        """First: let the job end in peace, with a checkpoint, or the told host leave. Second: end it now."""
         if event.host in self._leaving:
             return []
         if self._spares(event):

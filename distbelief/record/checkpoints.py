@@ -27,7 +27,7 @@ from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically, written_whole
 from distbelief.record.model_file import write_arrays, write_model
 
-FORMAT = 3
+FORMAT = 4
 """The version of the format; another one is refused."""
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -224,7 +224,7 @@ class Checkpoints:
             raise
 
     def _tidy(self, number: int, keep: int) -> None:
-        kept = [one for path in self.newest() if (one := int(path.name)) <= number][:keep]
+        kept = [version for path in self.newest() if (version := int(path.name)) <= number][:keep]
         for path in self._all():
             if int(path.name) not in kept:
                 shutil.rmtree(path, ignore_errors=True)
@@ -291,7 +291,6 @@ def unreadable(file: Path, error: OSError) -> CheckpointError:
 
 
 def _remedy(spoilt: Path) -> str:
-    """Return what to do without a checkpoint."""
     before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
     older = max(before, default=None)
     remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "

@@ -125,9 +125,7 @@ class Curves:
 
 @contextlib.contextmanager
 def _no_traceback_of_threads() -> Iterator[None]:
-    """TensorBoard's own thread raises where the disk is full, and its writer raises the same again, which is told in
-    one line.
-    """
+    """Silence TensorBoard's own thread on a full disk: its writer raises the same, which is told in one line."""
     before = threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
     try:

@@ -201,10 +201,10 @@ class RunFolder:
     def gone(self) -> bool:
         """Return whether the locked folder has left its path, perhaps with another in its place."""
         try:
-            there, own = os.stat(self.path), os.fstat(self._locked)
+            there, locked = os.stat(self.path), os.fstat(self._locked)
         except OSError:
             return True
-        return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino)
+        return (there.st_dev, there.st_ino) != (locked.st_dev, locked.st_ino)
 
     def make_again(self, job: Json) -> None:
         """Make a folder that is gone again, with its `job.json`, and lock it.

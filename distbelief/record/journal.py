@@ -1,6 +1,4 @@
-"""The journal of a machine: what it held at some moment and everything that it was told since, from which another
-becomes what it is.
-"""
+"""The journal of a machine: what it held at some moment, and all it was told since; another goes on by it."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Journal:
         self._files = files
         self.memory = b""
         """State of the machine when the journal was begun; empty for a new machine."""
-        self._begun, self.memory, self._told = max(map(_read, files), key=lambda found: found[0])
+        self._begun, self.memory, self._told = max(map(_read, files), key=lambda journal: journal[0])
         self._since = len(self._told)
         self._size = _TOP.size + len(self.memory) + self._since
         if self._begun:

@@ -51,9 +51,7 @@ def memory_kills() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The groups that limit this process, its own first, of both versions: each mount of their files shows those below
-    some group, which in a container is its own.
-    """
+    """Groups that limit this process, its own first, of both versions: each mount shows those below some group."""
     paths = {}
     for line in _read(PROC / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -65,8 +63,8 @@ def _groups(controller: str) -> Iterator[Path]:
         name = {"cgroup": controller, "cgroup2": ""}.get(kind)
         if name not in paths or (name and name not in options.split(",")):
             continue
-        own = Path(paths[name])
-        below = own.relative_to(top) if own.is_relative_to(top) else Path()
+        cgroup = Path(paths[name])
+        below = cgroup.relative_to(top) if cgroup.is_relative_to(top) else Path()
         for group in (below, *below.parents):
             yield Path(root, group)
 

@@ -64,9 +64,7 @@ class Live:
         self._staleness: dict[str, float] = {}
         """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
-        """Is called before a picture or a line of progress: whoever can tell at once how the shards stand does so with
-        `stands`.
-        """
+        """Called before a picture or a line of progress: who knows the shards' state tells it by `stands`."""
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._built: set[str] = set()
@@ -107,11 +105,11 @@ class Live:
         """
         try:
             for text in lines:
-                told = f"[{role}] {text}"
+                line = f"[{role}] {text}"
                 if self._table is not None:
-                    self._table.console.print(told, markup=False, highlight=False)
+                    self._table.console.print(line, markup=False, highlight=False)
                 else:
-                    print(told, file=sys.stderr if aside or self._json else self._stream, flush=True)
+                    print(line, file=sys.stderr if aside or self._json else self._stream, flush=True)
         except (OSError, ValueError):
             self._silent = True
 
@@ -170,7 +168,7 @@ class Live:
             self._print(self._progress())
             self._last = now
         if self._terminal and (now - self._last >= due or isinstance(record, records.Started)):
-            self._refresh()
+            self._rich().update(self._picture(), refresh=True)
             self._last = now
 
     def _told(self, record: records.Record) -> str:
@@ -279,9 +277,6 @@ class Live:
             self._table.start()
         return self._table
 
-    def _refresh(self) -> None:
-        self._rich().update(self._picture(), refresh=True)
-
     def _picture(self) -> RenderableType:
         """The progress and the table of replicas, as rich draws them."""
         from rich.console import Group
@@ -336,15 +331,17 @@ class Live:
             table.add_column(no_wrap=True)
         table.add_column()
         total, fair = max(summary.steps, 1), 1 / max(len(summary.replicas), 1)
-        for index, one in sorted(summary.replicas.items())[:ROWS]:
-            share = one.steps / total
-            state = f"gone: {one.gone}" if one.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
-            speed = one.steps / summary.seconds if summary.seconds > 0 else 0.0
-            lost = f"lost {one.lost}" if one.lost else ""
+        for index, replica in sorted(summary.replicas.items())[:ROWS]:
+            share = replica.steps / total
+            state = (
+                f"gone: {replica.gone}" if replica.gone else "slow" if share < fair / 2 and summary.steps > 10 else ""
+            )
+            speed = replica.steps / summary.seconds if summary.seconds > 0 else 0.0
+            lost = f"lost {replica.lost}" if replica.lost else ""
             cut = Text(state, no_wrap=True, overflow="ellipsis")
             table.add_row(
                 f" {roles.replica(index)}",
-                f"{one.steps:,} steps",
+                f"{replica.steps:,} steps",
                 f"{speed:,.1f}/s{self._mark}",
                 f"{100 * share:.0f} %",
                 lost,
@@ -375,9 +372,9 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     """
     mark = SIMULATED if result.get("cluster") else ""
     rows = [("outcome", f"{result.get('outcome') or 'unknown'}: {result.get('reason', '')}".rstrip(": "))]
-    told = figures(result["test_accuracy"], result.get("test_metrics") or {}, result["test_loss"])
-    if told:
-        what, _, rest = told.partition(" ")
+    text = figures(result["test_accuracy"], result.get("test_metrics") or {}, result["test_loss"])
+    if text:
+        what, _, rest = text.partition(" ")
         rows.append((what, rest))
     target = result["target"]
     if target["accuracy"] or target["loss"]:
@@ -404,8 +401,8 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         rows.append(("split", split["told"]))
     if result["staleness"]["mean"] is not None:
         rows.append(("staleness", f"mean {result['staleness']['mean']:.2f}, max {result['staleness']['max']}"))
-    if told := in_words(result["bytes"]):
-        rows.append(("bytes", told))
+    if text := in_words(result["bytes"]):
+        rows.append(("bytes", text))
     lost = [
         f"{_many(counts['lost'], 'minibatch', 'es')} of {roles.replica(counts['id'])}"
         for counts in result["per_replica"]

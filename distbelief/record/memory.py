@@ -29,14 +29,14 @@ class MemoryStore:
         """Make a checkpoint the newest; returns its name."""
         if str(number) == self._number:
             return self._number
-        self._newest = {part: held for (made, part), held in self._making.items() if made == number}
+        self._newest = {part: held for (checkpoint, part), held in self._making.items() if checkpoint == number}
         self._number = str(number)
         self.discard(number)
         return self._number
 
     def discard(self, number: int) -> None:
         """Clear away what was made of a checkpoint, and of those before."""
-        self._making = {(made, part): held for (made, part), held in self._making.items() if made > number}
+        self._making = {key: held for key, held in self._making.items() if key[0] > number}
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """One shard's part of the newest.

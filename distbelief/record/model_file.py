@@ -1,6 +1,4 @@
-"""The weights alone, as a safetensors file that plain PyTorch loads, put together from the shards' files by chunks:
-nobody holds the vector.
-"""
+"""The weights alone, as a safetensors file that PyTorch loads, written by chunks: nobody holds the vector."""
 
 from __future__ import annotations
 
@@ -51,10 +49,10 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
         OSError: it cannot be written.
         CheckpointError: an array has a dtype that no safetensors file of ours holds.
     """
-    named = [Tensor(name, tuple(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in arrays.items()]
-    if foreign := next((one for one in named if one.dtype not in _DTYPES), None):
+    named = [Tensor(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in arrays.items()]
+    if foreign := next((tensor for tensor in named if tensor.dtype not in _DTYPES), None):
         raise CheckpointError(f"array {foreign.name!r} has dtype {foreign.dtype}; {', '.join(_DTYPES)} can be kept")
-    named.sort(key=lambda one: -ITEM_SIZES[one.dtype])
+    named.sort(key=lambda tensor: -ITEM_SIZES[tensor.dtype])
     out.write(header(named))
     for tensor in named:
         out.write(arrays[tensor.name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -69,8 +67,8 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
     """
     places = [
         place
-        for part, own in zip(parts, plan.assignments, strict=True)
-        for place in _places(part, own.moving, own.frozen)
+        for part, assignment in zip(parts, plan.assignments, strict=True)
+        for place in _places(part, assignment.moving, assignment.frozen)
     ]
     named = _named(plan.layout)
     out.write(header([tensor for tensor, _ in named]))
@@ -80,9 +78,7 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
 
 
 def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:
-    """The bytes of a tensor: one piece after the other where these are cut along its first dimension; else it is put
-    together, and held.
-    """
+    """The bytes of a tensor: piece by piece where it is cut along its first dimension; else put together, and held."""
     if all(entry.piece.dimension == 0 for entry in pieces):
         for entry in pieces:
             yield from _bytes(entry, places)
@@ -96,7 +92,6 @@ def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]
 
 
 def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
-    """The bytes of a piece, wherever they lie."""
     for place in places:
         common = Range(entry.start, entry.stop).common(place.bytes)
         if common.size:
@@ -104,9 +99,7 @@ def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
 
 
 def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
-    """Each tensor under each of its names, and its pieces in their order; the widest dtypes first, so that all are
-    aligned.
-    """
+    """Each tensor under each name, and its pieces in order; the widest dtypes first, so that all are aligned."""
     pieces: dict[str, list[Entry]] = {}
     for entry in layout.entries:
         pieces.setdefault(entry.tensor.name, []).append(entry)

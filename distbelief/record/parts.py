@@ -40,7 +40,7 @@ class SavedParts:
         self._late: dict[tuple[int, int], int] = {}
         """Steps that a shard has missed in a section, by (shard, section)."""
         self._pieces: dict[str, list[tuple[Entry, int]]] = {}
-        for entry in sorted(plan.layout.entries, key=lambda one: one.piece.start):
+        for entry in sorted(plan.layout.entries, key=lambda entry: entry.piece.start):
             self._pieces.setdefault(entry.tensor.name, []).append((entry, _section(plan.layout, entry)))
 
     def cut(self, plan: Plan, shard: int) -> dict[str, torch.Tensor]:
@@ -142,7 +142,6 @@ class SavedParts:
         return int(file.get_tensor(name)) if name in names else 0
 
     def _holders(self, wanted: _Wanted) -> list[tuple[int, Range]]:
-        """The shards that hold any of it, and what each does."""
         parts = ((i, self._range(i, wanted.entry).common(wanted.bytes)) for i in range(len(self._assignments)))
         return [(shard, part) for shard, part in parts if part.size]
 
@@ -152,12 +151,10 @@ class SavedParts:
         return assignment.frozen if entry.tensor.kind == "frozen" else assignment.moving
 
     def _held(self, shard: int, section: int) -> Range:
-        """Return a shard's range of a section."""
         bounds = self._layout.sections[section]
         return self._assignments[shard].moving.common(Range(bounds.start, bounds.stop))
 
     def _file(self, shard: int) -> tuple[Any, set[str]]:
-        """The file of a shard, and the names of its arrays."""
         if shard not in self._files:
             file = self._opened(shard)
             self._files[shard] = file, set(file.keys())
@@ -184,6 +181,5 @@ def _section(layout: Layout, entry: Entry) -> int:
 
 
 def _name(key: tuple[str, ...], section: int) -> str:
-    """Return the name of an array in a file."""
     kind, *rest = key
     return ".".join((kind, str(section), *rest))

@@ -63,14 +63,13 @@ class Recorder:
         if folder:
             try:
                 self._file = folder.metrics.open("ab", buffering=0)
-                self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
+                if self._file.tell():
+                    self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
             except OSError as error:
                 self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record down; `seconds` count from the beginning of this attempt of the job. A full disk is noted once
-        and does not stop it.
-        """
+        """Write a record down; `seconds` count from this attempt's beginning. A full disk is noted once, and no end."""
         if self.folder and isinstance(record, GOES_BACK):
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
@@ -96,11 +95,11 @@ class Recorder:
             while self._recent and self._recent[0][2] <= samples:
                 self._settled.take(*self._recent.popleft()[:2])
             for _ in range(len(self._recent)):  # what was sent stays sent, whatever is gone back on
-                one = self._recent.popleft()
-                if isinstance(one[1], records.BytesCounted):
-                    self._settled.take(*one[:2])
+                entry = self._recent.popleft()
+                if isinstance(entry[1], records.BytesCounted):
+                    self._settled.take(*entry[:2])
                 else:
-                    self._recent.append(one)
+                    self._recent.append(entry)
             if self._settled.samples <= samples:
                 sums = CheckpointSums(msgspec.structs.replace(self._settled, job={}), self.summary.samples)
                 write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))
@@ -138,9 +137,7 @@ class Recorder:
             self._complain(error)
 
     def write_again(self) -> None:
-        """Write all metrics again, where their file is gone with its folder; what was open is there until it is
-        closed.
-        """
+        """Write all metrics again where their file is gone with its folder; an open file stays until it is closed."""
         if self._file is None or self.folder is None:
             return
         try:

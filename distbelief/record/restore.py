@@ -97,8 +97,7 @@ class CheckpointStore(Checkpoints):
 def load_weights(
     path: str | Path, layout: Layout, pieces: Mapping[str, Piece] | None = None
 ) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint or any safetensors file, checked against a layout; the optimizer's state is left
-    alone.
+    """Load weights from a checkpoint or a safetensors file, checked against a layout; without the optimizer's state.
 
     Args:
         path: a run folder (its newest checkpoint), the folder of a checkpoint, or a `.safetensors` file of a state
@@ -123,27 +122,27 @@ def load_weights(
         with source.open("rb") as file:
             for tensor in {entry.tensor.name: entry.tensor for entry in layout.entries}.values():
                 names = [tensor.name, *(alias for alias, name in layout.aliases.items() if name == tensor.name)]
-                found = next((name for name in names if name in present), None)
-                if found is None:
+                stored_name = next((name for name in names if name in present), None)
+                if stored_name is None:
                     foreign = "".join(f", but {name!r}, which it lacks" for name in sorted(present - known)[:1])
                     raise CheckpointError(
                         f"{source} has no tensor {tensor.name!r}, which the model has{foreign}; name a checkpoint of "
                         "the same model"
                     )
-                one = held[found]
-                if (one.shape, one.dtype) != (tensor.shape, tensor.dtype):
-                    theirs, ours = f"{list(one.shape)} {one.dtype}", f"{list(tensor.shape)} {tensor.dtype}"
+                saved = held[stored_name]
+                if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
+                    theirs, ours = f"{list(saved.shape)} {saved.dtype}", f"{list(tensor.shape)} {tensor.dtype}"
                     raise CheckpointError(
                         f"{tensor.name!r} is {theirs} in {source}, the model's is {ours}; name a checkpoint of the "
                         "same model"
                     )
                 if pieces is not None and tensor.name not in pieces:
                     continue
-                values = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
-                file.seek(one.data_offsets[0])
+                values = torch.empty(saved.shape, dtype=getattr(torch, saved.dtype))
+                file.seek(saved.data_offsets[0])
                 memory = values.view(-1).view(torch.uint8).numpy().data
                 if (read := file.readinto(memory)) != len(memory):
-                    raise CheckpointError(f"{source} ends {len(memory) - read} bytes too early, in {found!r}")
+                    raise CheckpointError(f"{source} ends {len(memory) - read} bytes too early, in {stored_name!r}")
                 if pieces is None:
                     named |= dict.fromkeys(names, values)
                 else:
@@ -185,7 +184,7 @@ def _weights_file(path: Path) -> Path:
 
 def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
     theirs, ours = (
-        ", ".join(one.optimizer(model).name for model in range(one.models)) for one in (manifest.plan, plan)
+        ", ".join(side.optimizer(model).name for model in range(side.models)) for side in (manifest.plan, plan)
     )
     if theirs != ours:
         raise CheckpointError(
@@ -194,8 +193,8 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
-        ("order of the samples", manifest.plan.settings.data.order, plan.settings.data.order),
-        ("samples in a minibatch", manifest.plan.settings.data.batch_size, plan.settings.data.batch_size),
+        ("order of the samples", manifest.plan.settings.order, plan.settings.order),
+        ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),
         ("replicas, each with a part of the data", _parts(manifest.plan), _parts(plan)),
     ):
         if was != now:

@@ -262,7 +262,7 @@ class Summary(msgspec.Struct):
         }
         if tested is not None:
             if tested.metrics:
-                row["test_metrics"] = {one: _finite(value) for one, value in tested.metrics.items()}
+                row["test_metrics"] = {name: _finite(value) for name, value in tested.metrics.items()}
             self._tested = row
         if self.history and (self._rows - 1) % self._stride:
             self.history.pop()  # it was there as the last alone
@@ -285,9 +285,7 @@ class Summary(msgspec.Struct):
         return max((applied.updates for applied in self.applied.values()), default=self.pushes)
 
     def staleness(self) -> Json:
-        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where nothing is
-        known.
-        """
+        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where unknown."""
         histogram: dict[int, int] = {}
         for applied in self.applied.values():
             for staleness, count in applied.staleness.items():
@@ -335,16 +333,18 @@ class Summary(msgspec.Struct):
             "per_replica": [
                 {
                     "id": index,
-                    "steps": one.steps,
-                    "samples": one.samples,
-                    "pushes": one.pushes,
-                    "lost": one.lost,
-                    **({"given_up": one.given_up} if one.given_up else {}),
-                    "times": one.times and {name: getattr(one.times, name) for name in (*TIMES, "waits_for")},
+                    "steps": replica.steps,
+                    "samples": replica.samples,
+                    "pushes": replica.pushes,
+                    "lost": replica.lost,
+                    **({"given_up": replica.given_up} if replica.given_up else {}),
+                    "times": replica.times and {name: getattr(replica.times, name) for name in (*TIMES, "waits_for")},
                 }
-                for index, one in sorted(known.items())
+                for index, replica in sorted(known.items())
             ],
-            "overflows": {name: sum(getattr(one.times, name, 0) for one in known.values()) for name in OVERFLOWS},
+            "overflows": {
+                name: sum(getattr(replica.times, name, 0) for replica in known.values()) for name in OVERFLOWS
+            },
             "dropped": self.dropped,
             "forgotten": self.forgotten,
             **({"descent": self.descent} if self.descent else {}),
@@ -376,8 +376,8 @@ def in_words(counted: Json) -> str:
     >>> in_words({"sent": {"push": 2_000_000, "control": 500_000}, "shared_memory": {"push": 0}})
     '2.5 MB sent'
     """
-    told = {"sent": "sent", "shared_memory": "read in shared memory"}
-    megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in told.items()}
+    phrases = {"sent": "sent", "shared_memory": "read in shared memory"}
+    megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in phrases.items()}
     return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
 
 

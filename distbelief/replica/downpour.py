@@ -299,7 +299,7 @@ class DownpourTraining:
         self._changes = computed.rate, computed.options
         # a push of one step is weighed by the shards, as a whole: so a round of one leaves its bits alone
         several = self._in_rounds and self._pushing.push_every > 1
-        weight = samples / self._settings.data.batch_size if several else 1.0
+        weight = samples / self._settings.batch_size if several else 1.0
         self._vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
         if self._pushing.local_lr:
             self._vectors.descend(self._pushing.local_lr * clipping)

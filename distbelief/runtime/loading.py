@@ -382,7 +382,7 @@ class Batches:
     ) -> None:
         self.data, self.within = data, within
         self._job, self._index = settings, index
-        self.source, self.batch_size = source, source.batch_size or settings.data.batch_size
+        self.source, self.batch_size = source, source.batch_size or settings.batch_size
         self.at = Batch(0, -1)
         """The minibatch at hand."""
         self._begin = begin
@@ -411,15 +411,15 @@ class Batches:
                 f"batches.last of {type(self.dataset).__name__}, a stream: nobody knows before it has ended; give data "
                 "with a length"
             )
-        if job.data.own_data:
+        if job.own_data:
             numbers = own_numbers(self._index, len(self))
-        elif job.data.order == SEQUENTIAL:
+        elif job.order == SEQUENTIAL:
             numbers = cut_numbers(self._index, job.replicas, len(self))
         elif job.replicas == 1:
             numbers = range(len(self))
         else:
             raise UsageError(
-                f"batches.last of {job.replicas} replicas in order {job.data.order}: a minibatch is dealt to who is "
+                f"batches.last of {job.replicas} replicas in order {job.order}: a minibatch is dealt to who is "
                 "ready for it, and nobody knows which is the last of a replica; go through them with "
                 'batches(..., order="sequential"), or launch with --data own'
             )
@@ -429,7 +429,7 @@ class Batches:
         if self.source.samples == STREAM:
             raise TypeError(f"{type(self.dataset).__name__} is a stream: it has no length")
         samples = self.source.samples
-        return samples // self.batch_size if self._job.data.drop_last else -(-samples // self.batch_size)
+        return samples // self.batch_size if self._job.drop_last else -(-samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin(self)
@@ -445,11 +445,11 @@ class Loader:
     """
 
     def __init__(self, source: Source | Stream, settings: Settings, index: int) -> None:
-        data, self._seed, self._source = settings.data, settings.seed, source
+        self._seed, self._source = settings.seed, source
         if isinstance(source, Stream):
             source.begin(settings, index)
         else:
-            self._order = Order(source.samples, data.batch_size, settings.seed, data.order)
+            self._order = Order(source.samples, settings.batch_size, settings.seed, settings.order)
 
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
         """A minibatch, and how many samples it holds, None where a stream has ended before it; its chance is seeded for

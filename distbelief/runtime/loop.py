@@ -28,7 +28,7 @@ from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt
-from distbelief.core.settings import SHUFFLED, Holder, Plan, Settings
+from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
@@ -307,7 +307,8 @@ class Replica:
         if len(devices) > 1:
             raise UsageError(f"the models are on {' and '.join(sorted(devices))}: a replica computes on one device")
         groups = [group for model, own, _ in self._models for group in (own or [{"params": list(model.parameters())}])]
-        return FlatModule(nn.ModuleList([model for model, _, _ in self._models]), groups, several=True, owned=True)
+        models = nn.ModuleList([model for model, _, _ in self._models])
+        return FlatModule(models, layout=layout_of(models, groups, several=True), owned=True)
 
     def keep(self, **objects: object) -> KeptValues:
         """Have something go on with the job, after `--resume` and in a replica that is started anew: a checkpoint has
@@ -432,9 +433,9 @@ class Replica:
                 "job are in one order"
             )
         self._order = order or ""
-        asked = self._settings.with_order(order) if order else self._settings
-        asked.data.check({})
-        if asked.data.order == SHUFFLED and in_order(data):
+        asked = dataclasses.replace(self._settings, order=order) if order else self._settings
+        among("order", asked.order, ORDERS)
+        if asked.order == SHUFFLED and in_order(data):
             raise UsageError(
                 "a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or have its order: "
                 'batches(..., order="sequential")'
@@ -480,7 +481,7 @@ class Replica:
             self._begin(source)
         device = self._optimizers[0].vectors.device
         assert self._plan is not None or self._batch is None
-        if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.data.epochs):
+        if self._plan is not None and self._epochs not in (0, planned := self._plan.settings.epochs):
             raise UsageError(
                 f"epochs({self._epochs}): the job has {planned}, and strategy {self._plan.settings.strategy.name} "
                 f"takes none from a script; launch it with --epochs {self._epochs}"
@@ -781,7 +782,7 @@ class Replica:
             self.partition,
             sample,
             self._settings,
-            source.batch_size or self._settings.data.batch_size,
+            source.batch_size or self._settings.batch_size,
             lambda whole, graph: layout_of(whole, groups, graph.pieces),
             self._stage.tell if roles.is_lead(self.role) and self.index == 0 else None,
         )

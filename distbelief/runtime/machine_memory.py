@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.settings import read_own
+from distbelief.core.settings import Settings, read_own
 from distbelief.errors import LocalProtocolError
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -39,7 +39,7 @@ def remember(value: Any, kinds: Mapping[str, type]) -> object:
         return [name, [remember(one, kinds) for one in value]]
     if kinds.get(name) is not type(value):
         raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
-    if isinstance(value, msgspec.Struct | tuple | Enum):
+    if isinstance(value, msgspec.Struct | Settings | tuple | Enum):
         return [name, msgspec.msgpack.encode(value)]
     return [
         name,
@@ -68,7 +68,7 @@ def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> obj
     if name in _MANY:
         return _MANY[name](recall(one, kinds) for one in held)
     kind = kinds[name]
-    if issubclass(kind, msgspec.Struct | tuple | Enum):
+    if issubclass(kind, msgspec.Struct | Settings | tuple | Enum):
         return msgspec.msgpack.decode(held, type=kind, dec_hook=read_own)
     whole = now if type(now) is kind else kind.__new__(kind)
     for attribute, one in held:

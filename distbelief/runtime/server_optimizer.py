@@ -218,7 +218,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 "each group a rate above 0 to begin with (lr in its group, or --lr)"
             )
         own = self._settings
-        if own.rate.lr_schedule != "constant" or own.rate.warmup_epochs:
+        if own.lr_schedule != "constant" or own.warmup_epochs:
             raise UsageError(
                 f"the script sets the learning rate to {now}, and so does the job (--lr-schedule, --warmup-epochs): "
                 "leave one of them off"

@@ -26,7 +26,7 @@ from distbelief.sharding.layout import Layout
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.play import HomeSteps, Microbatch, Passes, cut_minibatch, step
 from distbelief.split.program import build, mapped
@@ -118,12 +118,10 @@ class SplitModel(nn.Module):
         inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
         whole.train()
         traced = trace(whole, inputs, self._split.modules)
-        split, samples = self._split, _samples(arguments)
+        split = self._split
         if split.ways == AUTO or tell:
-            chosen = choose(
-                split, traced, whole, self._loss, targets, samples, batch_size, settings.pipeline,
-                settings.microbatches,
-            )  # fmt: skip
+            steps = SplitSteps(batch_size, settings.pipeline, settings.microbatches)
+            chosen = choose(split, traced, whole, self._loss, targets, steps)
             split = chosen.split
             if tell:
                 tell(Parted(split.text, chosen.told))

@@ -65,14 +65,14 @@ class Stream:
 
     def begin(self, settings: Settings, index: int) -> None:
         """Have it read for replica `index` of a job."""
-        own, data = self._given, settings.data
+        own = self._given
         whole = own.batch_size is None
-        shared = not data.own_data and settings.replicas > 1
-        self._first, self._compared = index == 0 or data.own_data, not shared
-        self._seed, self._number = settings.seed, BEGINNING - (index if data.own_data else 0)
+        shared = not settings.own_data and settings.replicas > 1
+        self._first, self._compared = index == 0 or settings.own_data, not shared
+        self._seed, self._number = settings.seed, BEGINNING - (index if settings.own_data else 0)
         changes: dict[str, Any] = {"batch_size": own.batch_size}
         if not whole:
-            changes = {"batch_size": data.batch_size, "drop_last": own.drop_last or data.drop_last}
+            changes = {"batch_size": settings.batch_size, "drop_last": own.drop_last or settings.drop_last}
         part: StreamPart | None = None
         if shared:
             each = ((changes["batch_size"] or 1) - 1) * settings.replicas + 1  # of which each reads for its first

@@ -53,8 +53,9 @@ def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[in
     """An algorithm for powers of two, for any number of ranks."""
     core = 1 << (len(members).bit_length() - 1)
     beyond = list(zip(members[core:], members, strict=False))
-    fold = _all_at_once(((one, other, whole) for one, other in beyond), True)
-    return [fold, *inner(members[:core], whole), _all_at_once(((other, one, whole) for one, other in beyond), False)]
+    fold = _all_at_once(((extra, partner, whole) for extra, partner in beyond), True)
+    unfold = _all_at_once(((partner, extra, whole) for extra, partner in beyond), False)
+    return [fold, *inner(members[:core], whole), unfold]
 
 
 def butterfly(members: Sequence[int], whole: Range) -> Steps:
@@ -89,7 +90,7 @@ def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
 def scatter(members: Sequence[int], whole: Range) -> Steps:
     """Reduce-scatter on a ring: member i ends with the sum of part i."""
     count, parts = len(members), cut(whole, len(members))
-    pairs = [(one, members[(i + 1) % count]) for i, one in enumerate(members)]
+    pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
     steps = [[(*pair, parts[(i - t - 1) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
     return [_all_at_once(step, True) for step in steps]
 
@@ -97,7 +98,7 @@ def scatter(members: Sequence[int], whole: Range) -> Steps:
 def gather(members: Sequence[int], whole: Range) -> Steps:
     """All-gather on a ring: member i begins with part i, and all end with all."""
     count, parts = len(members), cut(whole, len(members))
-    pairs = [(one, members[(i + 1) % count]) for i, one in enumerate(members)]
+    pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
     steps = [[(*pair, parts[(i - t) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
     return [_all_at_once(step, False) for step in steps]
 
@@ -114,8 +115,8 @@ def direct(members: Sequence[int], whole: Range) -> Steps:
     """
     count, parts = len(members), cut(whole, len(members))
     pairs = [(i, (i + shift) % count) for shift in range(1, count) for i in range(count)]
-    adding = _all_at_once(((members[one], members[other], parts[other]) for one, other in pairs), True)
-    return [adding, _all_at_once(((members[one], members[other], parts[one]) for one, other in pairs), False)]
+    adding = _all_at_once(((members[rank], members[peer], parts[peer]) for rank, peer in pairs), True)
+    return [adding, _all_at_once(((members[rank], members[peer], parts[rank]) for rank, peer in pairs), False)]
 
 
 FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
@@ -130,7 +131,7 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""What stands for one of them that the place where a job runs chooses: its own, and the cheapest by what is measured.
+"""Names for the choice of the place where a job runs: its own way, and the cheapest by what is measured.
 """
 
 
@@ -140,7 +141,7 @@ def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> St
     On a host with more ranks than the smallest one, those beyond give theirs to another first, and are given the sum.
     """
     least = min(map(len, hosts))
-    beyond = [(one, host[i % least]) for host in hosts for i, one in enumerate(host[least:])]
+    beyond = [(extra, host[i % least]) for host in hosts for i, extra in enumerate(host[least:])]
     locals_, pieces = [host[:least] for host in hosts], cut(whole, least)
     everywhere = [FLAT[inner]([host[i] for host in locals_], piece) for i, piece in enumerate(pieces)]
     return [
@@ -148,7 +149,7 @@ def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> St
         *_side_by_side([scatter(host, whole) for host in locals_]),
         *_side_by_side(everywhere),
         *_side_by_side([gather(host, whole) for host in locals_]),
-        *_in_turn([(other, one) for one, other in beyond], whole, False),
+        *_in_turn([(partner, extra) for extra, partner in beyond], whole, False),
     ]
 
 
@@ -207,9 +208,9 @@ def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
     (None, None)
     """
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
-        asks = f"{HIERARCHICAL}{' or auto' if auto else ''}"
-        told = f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask"
-        raise UsageError(f"{told}: name {asks}, or leave it off")
+        algorithms = f"{HIERARCHICAL}{' or auto' if auto else ''}"
+        reason = f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask"
+        raise UsageError(f"{reason}: name {algorithms}, or leave it off")
 
 
 @lru_cache(maxsize=256)

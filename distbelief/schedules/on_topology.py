@@ -31,20 +31,22 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
 
     def traffic(order: Sequence[int]) -> Traffic:
         at = dict(zip(used, order, strict=True))
-        return {f"{one}-{to}": (at[hosts[one]], at[hosts[to]], count / length) for (one, to), count in sent.items()}
+        return {
+            f"{sender}-{to}": (at[hosts[sender]], at[hosts[to]], count / length) for (sender, to), count in sent.items()
+        }
 
     orders = {
         "by names": sorted(used, key=lambda host: names[host]),
         "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
     }
     most = {what: max(loads(routes, traffic(order).values()).values(), default=0.0) for what, order in orders.items()}
-    told = f"; it would be {', '.join(f'{load:.2f} {what}' for what, load in most.items())}"
+    otherwise = f"; it would be {', '.join(f'{load:.2f} {what}' for what, load in most.items())}"
     carried = loads(routes, traffic(used).values())
     sends = max(carried.get(topology.uplink(host), 0.0) for host in used)
     return [
         f"{schedule.algorithm} on {topology.name}, in this order: {', '.join(names[host] for host in used)}",
         f"a host sends at most {sends:.2f} times the vector; the least is {2 * (len(used) - 1) / len(used):.2f}",
-        *load_lines(routes, traffic(used), "times the vector", link.bandwidth if link else 0.0, told),
+        *load_lines(routes, traffic(used), "times the vector", link.bandwidth if link else 0.0, otherwise),
         *([f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms"] if link else []),
     ]
 
@@ -70,9 +72,9 @@ def _switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[
             (f"{carried.get(link, 0.0):.2f} there, {carried.get(link ^ 1, 0.0):.2f} back", names[other])
             for other, link in topology.around[switch] if not len(topology.hosts) <= other < switch
         ]  # fmt: skip
-        told = []
+        phrases = []
         for what, group in groupby(rows, key=lambda row: row[0]):
             first, *rest = [other for _, other in group]
-            told.append(f"{first}{f' to {rest[-1]}' if rest else ''} {what}")
-        if any(carried.get(link) or carried.get(link ^ 1) for _, link in topology.around[switch]) and told:
-            yield f"  {name}: {'; '.join(told)}"
+            phrases.append(f"{first}{f' to {rest[-1]}' if rest else ''} {what}")
+        if any(carried.get(link) or carried.get(link ^ 1) for _, link in topology.around[switch]) and phrases:
+            yield f"  {name}: {'; '.join(phrases)}"

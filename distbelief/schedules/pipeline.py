@@ -28,7 +28,7 @@ from distbelief.errors import UsageError
 
 
 class Pass(Enum):
-    """Which way a microbatch goes through a segment, or a tensor through a boundary."""
+    """Direction of a microbatch through a segment, or of a tensor through a boundary."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -52,7 +52,7 @@ class SegmentTask(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What goes through a boundary for one microbatch: a value forward, or its gradient back."""
+    """Passage of one microbatch through a boundary: a value forward, or its gradient back."""
 
     boundary: int
     microbatch: int
@@ -63,7 +63,7 @@ Action = SegmentTask | Crossing
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Where one value crosses from the home that computes it to one that needs it."""
+    """Crossing point of one value, from the home that computes it to one that needs it."""
 
     value: str
     source: int
@@ -79,14 +79,14 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class HomeSegment(msgspec.Struct, frozen=True):
-    """What one home computes without waiting, by what it takes from other homes and gives to them."""
+    """A computation of one home without waiting, by what it takes from other homes and gives to them."""
 
     name: str
     home: int
     takes: tuple[int, ...] = ()
     """The numbers of the boundaries over which its inputs come."""
     gives: tuple[int, ...] = ()
-    """Of those over which its outputs leave."""
+    """Numbers of the boundaries over which its outputs leave."""
 
 
 class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
@@ -104,28 +104,28 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
     boundaries: tuple[Boundary, ...] = ()
 
     def __post_init__(self) -> None:
-        given: set[int] = set()
+        sent: set[int] = set()
         for segment in self.segments:
             for number in (*segment.takes, *segment.gives):
                 if not 0 <= number < len(self.boundaries):
                     raise UsageError(f"{segment.name}: boundary {number} of {len(self.boundaries)}: number them from 0")
             for number in segment.takes:
-                if number not in given or self.boundaries[number].target != segment.home:
+                if number not in sent or self.boundaries[number].target != segment.home:
                     raise UsageError(
                         f"{segment.name} takes {self.boundaries[number]}, which nobody before it gives there"
                     )
             for number in segment.gives:
-                if number in given or self.boundaries[number].source != segment.home:
+                if number in sent or self.boundaries[number].source != segment.home:
                     raise UsageError(
                         f"{segment.name} gives {self.boundaries[number]}, which is another segment's to give"
                     )
-                given.add(number)
-        taken = {number for segment in self.segments for number in segment.takes}
+                sent.add(number)
+        received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
-        for number, one in enumerate(self.boundaries):
-            if number not in taken or one.source == one.target or (one.value, one.target) in arrivals:
-                raise UsageError(f"{one}: a value crosses once to each other home that takes it")
-            arrivals.add((one.value, one.target))
+        for number, edge in enumerate(self.boundaries):
+            if number not in received or edge.source == edge.target or (edge.value, edge.target) in arrivals:
+                raise UsageError(f"{edge}: a value crosses once to each other home that takes it")
+            arrivals.add((edge.value, edge.target))
         if {segment.home for segment in self.segments} != set(range(self.homes)):
             raise UsageError(f"of homes 0 to {self.homes - 1} some have no segment: number those that have, from 0 on")
 
@@ -140,8 +140,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Return how many homes a microbatch is at, from each home on to the one where it turns: 1 for the last of a
-        chain.
+        """Count the homes that a microbatch passes, from each home to where it turns: 1 for the last of a chain.
 
         Homes that need values of each other have the same depth.
 
@@ -164,7 +163,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         segment = self.segments[task.segment]
         if task.direction is not Pass.BACKWARD:
             return [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.gives]
-        earlier = {number for one in self.segments[: task.segment] for number in one.takes}
+        earlier = {number for segment in self.segments[: task.segment] for number in segment.takes}
         ready = [number for number in segment.takes if self.boundaries[number].gradient and number not in earlier]
         return [Crossing(number, task.microbatch, Pass.BACKWARD) for number in ready]
 
@@ -203,7 +202,7 @@ def chain(stages: int, size: int = 0) -> SegmentGraph:
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
-    """What each home does with a minibatch of so many microbatches.
+    """Orders of the homes for a minibatch of so many microbatches.
 
     >>> from distbelief.schedules.pipelines import pipeline
     >>> made = pipeline("gpipe", chain(2), 1)

@@ -15,7 +15,7 @@ BACKWARD = 2.0
 
 
 class SegmentCost(msgspec.Struct, frozen=True):
-    """What one segment costs, as the pipeline computes it."""
+    """Cost of one segment, as the pipeline computes it."""
 
     forward: float
     """Seconds of one microbatch."""
@@ -25,7 +25,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
     """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
 
     def seconds(self, direction: Pass) -> float:
-        """Of one task."""
+        """Return the time of one task."""
         return self.forward if direction is Pass.FORWARD else self.backward
 
 
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class PipelinePrice(msgspec.Struct, frozen=True):
-    """What a step costs."""
+    """Price of a step."""
 
     seconds: float
     """From the first task to the last home's last."""
@@ -48,8 +48,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
     """Seconds that each home computes."""
     held: tuple[int, ...]
-    """The most bytes that each home holds for what it is still to compute: what it kept, and the slots of what comes to
-    it."""
+    """The most bytes that each home holds for what is still to compute: what it kept, and slots of what comes."""
 
     @property
     def idle(self) -> float:
@@ -64,7 +63,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
 
 
 def price_pipeline(
-    made: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
+    pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
 ) -> PipelinePrice:
     """The price of a pipeline, in which everything begins as soon as its home and what it waits for let it.
 
@@ -72,7 +71,7 @@ def price_pipeline(
     sum(t) + (M - 1) max(t).
 
     Args:
-        made: what is played.
+        pipeline: what is played.
         costs: of each segment, in their order.
         link: between any two homes, where messages cost something; a home computes on while they leave and arrive.
         samples: in a microbatch, for the bytes of what crosses.
@@ -82,14 +81,14 @@ def price_pipeline(
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """
-    run = _Timeline(made, costs, link or LinkModel(0.0, float("inf")), samples)
+    run = _Timeline(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
     # who is the earliest goes first, since ports serve in that order
     while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
     held = list(run.most)
-    for number, boundary in enumerate(made.graph.boundaries):
-        held[boundary.target] += run.sizes[number] * made.slots(number)
-        held[boundary.source] += run.sizes[number] * made.slots(number) * boundary.gradient
+    for number, boundary in enumerate(pipeline.graph.boundaries):
+        held[boundary.target] += run.sizes[number] * pipeline.slots(number)
+        held[boundary.source] += run.sizes[number] * pipeline.slots(number) * boundary.gradient
     spans = sorted(run.spans, key=lambda span: (span.start, span.home))
     return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
 

@@ -18,13 +18,13 @@ from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm,
 from distbelief.schedules.schedule import Schedule
 
 CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""What auto chooses from where messages travel. Those of `direct` meet: on the virtual network they enter a port in the
-order in which they were sent, not in which they come, and on a real one they share it unevenly, so that it takes more
-than its price on both."""
+"""Algorithms that auto chooses from where messages travel. The messages of `direct` meet: on the virtual network they
+enter a port in the order in which they were sent, not in which they come, and on a real one they share it unevenly, so
+that it takes more than its price on both."""
 
 
 class LinkModel(msgspec.Struct, frozen=True):
-    """What a line between two ranks is like."""
+    """Speed of a line between two ranks."""
 
     latency: float
     """Seconds from the last byte that leaves to the last that arrives."""
@@ -32,6 +32,8 @@ class LinkModel(msgspec.Struct, frozen=True):
     """Bytes per second."""
     reduction: float = 0.0
     """Seconds per byte that is added to another."""
+    header: int = 0
+    """Bytes of each message beside its elements."""
 
 
 class Port:
@@ -63,10 +65,12 @@ def add(target: Port, arrives: float, takes: float) -> float:
 
 
 def price(
-    schedule: Schedule, item: int, link: LinkModel, inside: LinkModel | None = None,
+    schedule: Schedule,
+    item: int,
+    link: LinkModel,
+    inside: LinkModel | None = None,
     hosts: Sequence[Sequence[int]] = (),
-    header: int = 0,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds from the first step to the last rank's last.
 
     Args:
@@ -75,7 +79,6 @@ def price(
         link: between any two ranks.
         inside: between two ranks of one host, where that is another.
         hosts: the ranks of each host; those of the schedule where none are given.
-        header: bytes of each message beside its elements.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> round(price(schedule("ring", 8, 250_000), 4, LinkModel(20e-6, 1.25e9)) * 1e3, 2)
@@ -88,7 +91,8 @@ def price(
         for source, target, start, stop, adds in step:
             line = inside if inside is not None and home.get(source) == home.get(target) is not None else link
             size = (stop - start) * item
-            arrives = carry(ports[source], ports[target], ready[source], (size + header) / line.bandwidth, line.latency)
+            takes = (size + line.header) / line.bandwidth
+            arrives = carry(ports[source], ports[target], ready[source], takes, line.latency)
             if adds and line.reduction:
                 arrives = add(ports[target], arrives, size * line.reduction)
             after[target] = max(after[target], arrives)
@@ -113,7 +117,7 @@ def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Lin
 
 
 class Formula(msgspec.Struct, frozen=True):
-    """What the literature says of an algorithm: steps, and elements that all ranks send together."""
+    """Formula of the literature for an algorithm: steps, and elements that all ranks send together."""
 
     steps: int
     moved: int
@@ -154,17 +158,21 @@ def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formul
 
 @functools.lru_cache(maxsize=1024)
 def cheapest(
-    ranks: int, length: int, item: int, link: LinkModel, inside: LinkModel | None = None, hosts: tuple[tuple[int, ...],
-        ...] = (),
-    among: tuple[str, ...] = ALGORITHMS, header: int = 0,
-) -> str:  # fmt: skip
-    """The algorithm with the least price; of equals, the first. The arguments are those of `schedule` and `price`. All
-    replicas of a simulated group ask the same, each by itself.
+    hosts: tuple[tuple[int, ...], ...],
+    length: int,
+    item: int,
+    link: LinkModel,
+    inside: LinkModel | None = None,
+    among: tuple[str, ...] = CHOICES,
+) -> str:
+    """Return the algorithm with the least price, of equals the first; arguments as of `schedule` and `price`, for the
+    ranks of the hosts.
 
-    >>> among, link = ("butterfly", "halving-doubling", "ring"), LinkModel(20e-6, 1.25e9)
-    >>> [cheapest(8, length, 4, link, among=among) for length in (1000, 250_000)]
+    >>> hosts, link = (tuple(range(8)),), LinkModel(20e-6, 1.25e9)
+    >>> [cheapest(hosts, length, 4, link, among=("butterfly", "halving-doubling")) for length in (1000, 250_000)]
     ['butterfly', 'halving-doubling']
     """
-    made = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
-    prices = {name: price(one, item, link, inside, hosts, header) for name, one in made.items()}
+    ranks = sum(map(len, hosts))
+    schedules = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
+    prices = {name: price(candidate, item, link, inside, hosts) for name, candidate in schedules.items()}
     return min(prices, key=lambda name: prices[name])

@@ -43,28 +43,27 @@ Step = tuple[Move, ...]
 
 
 class RankStep(NamedTuple):
-    """What one rank does at one step."""
+    """Moves of one rank at one step."""
 
     number: int
-    """Of the step in the schedule."""
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
 
     @property
     def swaps(self) -> bool:
         """Return whether elements that leave are among those that are received, so that a copy is needed."""
-        return any(one.overlaps(other) for one in self.sends for other in self.receives)
+        return any(sent.overlaps(received) for sent in self.sends for received in self.receives)
 
 
 class Postcondition(Enum):
-    """What every rank holds at the end."""
+    """Contents of every rank at the end."""
 
     SUM = "the sum of what all ranks held"
     FIRST = "what the first rank held"
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    r"""How `ranks` ranks move `length` elements; steps in which nothing moves are left out.
+    r"""Moves of `length` elements between `ranks` ranks; steps in which nothing moves are left out.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> for step in schedule("ring", 2, 4).steps:
@@ -95,9 +94,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def edges(self) -> list[int]:
-        """Return where a move begins or ends, in order: the elements between two edges are moved together wherever they
-        go.
-        """
+        """Return where a move begins or ends, in order: the elements between two edges are moved together."""
         return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
 
     def parts_of(self, move: Move) -> range:
@@ -110,7 +107,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_rank(self) -> list[tuple[RankStep, ...]]:
-        found: list[list[RankStep]] = [[] for _ in range(self.ranks)]
+        steps_by_rank: list[list[RankStep]] = [[] for _ in range(self.ranks)]
         for number, step in enumerate(self.steps):
             sends: dict[int, list[Move]] = {}
             receives: dict[int, list[Move]] = {}
@@ -118,8 +115,8 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
                 sends.setdefault(move.source, []).append(move)
                 receives.setdefault(move.target, []).append(move)
             for rank in sorted(sends.keys() | receives.keys()):
-                found[rank].append(RankStep(number, tuple(sends.get(rank, ())), tuple(receives.get(rank, ()))))
-        return [tuple(steps) for steps in found]
+                steps_by_rank[rank].append(RankStep(number, tuple(sends.get(rank, ())), tuple(receives.get(rank, ()))))
+        return [tuple(steps) for steps in steps_by_rank]
 
     def steps_of(self, rank: int) -> tuple[RankStep, ...]:
         """Return what one rank does, in order; steps that do not concern it are left out."""

@@ -1,5 +1,4 @@
-"""LARS (You et al. 2017) and LAMB (You et al. 2020), of which torch has neither: every layer steps as far as its own
-norm allows.
+"""LARS (You et al. 2017) and LAMB (You et al. 2020), which torch lacks: each layer steps as its own norm allows.
 
 A layer may be cut across shards or partitions, and so a step has two halves: `squares` gives the squared norms of the
 parts that are here, in float64, and changes nothing; `finish` is given those of the whole layers. The rate is not
@@ -115,19 +114,17 @@ class LARS(Layerwise):
     """
 
     def __init__(
-        self, params: ParamsT, lr: float = 2.0, momentum: float = 0.9, weight_decay: float = 0.0,
+        self,
+        params: ParamsT,
+        lr: float = 2.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
         trust: float = 0.001,
-        exempt: bool = False, correction: bool = True,
-    ) -> None:  # fmt: skip
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "exempt": exempt,
-            "correction": correction,
-        }
-        super().__init__(params, options)
+        exempt: bool = False,
+        correction: bool = True,
+    ) -> None:
+        ratio = {"trust": trust, "exempt": exempt, "correction": correction}
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **ratio})
 
     def _move(self, group: Group, p: Tensor) -> Tensor:
         assert p.grad is not None
@@ -166,10 +163,14 @@ class LAMB(Layerwise):
     """
 
     def __init__(
-        self, params: ParamsT, lr: float = 0.002, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+        self,
+        params: ParamsT,
+        lr: float = 0.002,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
         weight_decay: float = 0.0,
         exempt: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not all(0 <= beta < 1 for beta in betas) or len(betas) != 2:
             raise ValueError("betas must be two numbers from 0 up to, not including, 1")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "exempt": exempt})

@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import torch
 
-from distbelief.core.conversations.agreement import Ruling, Squares
-from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
+from distbelief.core.conversations.agreement import Ruling
+from distbelief.core.conversations.mirroring import Confirmed, Copied, Decided, StatePart, StateSent
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.ledger import PushTaken
@@ -122,28 +122,16 @@ class Mirror:
         """Return whether the standby would go on from this floor of the policy, or there is no standby."""
         return self.place is None or floor <= self._floor
 
-    def copy(
-        self,
-        what: CopyUse,
-        payload: Payload,
-        keys: tuple[PushTaken, ...],
-        staleness: tuple[int, ...],
-        samples: int,
-        factor: float,
-        weight: float,
-        floor: int,
-        norms: Squares = (),
-    ) -> list[Effect]:
-        """Send the standby a push, or the sum of several."""
+    def copy(self, copied: Copied, payload: Payload) -> list[Effect]:
+        """Send the standby a push, or the sum of several; the slot and the number of the message are replaced."""
         # What waits for a slot is not copied: a push is acknowledged only once the standby has it, and its replica does
         # not overwrite it before.
-        pushes = keys, staleness, samples
-
-        def copied(number: int, slot: int) -> Message:
-            size = payload.nbytes
-            return Copied(slot, 0, size, self._incarnation, number, what, *pushes, factor, weight, floor, norms)
-
-        return self.repeat(copied, payload, floor)
+        life = self._incarnation
+        return self.repeat(
+            lambda number, slot: msgspec.structs.replace(copied, slot=slot, incarnation=life, number=number),
+            payload,
+            copied.floor,
+        )
 
     def repeat(self, make: Make, payload: Payload | None = None, floor: int = 0) -> list[Effect]:
         """Have the standby do what the shard does; `floor` is that of the policy afterwards."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distbelief.core.consistency import Key, PlannedUpdate
 from distbelief.core.conversations import pushing
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.conversations.mirroring import CopyUse
+from distbelief.core.conversations.mirroring import Copied, CopyUse
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Version
@@ -24,7 +24,6 @@ class PendingUpdate(NamedTuple):
     """Factor of the learning rate."""
     pushes: list[tuple[Key, pushing.Push]]
     staleness: tuple[int, ...]
-    """Staleness of each push."""
 
     def has(self, key: Key) -> bool:
         """Return whether a push is in it."""
@@ -39,9 +38,11 @@ class PendingUpdate(NamedTuple):
         if mirror.place is None:
             return []
         keys = tuple(push_taken(key.who, push) for key, push in self.pushes)
-        return mirror.copy(
-            CopyUse.SUM, held.sum(), keys, self.staleness, self.due.samples, self.factor, self.due.weight, floor, norms
+        use, due, payload = CopyUse.SUM, self.due, held.sum()
+        sums = Copied(
+            0, 0, payload.nbytes, 0, 0, use, keys, self.staleness, due.samples, self.factor, due.weight, floor, norms
         )
+        return mirror.copy(sums, payload)
 
     def acknowledged(self, version: Version) -> list[Effect]:
         """Acknowledge the pushes that are in it."""

@@ -80,7 +80,7 @@ class HeldRange:
         self.home = plan.layout.home_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
-        self.rate: Callable[[int], float] = plan.factor if plan.settings.rate.varies else lambda _samples: 1.0
+        self.rate: Callable[[int], float] = plan.factor if plan.settings.rate_varies else lambda _samples: 1.0
         """Factor of the learning rate after so many samples."""
 
 
@@ -450,8 +450,11 @@ class Shard:
         """Have the standby, where there is one, do the same with a push."""
         if self.mirror.place is None:
             return []
-        keys = (push_taken(sender, event),)
-        return self.mirror.copy(use, payload, keys, (staleness,), event.samples, factor, 1.0, self.policy.floor)
+        keys, floor = (push_taken(sender, event),), self.policy.floor
+        copied = mirroring.Copied(
+            0, 0, payload.nbytes, 0, 0, use, keys, (staleness,), event.samples, factor, floor=floor
+        )
+        return self.mirror.copy(copied, payload)
 
     def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
         """Make the error for a push whose bytes this shard cannot read."""

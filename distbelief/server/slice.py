@@ -463,7 +463,7 @@ class TorchSlice:
     @functools.cached_property
     def _step_parts(self) -> list[StepPart]:
         """The same parts, in the flat parameters that the optimizer steps."""
-        return [StepPart(_data(self._trained[one.piece]), one.within) for one in self._parameters]
+        return [StepPart(_data(self._trained[parameter.piece]), parameter.within) for parameter in self._parameters]
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
         """Do as `apply_to` of a model without buffers, with each parameter's gradient where autograd made it."""

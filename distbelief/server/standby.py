@@ -1,5 +1,4 @@
-"""The standby: the machine that holds all that its shard has acknowledged, and takes its place when the coordinator
-says so.
+"""The standby: the machine that holds what its shard has acknowledged, and takes its place when it is told to.
 
 It makes the same optimizer steps, in the same order, and confirms each. It decides nothing: what is applied, gathered
 or dropped is the shard's word.

@@ -44,7 +44,7 @@ def cut(layout: Layout, mesh: Mesh, shards: int) -> tuple[Assignment, ...]:
     check_shards(shards, layout.parameters)
     return tuple(
         Assignment(moving, frozen)
-        for home, count in zip(layout.homes, _shares([one.moving.size for one in layout.homes], shards), strict=True)
+        for home, count in zip(layout.homes, _shares([h.moving.size for h in layout.homes], shards), strict=True)
         for moving, frozen in zip(_cut(home.moving, count), _cut(home.frozen, count), strict=True)
     )
 

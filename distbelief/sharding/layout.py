@@ -4,9 +4,8 @@ The flat vector is one run of bytes, home after home: a *home* is a partition of
 model is not split. Each home has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype
 (both *move*: they are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an
 optimizer of its own, what moves lies model after model. What lies there are *pieces* of tensors; with one home a piece
-is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts
-at a multiple of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so that every cut is at a multiple of
-16 elements of any dtype.
+is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts at a multiple
+of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so at a multiple of 16 elements of any dtype.
 """
 
 from __future__ import annotations
@@ -178,7 +177,6 @@ class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
     """Ranges of one home in the flat vector: a vector of a partition is as long as these."""
 
     trained: Range
-    """Its trained parameters."""
     moving: Range
     """Range that is pushed and fetched: the trained parameters, and the buffers behind them."""
     frozen: Range
@@ -221,8 +219,8 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     def held(self, home: int) -> Range:
         """Return what a home has of the vector; all of it, where none (-1) is named."""
-        own = self.homes if home < 0 else self.homes[home : home + 1]
-        return Range(own[0].all.start, own[-1].all.stop)
+        homes = self.homes if home < 0 else self.homes[home : home + 1]
+        return Range(homes[0].all.start, homes[-1].all.stop)
 
     @property
     def only(self) -> HomeRanges:
@@ -337,16 +335,16 @@ def lay_out(
         if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
             raise UsageError(f"home {home} has no trained parameter: split the model over fewer homes, or otherwise")
         start = trained = moving = position = _aligned(position)
-        for one in sorted(here, key=order):
-            t = one.tensor
+        for part in sorted(here, key=order):
+            t = part.tensor
             key, last = (t.kind, t.dtype, t.group), sections[-1] if sections else None
             if last is None or (last.kind, last.dtype, last.group, last.home) != (*key, home):
                 position = _aligned(position)
                 sections.append(Section(*key, position, position, home))
-            entries.append(Entry(t, one.piece, position))
+            entries.append(Entry(t, part.piece, position))
             if models and t.kind != "frozen":
                 begun.setdefault(models[t.name], position)
-            position += one.size
+            position += part.size
             sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
             trained = position if t.kind == "parameter" else trained
             moving = position if t.kind != "frozen" else moving
@@ -375,9 +373,7 @@ def _aligned(position: int) -> int:
 
 
 def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """The pieces of a tensor, which follow each other along one dimension from its first index to its last; none is
-    empty, but where the tensor is.
-    """
+    """Check the pieces of a tensor: they follow each other along one dimension; none is empty, unless the tensor is."""
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension
@@ -406,7 +402,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
     theirs = {e.tensor.name: e.tensor for e in joining.entries}
     ours = {e.tensor.name: e.tensor for e in server.entries}
     difference = "its parameter groups, their options or the order of its parameters differ from the server's"
-    split = [{(e.tensor.name, e.piece) for e in one.entries} for one in (server, joining)]
+    split = [{(e.tensor.name, e.piece) for e in layout.entries} for layout in (server, joining)]
     if split[0] != split[1]:
         difference = "its parameters are split otherwise than the server's"
     for name, tensor in ours.items():

@@ -20,7 +20,7 @@ from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pip
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, elements, segment_graph
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
@@ -58,7 +58,7 @@ class Choice:
         """Return what it was chosen for, in a sentence."""
         best = self.candidates[0]
         others = [candidate for candidate in self.candidates[1 : 1 + TOLD] if not candidate.reason]
-        beside = "; ".join(f"{_named(one.split)} {self.whole / one.seconds:.2f}" for one in others)
+        beside = "; ".join(f"{_named(candidate.split)} {self.whole / candidate.seconds:.2f}" for candidate in others)
         speedup = self.whole / best.seconds
         pays = "" if speedup > 1 else "; it does not pay in time, only in memory"
         return (
@@ -68,9 +68,8 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, examples: int,
-    batch_size: int, schedule: str = "sequential", microbatches: int = 1,
-) -> Choice:  # fmt: skip
+    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: SplitSteps
+) -> Choice:
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
     Args:
@@ -79,33 +78,30 @@ def choose(
         model: the same; no value of it is read.
         loss: of its output and the targets.
         targets: an example of what the loss takes.
-        examples: samples that the model was traced with.
-        batch_size: of the steps that are priced.
-        schedule: in which they go through the homes: one of `PIPELINES`.
-        microbatches: of a minibatch.
+        steps: what is priced.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
     """
     shapes = _without_values(model)
-    scale = batch_size / examples
+    batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
     candidates: list[Candidate] = []
-    for one in ways:
+    for way in ways:
         try:
-            graph = apply(one, traced, loss, targets)
-            programs = [build(graph, home, shapes) for home in range(one.partitions)]
-            pipe = pipeline(schedule, segment_graph(programs), microbatches)
-            candidates.append(Candidate(one, _price(programs, pipe, scale, batch_size)))
+            graph = apply(way, traced, loss, targets)
+            programs = [build(graph, home, shapes) for home in range(way.partitions)]
+            pipe = pipeline(steps.algorithm, segment_graph(programs), steps.microbatches)
+            candidates.append(Candidate(way, _price(programs, pipe, scale, batch_size)))
         except UsageError as error:
             if len(ways) == 1:
                 raise
-            candidates.append(Candidate(one, float("inf"), str(error)))
-    candidates.sort(key=lambda one: one.seconds)
+            candidates.append(Candidate(way, float("inf"), str(error)))
+    candidates.sort(key=lambda candidate: candidate.seconds)
     if candidates[0].reason:
         raise UsageError(
             f"the model cannot be split over {split.partitions} partitions: "
-            + "; ".join(f"{one.split.text}: {one.reason}" for one in candidates)
+            + "; ".join(f"{candidate.split.text}: {candidate.reason}" for candidate in candidates)
         )
     return Choice(candidates[0].split, _of_whole(traced, scale, batch_size), tuple(candidates))
 
@@ -113,15 +109,15 @@ def choose(
 def _ways(traced: Traced, partitions: int) -> list[Split]:
     """Every way by itself; and convolutions in each way that they have, beside fully connected layers by neurons."""
     plain = [way for way in (*PLACING, *DIVIDING) if way not in ("columns", "rows")]
-    found: list[Split] = [Split(way, partitions) for way in plain]
+    splits: list[Split] = [Split(way, partitions) for way in plain]
     layers = {str(node.target): traced.layer(node) for node in traced.layers}
     dense = [path for path, layer in layers.items() if rule_of(layer, "columns")]
     for way in ("filters", "regions"):
         able = [path for path, layer in layers.items() if rule_of(layer, way)]
         if able and dense:
             mixed = {path: way if path in able else "neurons" for path in layers if path in (*able, *dense)}
-            found.append(Split(mixed, partitions))
-    return found
+            splits.append(Split(mixed, partitions))
+    return splits
 
 
 def _named(split: Split) -> str:
@@ -142,8 +138,8 @@ def _named(split: Split) -> str:
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers have shapes alone."""
     memo: dict[int, object] = {id(buffer): buffer.detach().to("meta") for buffer in model.buffers()}
-    for one in model.parameters():
-        memo[id(one)] = nn.Parameter(one.detach().to("meta"), one.requires_grad)
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
     return copy.deepcopy(model, memo)
 
 
@@ -153,8 +149,8 @@ def _price(programs: Sequence[HomeProgram], pipe: Pipeline, scale: float, sample
     left = {program.home: iter(program.segments) for program in programs}
     costs = []
     for place in pipe.graph.segments:
-        one = next(left[place.home])
-        forward = _seconds(scale * one.flops / parts, samples * one.elements / parts, one.nodes)
+        segment = next(left[place.home])
+        forward = _seconds(scale * segment.flops / parts, samples * segment.elements / parts, segment.nodes)
         costs.append(SegmentCost(forward, BACKWARD * forward))
     return price_pipeline(pipe, costs, LINE, samples / parts).seconds
 

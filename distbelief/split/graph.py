@@ -100,11 +100,11 @@ class SplitGraph:
 
     def constant(self, name: str) -> torch.Tensor:
         """A tensor that each home has, and that is no part of the state."""
-        found: object = self.traced.model
-        for one in name.split("."):
-            found = getattr(found, one)
-        assert isinstance(found, torch.Tensor)
-        return found
+        attribute: object = self.traced.model
+        for part in name.split("."):
+            attribute = getattr(attribute, part)
+        assert isinstance(attribute, torch.Tensor)
+        return attribute
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -162,7 +162,7 @@ class Rewriter:
         self._crossed: dict[tuple[fx.Node, int], fx.Node] = {}
         self._inputs: dict[tuple[int, str], fx.Node] = {}
         self._tensors: dict[str, fx.Node] = {}
-        self._names = {id(one): name for name, one in _tensors(traced.model, remove_duplicate=True)}
+        self._names = {id(tensor): name for name, tensor in _tensors(traced.model, remove_duplicate=True)}
         self._model_tensors = dict(_tensors(traced.model, remove_duplicate=False))
         self._persistent = set(traced.model.state_dict())
         for node in traced.graph.nodes:
@@ -216,12 +216,12 @@ class Rewriter:
 
     def place(self, node: fx.Node, home: int) -> None:
         """Compute a node as it is, at one home."""
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.whole(self._values[one], home))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
         if node.op == "get_attr":
             self._values[node] = Value(node)  # at home where it is needed first
             return
-        made = self._call(node, home, None, args, kwargs)
-        self._values[node] = Value(node, {home: made})
+        computed = self._call(node, home, None, args, kwargs)
+        self._values[node] = Value(node, {home: computed})
 
     def divide(self, node: fx.Node, divided: Divided) -> None:
         """Compute a node in parts, one at each home."""
@@ -233,15 +233,15 @@ class Rewriter:
             needs = dict(zip(flows, part.needs, strict=True)) if part.needs else {}
 
             def bring(
-                one: fx.Node,
+                input_node: fx.Node,
                 home: int = home,
                 part: HomePart = part,
                 needs: Mapping[fx.Node, Indices | None] = needs,
             ) -> fx.Node:
-                need = needs.get(one)
+                need = needs.get(input_node)
                 if need is None:
-                    return self.whole(self._values[one], home)
-                return self._padded(self._values[one], home, need, part.fill)
+                    return self.whole(self._values[input_node], home)
+                return self._padded(self._values[input_node], home, need, part.fill)
 
             args, kwargs = fx.map_arg((node.args, node.kwargs), bring)
             value.parts[home] = self._call(node, home, part, args, kwargs)
@@ -259,17 +259,17 @@ class Rewriter:
             UsageError: a home has no parameter to train.
         """
         output = next(iter(reversed(self._traced.graph.nodes)))
-        found = [self._values[input_node] for input_node in output.all_input_nodes]
-        homes = [value.owner for value in found if value.at and not value.free]
+        results = [self._values[input_node] for input_node in output.all_input_nodes]
+        homes = [value.owner for value in results if value.at and not value.free]
         home = homes[-1] if homes else 0
-        (given,) = fx.map_arg(output.args, lambda one: self.whole(self._values[one], home))
-        self.split.outputs = {home: given}
+        (structure,) = fx.map_arg(output.args, lambda input_node: self.whole(self._values[input_node], home))
+        self.split.outputs = {home: structure}
         if loss is not None:
             leaves, spec = pytree.tree_flatten(targets)
             wanted = [self._input(home, f"target_{number}") for number in range(len(leaves))]
             self.split.holdings["loss"] = Holding(Loss(loss), "loss", {})
-            made = self.split.graph.call_module("loss", (given, pytree.tree_unflatten(wanted, spec)))
-            self.split.loss = self._known(made, home, "loss", None)
+            loss_node = self.split.graph.call_module("loss", (structure, pytree.tree_unflatten(wanted, spec)))
+            self.split.loss = self._known(loss_node, home, "loss", None)
         if everywhere:
             self._hand_out(home)
         for tensor in self._model_tensors.values():
@@ -281,10 +281,10 @@ class Rewriter:
 
     def _hand_out(self, home: int) -> None:
         """Give each home what one has: the loss, or the output. Of the others no gradient comes back."""
-        given = self.split.outputs[home]
+        structure = self.split.outputs[home]
         if self.split.loss is not None:
-            told = self.split.graph.call_function(as_number, (self.split.loss,))
-            given = self._known(told, home, "loss", Shape((), (), torch.float64, False))
+            number = self.split.graph.call_function(as_number, (self.split.loss,))
+            structure = self._known(number, home, "loss", Shape((), (), torch.float64, False))
         copies: dict[tuple[fx.Node, int], fx.Node] = {}
 
         def copied(at: int, node: fx.Node) -> fx.Node:
@@ -293,7 +293,7 @@ class Rewriter:
             return copies[node, at]
 
         for at in range(self.split.partitions):
-            (self.split.outputs[at],) = fx.map_arg((given,), functools.partial(copied, at))
+            (self.split.outputs[at],) = fx.map_arg((structure,), functools.partial(copied, at))
 
     def _copied(self, node: fx.Node, home: int, at: int) -> fx.Node:
         """A value of one home, with memory of its own, at another; or there."""
@@ -312,8 +312,8 @@ class Rewriter:
     def _refuse_idle(self) -> None:
         trained = {name for name, tensor in self._model_tensors.items() if tensor.requires_grad}
         for home in range(self.split.partitions):
-            own = [name for name, held in self.split.pieces.items() if any(one.home == home for one in held)]
-            if not trained & set(own):
+            held_here = [name for name, held in self.split.pieces.items() if any(piece.home == home for piece in held)]
+            if not trained & set(held_here):
                 raise UsageError(
                     f"home {home} of {self.split.partitions} has no parameter to train: split over fewer "
                     "partitions, or otherwise"
@@ -350,12 +350,12 @@ class Rewriter:
     def _padded(self, value: Value, home: int, need: Indices, fill: float) -> fx.Node:
         shape = self._traced.shapes[value.node]
         there = need.clipped(shape)
-        made = self.range(value, home, there)
+        inner = self.range(value, home, there)
         if there == need:
-            return made
+            return inner
         behind = len(shape.fixed) - 1 - need.dimension
         pads = (*(0, 0) * behind, there.start - need.start, need.stop - there.stop)
-        added = self.split.graph.call_function(torch.nn.functional.pad, (made, pads, "constant", fill))
+        added = self.split.graph.call_function(torch.nn.functional.pad, (inner, pads, "constant", fill))
         return self._known(added, home, value.node.meta["path"], need.of(shape))
 
     def range(self, value: Value, home: int, need: Indices) -> fx.Node:
@@ -380,12 +380,12 @@ class Rewriter:
             return self._together(brought, home, cut, need.of(shape), kind, value.node.meta["path"])
         if cut.of(home) == need and home in value.parts:
             return value.parts[home]
-        found: list[fx.Node] = []
+        slices: list[fx.Node] = []
         for owner, part in value.parts.items():
-            own = cut.of(owner)
-            if both := own.common(need):
-                found.append(self._transfer(self._slice(part, both.within(own)), home, TransferKind.HALO))
-        return self._together(found, home, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
+            extent = cut.of(owner)
+            if both := extent.common(need):
+                slices.append(self._transfer(self._slice(part, both.within(extent)), home, TransferKind.HALO))
+        return self._together(slices, home, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
 
     def _together(
         self, brought: Sequence[fx.Node], home: int, cut: Cut | None, shape: Shape | None, kind: TransferKind, path: str
@@ -393,14 +393,14 @@ class Rewriter:
         if len(brought) == 1:
             return brought[0]
         if cut is not None:
-            made = self.split.graph.call_function(torch.cat, (list(brought), cut.dimension))
-            made.meta["kind"] = kind
-            return self._known(made, home, path, shape)
-        made = brought[0]
-        for one in brought[1:]:
-            made = self._known(self.split.graph.call_function(operator.add, (made, one)), home, path, shape)
-            made.meta["kind"] = kind
-        return made
+            joined = self.split.graph.call_function(torch.cat, (list(brought), cut.dimension))
+            joined.meta["kind"] = kind
+            return self._known(joined, home, path, shape)
+        joined = brought[0]
+        for summand in brought[1:]:
+            joined = self._known(self.split.graph.call_function(operator.add, (joined, summand)), home, path, shape)
+            joined.meta["kind"] = kind
+        return joined
 
     def _slice(self, node: fx.Node, need: Indices) -> fx.Node:
         shape = self.split.shapes[node]
@@ -409,8 +409,8 @@ class Rewriter:
         arguments = (node, need.dimension, need.start, need.stop - need.start)
         key = node, hash(need)
         if key not in self._crossed:
-            made = self.split.graph.call_function(torch.narrow, arguments)
-            self._crossed[key] = self._known(made, self.split.home[node], node.meta["path"], need.of(shape))
+            narrowed = self.split.graph.call_function(torch.narrow, arguments)
+            self._crossed[key] = self._known(narrowed, self.split.home[node], node.meta["path"], need.of(shape))
         return self._crossed[key]
 
     def _transfer(self, node: fx.Node, home: int, kind: TransferKind) -> fx.Node:
@@ -418,11 +418,11 @@ class Rewriter:
             return node
         key = node, home
         if key not in self._crossed:
-            made = self.split.graph.call_function(arrive, (node,))
+            arrived = self.split.graph.call_function(arrive, (node,))
             shape, path = self.split.shapes[node], node.meta["path"]
             number, source = len(self.split.transfers), self.split.home[node]
-            self.split.transfers[made] = Transfer(number, source, home, kind, node.name, path, shape)
-            self._crossed[key] = self._known(made, home, path, shape)
+            self.split.transfers[arrived] = Transfer(number, source, home, kind, node.name, path, shape)
+            self._crossed[key] = self._known(arrived, home, path, shape)
         return self._crossed[key]
 
     # what computes
@@ -447,9 +447,9 @@ class Rewriter:
             op, target, args = "call_module", f"{node.name}@{home}:keyed", (self._input(home, "chance"), *args)
             pieces = _inside("inner", held.pieces) if held else {}
             self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
-        made = self.split.graph.create_node(op, target, args, kwargs)
-        made.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
-        return self._known(made, home, node.meta["path"], shape)
+        call = self.split.graph.create_node(op, target, args, kwargs)
+        call.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
+        return self._known(call, home, node.meta["path"], shape)
 
     def _share(self, node: fx.Node, part: HomePart | None) -> float:
         """Return a part's share of a node's operations: by what it gives; one of all homes, where that is a summand."""
@@ -467,7 +467,7 @@ class Rewriter:
         """The module that computes a layer, or a part of one, at a home; and the tensors that it borrows there."""
         path = str(node.target)
         layer = self._traced.layer(node)
-        own, borrowed = dict[str, tuple[str, Piece]](), list[str]()
+        pieces, borrowed = dict[str, tuple[str, Piece]](), list[str]()
         for name, tensor in _tensors(layer, remove_duplicate=False):
             first = self._names[id(tensor)]
             if not self._is_held(first):
@@ -481,7 +481,7 @@ class Rewriter:
                 indices = part.holds[name] or indices
             piece = Piece(indices.dimension, indices.start, indices.stop, home)
             if self._owns(first, piece):
-                own[name] = first, piece
+                pieces[name] = first, piece
             elif part is None or part.holds[name] is None:
                 borrowed.append(name)
             else:
@@ -491,9 +491,9 @@ class Rewriter:
                 )
         key = f"{node.name}@{home}"
         computing = part.layer if part is not None and part.layer is not None else layer
-        holding = Holding(computing, path, own)
+        holding = Holding(computing, path, pieces)
         if borrowed:
-            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", own))
+            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", pieces))
         self.split.holdings.setdefault(key, holding)
         names = dict(_tensors(layer, remove_duplicate=False))
         return key, [self._borrow(self._names[id(names[name])], home) for name in borrowed]
@@ -503,20 +503,20 @@ class Rewriter:
         for name, indices in part.holds.items():
             tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
             if tensor is not None and self._is_held(first := self._names[id(tensor)]):
-                own = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-                self._owns(first, Piece(own.dimension, own.start, own.stop, home))
+                extent = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
+                self._owns(first, Piece(extent.dimension, extent.start, extent.stop, home))
 
     def _owns(self, name: str, piece: Piece) -> bool:
         """Return whether a home has a piece of a tensor: it does if nobody else has any of it."""
         held = self.split.pieces.setdefault(name, [])
         if piece in held:
             return True
-        if any(one.home == piece.home or one.dimension != piece.dimension for one in held):
+        if any(other.home == piece.home or other.dimension != piece.dimension for other in held):
             return False
-        if any(one.start < piece.stop and piece.start < one.stop for one in held):
+        if any(other.start < piece.stop and piece.start < other.stop for other in held):
             return False
         held.append(piece)
-        held.sort(key=lambda one: one.start)
+        held.sort(key=lambda held_piece: held_piece.start)
         return True
 
     def _borrow(self, name: str, home: int) -> fx.Node:
@@ -545,29 +545,29 @@ class Rewriter:
 
     def _remake(self, node: fx.Node, home: int) -> fx.Node:
         if node.op == "placeholder":
-            made = self._input(home, node.name)
+            copy = self._input(home, node.name)
             if node in self._traced.shapes:
-                self.split.shapes[made] = self._traced.shapes[node]
-            return made
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.whole(self._values[one], home))
-        made = self.split.graph.create_node(node.op, node.target, args, kwargs)
-        return self._known(made, home, node.meta["path"], self._traced.shapes.get(node))
+                self.split.shapes[copy] = self._traced.shapes[node]
+            return copy
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
+        copy = self.split.graph.create_node(node.op, node.target, args, kwargs)
+        return self._known(copy, home, node.meta["path"], self._traced.shapes.get(node))
 
     def _input(self, home: int, name: str) -> fx.Node:
         if (home, name) not in self._inputs:
-            made = self.split.graph.placeholder(f"{name}_at_{home}")
-            made.meta["input"] = name
-            self._inputs[home, name] = self._known(made, home, "", None)
-            self._to_front(made)
+            placeholder = self.split.graph.placeholder(f"{name}_at_{home}")
+            placeholder.meta["input"] = name
+            self._inputs[home, name] = self._known(placeholder, home, "", None)
+            self._to_front(placeholder)
         return self._inputs[home, name]
 
-    def _known(self, made: fx.Node, home: int, path: str, shape: Shape | None) -> fx.Node:
-        made.meta["path"] = path
-        made.meta.setdefault("flops", 0)
-        self.split.home[made] = home
+    def _known(self, node: fx.Node, home: int, path: str, shape: Shape | None) -> fx.Node:
+        node.meta["path"] = path
+        node.meta.setdefault("flops", 0)
+        self.split.home[node] = home
         if shape is not None:
-            self.split.shapes[made] = shape
-        return made
+            self.split.shapes[node] = shape
+        return node
 
     def _is_held(self, name: str) -> bool:
         """Return whether a tensor is a parameter or a buffer of the state, which one home has."""
@@ -579,7 +579,7 @@ class Rewriter:
 
 
 def _inside(name: str, pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:
-    return {f"{name}.{own}": held for own, held in pieces.items()}
+    return {f"{name}.{tensor_name}": held for tensor_name, held in pieces.items()}
 
 
 def _tensors(module: nn.Module, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:

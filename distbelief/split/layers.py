@@ -1,6 +1,4 @@
-"""Divisions of layers: the form in which a way says how it divides one, and the modules that stand in for a layer at a
-home.
-"""
+"""Divisions of layers: the form in which a way divides one, and the modules that stand in for it at a home."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ class HomePart:
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Indices of each node that it takes, in the order of its arguments: None is the whole; () is the whole of each.
-    Indices before the first or behind the last are padding.
-    """
+    """Indices of each input in the arguments' order: None is the whole, () the whole of each; outside is padding."""
     gives: Indices | None = None
     """Indices of the whole result that it gives; None where it gives a summand of it."""
     layer: nn.Module | None = None
@@ -198,15 +194,15 @@ class DroppedPart(nn.Dropout):
     Args:
         rate: of elements that become zero.
         share: which part of the samples it has, of how many.
-        own: which indices of another dimension; None for all.
+        indices: which indices of another dimension; None for all.
         whole: how many there are in that dimension.
     """
 
     def __init__(
-        self, rate: float, share: tuple[int, int] = (0, 1), own: Indices | None = None, whole: int = 0
+        self, rate: float, share: tuple[int, int] = (0, 1), indices: Indices | None = None, whole: int = 0
     ) -> None:
         super().__init__(rate)
-        self.share, self.own, self.whole = share, own, whole
+        self.share, self.own, self.whole = share, indices, whole
 
     def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # of all parts
         """The part with some elements zero and the others scaled; samples are counted in the first dimension."""

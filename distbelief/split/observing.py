@@ -1,6 +1,4 @@
-"""Observing: what flows along each node of a graph, seen by running it on two numbers of samples, without values where
-that can be.
-"""
+"""Observing: what flows along each node of a graph, by runs on two numbers of samples, without values if possible."""
 
 from __future__ import annotations
 
@@ -60,15 +58,15 @@ Copy = Callable[[nn.Module, tuple[object, ...]], Copied]
 
 def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make: Copy) -> NodeValues:
     count = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
-    found: list[Values] = []
+    runs: list[Values] = []
     flops: dict[fx.Node, int] = {}
     for samples in (count, count + 1):
-        held, given, mode = make(model, _resized(inputs, count, samples))
+        held, example, mode = make(model, _resized(inputs, count, samples))
         with mode:
             recorder = _Recorder(held, graph, flops)
-            recorder.run(*_arguments(graph, given), enable_io_processing=False)
-        found.append(recorder.seen)
-    return NodeValues((count, count + 1), (found[0], found[1]), flops, make is _real)
+            recorder.run(*_arguments(graph, example), enable_io_processing=False)
+        runs.append(recorder.seen)
+    return NodeValues((count, count + 1), (runs[0], runs[1]), flops, make is _real)
 
 
 def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:
@@ -119,8 +117,8 @@ def _fake(model: nn.Module, inputs: tuple[object, ...]) -> Copied:
     def fake(leaf: object) -> object:
         return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    given: tuple[object, ...] = pytree.tree_map(fake, inputs)
-    return copy.deepcopy(model, memo), given, mode
+    fakes: tuple[object, ...] = pytree.tree_map(fake, inputs)
+    return copy.deepcopy(model, memo), fakes, mode
 
 
 def _real(model: nn.Module, inputs: tuple[object, ...]) -> Copied:

@@ -113,6 +113,23 @@ class Split:
         return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
 
 
+@dataclass(frozen=True)
+class SplitSteps:
+    """Steps of a split model."""
+
+    batch_size: int = 64
+    """Samples in a minibatch."""
+    schedule: str = ""
+    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
+    microbatches: int = 1
+    """Parts of a minibatch that go through the partitions by themselves."""
+
+    @property
+    def algorithm(self) -> str:
+        """The schedule that is named, or the usual one."""
+        return self.schedule or ("sequential" if self.microbatches == 1 else "1f1b")
+
+
 @contextmanager
 def blamed_on_task(split: str) -> Iterator[None]:
     """Say in what is refused that the task brings this split; nothing where it is ""."""

@@ -47,11 +47,13 @@ def apply(
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
         traced, placed = _unrolled(split, traced)
-        own = _by_samples(split, traced)
-        nodes = [node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in own]
+        sampled = _by_samples(split, traced)
+        nodes = [
+            node for node in Rewriter(traced, split.partitions).nodes if node not in placed and node not in sampled
+        ]
         placed |= _placed(split, traced, nodes, work)
-        if own:
-            traced, placed = rounds(traced, placed, own, split.partitions)
+        if sampled:
+            traced, placed = rounds(traced, placed, sampled, split.partitions)
         rewriter = Rewriter(traced, split.partitions)
         rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
         for node in rewriter.nodes:
@@ -70,7 +72,6 @@ def apply(
 
 
 def _check_patterns(split: Split, traced: Traced) -> None:
-    """Refuse a pattern that fits nothing."""
     paths = dict.fromkeys(node.meta["path"] for node in traced.graph.nodes if node.op != "output")
     known = {".".join(path.split(".")[: count + 1]) for path in paths if path for count in range(path.count(".") + 1)}
     for pattern in () if isinstance(split.ways, str) else split.ways:
@@ -83,8 +84,8 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
     nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
     if not nodes:
         return traced, {}
-    made, homes = unrolled(traced, nodes, split.partitions, split.chunks)
-    return made, {**homes}
+    rewritten, homes = unrolled(traced, nodes, split.partitions, split.chunks)
+    return rewritten, {**homes}
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
@@ -155,9 +156,7 @@ def _is_tied(traced: Traced, node: fx.Node) -> bool:
 
 
 def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:
-    """Return where a node is computed that nobody placed: on parts, where what it takes is cut and it can; else where
-    most of what it takes is whole already.
-    """
+    """Return where a node that nobody placed is computed: on parts, where its inputs are cut; else where they are."""
     values = [rewriter.value(input_node) for input_node in node.all_input_nodes]
     cuts = [value.cut for value in values]
     if any(cut is not None for cut in cuts) and (divided := follow(traced, node, cuts)):

@@ -111,13 +111,13 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
     names = [f"input_{number}" for number in range(len(leaves))]
     names += [f"target_{number}" for number in range(len(targeted))]
     cut = [parts(leaf) for leaf in (*leaves, *targeted)]
-    found: list[Microbatch] = []
+    slices: list[Microbatch] = []
     for number in range(microbatches):
         size = samples // microbatches + (number < samples % microbatches)
         values = {name: of[number] for name, of in zip(names, cut, strict=True)}
         key = mixed(chance, number) >> 1
-        found.append(Microbatch({**values, "samples": size, "chance": key}, size / samples))
-    return found
+        slices.append(Microbatch({**values, "samples": size, "chance": key}, size / samples))
+    return slices
 
 
 @dataclass
@@ -149,8 +149,8 @@ class Passes:
                 if source not in pending.leaves:
                     pending.leaves[source] = yield from self._taken(source, number, batch, pending)
             yield RunSegment(segment, number, Pass.FORWARD)
-            given = segment.compute(*[pending.leaves[source] for source in segment.takes])
-            for result, tensor in zip(segment.gives, given, strict=True):
+            results = segment.compute(*[pending.leaves[source] for source in segment.takes])
+            for result, tensor in zip(segment.gives, results, strict=True):
                 pending.results[result.value] = tensor
                 for transfer in result.transfers:
                     yield Give(transfer, number, Pass.FORWARD, tensor.detach())
@@ -176,18 +176,18 @@ class Passes:
             if isinstance(structure, Supplied | Received):
                 return pending.leaves[structure].detach()
             if isinstance(structure, tuple):
-                return tuple(read(one) for one in structure)
+                return tuple(read(part) for part in structure)
             if isinstance(structure, dict):
-                return {key: read(one) for key, one in structure.items()}
+                return {key: read(part) for key, part in structure.items()}
             return structure
 
         return read(self.program.outputs)
 
     def backward(
-        self, number: int, batch: Microbatch, given: Mapping[int, torch.Tensor] = NONE_GIVEN
+        self, number: int, batch: Microbatch, begins: Mapping[int, torch.Tensor] = NONE_GIVEN
     ) -> HomeSteps[None]:
-        """Takes the gradient of a microbatch's share of the loss back through all segments; `given` is what it is of
-        values, by their numbers, of which nobody else knows it.
+        """Take the gradient of a microbatch's share of the loss back through all segments; `begins` has that of values
+        of which nobody else knows it, by their numbers.
         """
         pending = self._pending.pop(number)
         for segment in reversed(self.program.segments):
@@ -197,7 +197,7 @@ class Passes:
                 tensor = pending.results.pop(result.value)
                 if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad):
                     continue
-                begin = given.get(result.value)
+                begin = begins.get(result.value)
                 if self.program.loss == OwnValue(result.value):
                     begin = torch.full_like(tensor, batch.weight)
                 gradient = yield from self._gradient(result.value, begin, number, pending, result.transfers)
@@ -207,7 +207,7 @@ class Passes:
             yield RunSegment(segment, number, Pass.BACKWARD)
             if roots:
                 torch.autograd.backward(roots, gradients)
-            first = [one for one in segment.takes if isinstance(one, Received) and self._begins(one, segment)]
+            first = [take for take in segment.takes if isinstance(take, Received) and self._begins(take, segment)]
             for source in first:
                 leaf = pending.leaves.pop(source)
                 if source.transfer.shape.differentiable:
@@ -222,9 +222,7 @@ class Passes:
         pending: _Pending,
         transfers: Sequence[Transfer],
     ) -> HomeSteps[torch.Tensor | None]:
-        """The gradient of a result, beginning with what nobody here computes: that of whoever used it last comes
-        first, as in a graph that is not split.
-        """
+        """The gradient of a result, from a given one on: that of the last user comes first, as without a split."""
         for transfer in reversed(transfers):
             if transfer.shape.differentiable:
                 gradient = yield Take(transfer, number, Pass.BACKWARD)
@@ -236,7 +234,7 @@ class Passes:
 
     def _begins(self, source: Source, segment: Segment) -> bool:
         """Return whether no earlier segment takes something."""
-        return not any(source in one.takes for one in self.program.segments[: segment.number])
+        return not any(source in earlier.takes for earlier in self.program.segments[: segment.number])
 
 
 def _cut_off(value: object) -> object:

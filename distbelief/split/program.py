@@ -1,6 +1,4 @@
-"""The program of a home: the segments that it computes, what each takes and gives, and the tensors that they compute
-with.
-"""
+"""The program of a home: segments that it computes, what each takes and gives, and the tensors they compute with."""
 
 from __future__ import annotations
 
@@ -72,7 +70,6 @@ class Segment:
     elements: int
     """Elements that its nodes give, forward, of one sample."""
     nodes: int
-    """Number of its nodes."""
     paths: tuple[str, ...]
     """The modules that it computes, in order."""
 
@@ -93,21 +90,18 @@ class HomeProgram:
     outputs: object
     """The values that are the model's output, in its structure, at a home that has it; None at others."""
     layers: tuple[nn.Module, ...]
-    """The modules that compute."""
     work: int
-    """Floating-point operations of a forward pass of all homes together, for the samples that the model was traced
-    with.
-    """
+    """Floating-point operations of a forward pass of all homes together, for the traced number of samples."""
 
     @property
     def transfers(self) -> list[Transfer]:
         """Those that leave this home forward; the gradients of those that arrive leave it backward."""
-        return [transfer for segment in self.segments for one in segment.gives for transfer in one.transfers]
+        return [transfer for segment in self.segments for result in segment.gives for transfer in result.transfers]
 
     @property
     def received(self) -> list[Transfer]:
         """Those that arrive forward."""
-        transfers = [one.transfer for segment in self.segments for one in segment.takes if isinstance(one, Received)]
+        transfers = [take.transfer for segment in self.segments for take in segment.takes if isinstance(take, Received)]
         return list(dict.fromkeys(transfers))
 
 
@@ -135,29 +129,29 @@ def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
     Raises:
         LocalProtocolError: homes wait for each other.
     """
-    transfers = sorted((one for program in programs for one in program.transfers), key=lambda one: one.number)
-    number = {one: at for at, one in enumerate(transfers)}
+    transfers = sorted((move for program in programs for move in program.transfers), key=lambda move: move.number)
+    number = {transfer: at for at, transfer in enumerate(transfers)}
     boundaries = tuple(
-        Boundary(one.value, one.source, one.target, round(one.shape.bytes_more), one.shape.differentiable)
-        for one in transfers
+        Boundary(move.value, move.source, move.target, round(move.shape.bytes_more), move.shape.differentiable)
+        for move in transfers
     )
     left = [list(program.segments) for program in programs]
-    given: set[int] = set()
+    sent: set[int] = set()
     home_segments: list[HomeSegment] = []
     while any(left):
         before = len(home_segments)
         for home, segments in enumerate(left):
             while segments:
-                takes = [number[one.transfer] for one in segments[0].takes if isinstance(one, Received)]
-                if not given.issuperset(takes):
+                takes = [number[source.transfer] for source in segments[0].takes if isinstance(source, Received)]
+                if not sent.issuperset(takes):
                     break
-                one = segments.pop(0)
-                gives = [number[transfer] for result in one.gives for transfer in result.transfers]
-                given.update(gives)
-                name = ", ".join(one.paths) or f"segment {one.number}"
+                segment = segments.pop(0)
+                gives = [number[transfer] for result in segment.gives for transfer in result.transfers]
+                sent.update(gives)
+                name = ", ".join(segment.paths) or f"segment {segment.number}"
                 home_segments.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
         if len(home_segments) == before:
-            raise LocalProtocolError(f"homes wait for each other before {[one[0].paths for one in left if one]}")
+            raise LocalProtocolError(f"homes wait for each other before {[wait[0].paths for wait in left if wait]}")
     return SegmentGraph(tuple(home_segments), boundaries)
 
 
@@ -177,7 +171,7 @@ class _Builder:
     def __init__(self, split: SplitGraph, home: int, model: nn.Module, device: torch.device | None) -> None:
         self._split, self._home = split, home
         self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._elsewhere = {one.device for one in self._whole.values()} - {device}
+        self._elsewhere = {tensor.device for tensor in self._whole.values()} - {device}
         self._device = device if self._elsewhere else None
         """To which what it has is moved; None where it stays."""
         self._there: dict[int, torch.Tensor] = {}
@@ -196,9 +190,9 @@ class _Builder:
         """Everything put together."""
         split, home = self._split, self._home
         runs = self._runs()
-        asked: set[fx.Node] = set()
-        fx.map_arg((split.outputs.get(home),), asked.add)
-        segments = tuple(self._segment(number, run, asked) for number, run in enumerate(runs))
+        outputs: set[fx.Node] = set()
+        fx.map_arg((split.outputs.get(home),), outputs.add)
+        segments = tuple(self._segment(number, run, outputs) for number, run in enumerate(runs))
         last = split.loss is not None and split.home[split.loss] == home
         return HomeProgram(
             home,
@@ -233,11 +227,11 @@ class _Builder:
         graph, inside = fx.Graph(), set(run)
         copies: dict[fx.Node, fx.Node] = {}
         takes: list[Source] = []
-        for one in dict.fromkeys(
+        for source in dict.fromkeys(
             input_node for node in run for input_node in node.all_input_nodes if input_node not in inside
         ):
-            copies[one] = graph.placeholder(f"take_{len(takes)}")
-            takes.append(self._source(one))
+            copies[source] = graph.placeholder(f"take_{len(takes)}")
+            takes.append(self._source(source))
         for node in run:
             copied = copies[node] = graph.node_copy(node, copies.__getitem__)
             if self._device is not None:  # tracing may have written down on which one it was
@@ -323,21 +317,21 @@ class _Builder:
     def _tree(self) -> nn.Module:
         root = nn.Module()
         for name, tensor in self._tensors.items():
-            parent, (*path, own) = root, name.split(".")
-            for one in path:
-                if one not in parent._modules:
-                    parent.add_module(one, nn.Module())
-                parent = parent.get_submodule(one)
+            parent, (*path, leaf) = root, name.split(".")
+            for part in path:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
             if isinstance(tensor, nn.Parameter):
-                parent.register_parameter(own, tensor)
+                parent.register_parameter(leaf, tensor)
             else:
-                parent.register_buffer(own, tensor)
+                parent.register_buffer(leaf, tensor)
         return root
 
 
 def _assign(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    path, _, own = name.rpartition(".")
-    setattr(layer.get_submodule(path), own, tensor)
+    path, _, leaf = name.rpartition(".")
+    setattr(layer.get_submodule(path), leaf, tensor)
 
 
 def plain(layer: nn.Module) -> nn.Module:
@@ -355,7 +349,7 @@ def mapped(structure: object, to: Callable[[fx.Node], object]) -> object:
     if isinstance(structure, fx.Node):
         return to(structure)
     if isinstance(structure, tuple | list):
-        return tuple(mapped(one, to) for one in structure)
+        return tuple(mapped(part, to) for part in structure)
     if isinstance(structure, dict):
-        return {key: mapped(one, to) for key, one in structure.items()}
+        return {key: mapped(part, to) for key, part in structure.items()}
     return structure

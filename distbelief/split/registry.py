@@ -40,7 +40,6 @@ class LayerCall:
     layer: nn.Module
     path: str
     takes: tuple[Shape, ...]
-    """Shapes of the tensors that it takes."""
     gives: Shape
     homes: int
     owner: int
@@ -72,9 +71,9 @@ class LayerCall:
             raise self.refuse(f"indices in dimension {gives} of what it gives", length)
         bounds, parts = edges(length, self.homes), []
         for start, stop in pairwise(bounds):
-            own: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
-            made = part_of(self.layer, own, **changed(start, stop))
-            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), made, own))
+            extents: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
+            layer = part_of(self.layer, extents, **changed(start, stop))
+            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), layer, extents))
         return Divided(tuple(parts), gives, bounds)
 
     def refuse(self, what: str, most: int) -> UsageError:
@@ -107,9 +106,7 @@ def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
 
 
 def rule_of(layer: nn.Module, way: str) -> Rule | None:
-    """Return how a layer is divided in a way: as registered, or by its class's own `divisions`; None where it cannot
-    be.
-    """
+    """Return how a layer is divided in a way: as registered, or by its class's `divisions`; None where it cannot be."""
     return _RULES.get((type(layer), way)) or _own(layer).get(way)
 
 
@@ -120,8 +117,8 @@ def ways_of(layer: nn.Module) -> list[str]:
 
 def _own(layer: nn.Module) -> Mapping[str, Rule]:
     """The rules that a layer's class brings: by the name of a way."""
-    found: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
-    return found
+    divisions: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
+    return divisions
 
 
 def check_way(way: str) -> None:

@@ -39,8 +39,8 @@ class Shape:
 
     def at(self, samples: int) -> tuple[int, ...]:
         """The sides for so many samples of all parts."""
-        own = samples_of(samples, *self.share)
-        return tuple(side + own * more for side, more in zip(self.fixed, self.growth, strict=True))
+        count = samples_of(samples, *self.share)
+        return tuple(side + count * more for side, more in zip(self.fixed, self.growth, strict=True))
 
     def elements(self, samples: int) -> int:
         """Return how many elements for so many samples."""
@@ -129,13 +129,13 @@ def tidy(
     Raises:
         UsageError: something is written in place that another node has a view of.
     """
-    made = _Tidied(observed, layer)
+    tidied = _Tidied(observed, layer)
     leaves = iter(range(len(pytree.tree_leaves(inputs))))
     for node in graph.nodes:
-        made.take(node, leaves)
-    made.drop_unused()
-    made.graph.lint()
-    return made.graph, made.shapes
+        tidied.take(node, leaves)
+    tidied.drop_unused()
+    tidied.graph.lint()
+    return tidied.graph, tidied.shapes
 
 
 class _Tidied:
@@ -157,7 +157,7 @@ class _Tidied:
         """Make over one node."""
         self._order[node] = len(self._order)
         values = tuple(seen.get(node) for seen in self._observed.values)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self._new[one])
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda input_node: self._new[input_node])
         if node.op == "output":
             self.graph.output(args[0])
         elif node.op == "placeholder":
@@ -204,19 +204,19 @@ class _Tidied:
 
     def _taken_out(self, new: fx.Node, values: tuple[Any, ...]) -> Any:
         """A node, or a structure of nodes that each take one tensor out of what it gives."""
-        one, other = values
-        if isinstance(one, torch.Tensor):
+        value, other = values
+        if isinstance(value, torch.Tensor):
             fixed, growth = [], []
-            for first, second in zip(one.shape, other.shape, strict=True):
+            for first, second in zip(value.shape, other.shape, strict=True):
                 growth.append(int(second) - int(first))
                 fixed.append(int(first) - growth[-1] * self._observed.samples[0])
-            self.shapes[new] = Shape(tuple(fixed), tuple(growth), one.dtype, one.requires_grad)
+            self.shapes[new] = Shape(tuple(fixed), tuple(growth), value.dtype, value.requires_grad)
             return new
-        if isinstance(one, tuple | list):
-            return tuple(self._item(new, key, (one[key], other[key])) for key in range(len(one)))
-        if isinstance(one, dict):
-            return {key: self._item(new, key, (one[key], other[key])) for key in one}
-        return self._constant(one, other)
+        if isinstance(value, tuple | list):
+            return tuple(self._item(new, key, (value[key], other[key])) for key in range(len(value)))
+        if isinstance(value, dict):
+            return {key: self._item(new, key, (value[key], other[key])) for key in value}
+        return self._constant(value, other)
 
     def _item(self, new: fx.Node, key: Argument, values: tuple[object, ...]) -> Any:
         leaves = pytree.tree_leaves(values[0])
@@ -231,17 +231,17 @@ class _Tidied:
         return self._taken_out(item, values) if tensors else item
 
     def _leaves_of(self, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
-        def leaf(one: Any, other: Any) -> Any:
-            if isinstance(one, tuple | list):
-                return tuple(leaf(*pair) for pair in zip(one, other, strict=True))
-            if isinstance(one, dict):
-                return {key: leaf(one[key], other[key]) for key in one}
+        def leaf(value: Any, other: Any) -> Any:
+            if isinstance(value, tuple | list):
+                return tuple(leaf(*pair) for pair in zip(value, other, strict=True))
+            if isinstance(value, dict):
+                return {key: leaf(value[key], other[key]) for key in value}
             number = next(leaves, None)
             if number is None:
-                return one
+                return value
             new = self.graph.placeholder(f"input_{number}")
             new.meta["path"] = ""
-            return self._taken_out(new, (one, other)) if isinstance(one, torch.Tensor) else new
+            return self._taken_out(new, (value, other)) if isinstance(value, torch.Tensor) else new
 
         return leaf(*values)
 
@@ -250,7 +250,9 @@ class _Tidied:
     ) -> Any:
         """Return a number that is linear in the number of samples, or a node that computes it as before."""
         pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
-        known = all(isinstance(one, int) or (isinstance(one, float | None) and one == other) for one, other in pairs)
+        known = all(
+            isinstance(value, int) or (isinstance(value, float | None) and value == other) for value, other in pairs
+        )
         depends = self._depends(node)
         if (
             node.op in ("call_function", "call_method")
@@ -265,9 +267,7 @@ class _Tidied:
         return new
 
     def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
-        """Return whether the numbers that a node gives are linear in the number of samples; two of these would else not
-        show what they are for a third.
-        """
+        """Return whether a node's numbers are linear in the number of samples: only then two of them tell a third."""
         counts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Node)]
         name = name_of(node)
         if name in _SIZES or not counts:
@@ -284,15 +284,15 @@ class _Tidied:
             if isinstance(self._new[input_node], fx.Node)
         )
 
-    def _constant(self, one: Any, other: Any) -> Any:
-        if isinstance(one, tuple | list):
-            return tuple(self._constant(*pair) for pair in zip(one, other, strict=True))
-        if isinstance(one, dict):
-            return {key: self._constant(one[key], other[key]) for key in one}
-        if one == other or not isinstance(one, int):
-            return one
-        growth = other - one
-        fixed = one - growth * self._observed.samples[0]
+    def _constant(self, value: Any, other: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(self._constant(*pair) for pair in zip(value, other, strict=True))
+        if isinstance(value, dict):
+            return {key: self._constant(value[key], other[key]) for key in value}
+        if value == other or not isinstance(value, int):
+            return value
+        growth = other - value
+        fixed = value - growth * self._observed.samples[0]
         if (growth, fixed) == (1, 0):
             return self._samples
         new = self.graph.call_function(size, (self._samples, growth, fixed))
@@ -351,15 +351,15 @@ class _Tidied:
         if not isinstance(written, torch.Tensor):
             return
         storage = written.untyped_storage()._cdata
-        for one in self._order:
-            other = seen.get(one)
+        for view in self._order:
+            other = seen.get(view)
             shares = isinstance(other, torch.Tensor) and other.untyped_storage()._cdata == storage
-            if one is node or not shares or self._new.get(one) is old:
+            if view is node or not shares or self._new.get(view) is old:
                 continue
-            if any(user not in self._order for user in one.users):
+            if any(user not in self._order for user in view.users):
                 raise UsageError(
                     f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to what "
-                    f"{one.name} is a view of, and that is used after it: write it out of place"
+                    f"{view.name} is a view of, and that is used after it: write it out of place"
                 )
 
 

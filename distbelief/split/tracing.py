@@ -1,6 +1,4 @@
-"""Tracing: a model as a graph, by torch.fx with untraceable modules left whole, else by torch.export, else by a list of
-modules that the user names.
-"""
+"""Tracing: a model as a graph, by torch.fx, where some modules stay whole, torch.export, or a list of modules."""
 
 from __future__ import annotations
 
@@ -58,22 +56,20 @@ class Traced:
     model: nn.Module
     """Module with the modules and tensors that the graph names."""
     graph: fx.Graph
-    """A placeholder for each leaf of the inputs, in their order, and `samples` first; `node.meta["path"]` is the module
-    that a node comes from.
-    """
+    """A placeholder for each leaf of the inputs, `samples` first; `node.meta["path"]` is the module of a node."""
     shapes: Mapping[fx.Node, Shape]
     """Shapes of the nodes that give tensors."""
     method: TracedBy
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""
+    samples: int
+    """Samples that it was traced with, of which each node counts its operations."""
     copied: bool
     """True if it has been copied to be traced, with all its values."""
 
     @property
     def told(self) -> str:
-        """Return what tracing it took, behind what else is said of its partitions; "" where that is nothing to speak
-        of.
-        """
+        """Say what tracing it took, behind what else is said of its partitions; "" where there is nothing to say."""
         return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
 
     @property
@@ -124,18 +120,18 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
                 raise
             failures.append(error)
         else:
-            return Traced(root, tidied, shapes, method, _aliases(model), bool(copies))
+            return Traced(root, tidied, shapes, method, _aliases(model), values.samples[0], bool(copies))
     raise UsageError(_told(model, failures)) from failures[-1]
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in named:
         if first.setdefault(id(tensor), name) != name:
-            found[name] = first[id(tensor)]
-    return found
+            aliases[name] = first[id(tensor)]
+    return aliases
 
 
 class _Tracer(fx.Tracer):
@@ -204,7 +200,7 @@ def _buffers_kept() -> Iterator[None]:
 def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object] | None:
     """The arguments of forward that are not given, with their defaults."""
     left = list(inspect.signature(model.forward).parameters.values())[len(inputs) :]
-    return {one.name: one.default for one in left if one.default is not one.empty} or None
+    return {parameter.name: parameter.default for parameter in left if parameter.default is not parameter.empty} or None
 
 
 def _by_place(model: nn.Module, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -260,15 +256,15 @@ def _silenced() -> Iterator[None]:
     from torch.export import _trace
     from torch.fx.experimental import symbolic_shapes
 
-    loggers = [one for one in (_trace.log, symbolic_shapes.log) if not one.disabled]
+    loggers = [logger for logger in (_trace.log, symbolic_shapes.log) if not logger.disabled]
     with contextlib.redirect_stderr(io.StringIO()):
-        for one in loggers:
-            one.disabled = True
+        for logger in loggers:
+            logger.disabled = True
         try:
             yield
         finally:
-            for one in loggers:
-                one.disabled = False
+            for logger in loggers:
+                logger.disabled = False
 
 
 def copied(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -292,7 +288,7 @@ def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx
 def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
     """Return where in the model's own code the last method failed that came to it, why, and what to do."""
     kind = type(model).__name__
-    told, where = failures[-1], ""
+    failure, where = failures[-1], ""
     for error in failures:
         frames = [
             frame
@@ -301,12 +297,12 @@ def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
             and not {"torch", "<string>"} & set(Path(frame.filename).parts)
         ]
         if frames:
-            told, where = error, f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
-    reason = str(told).strip().split("\n")[0]
-    if isinstance(told, UsageError):  # it says what to do
+            failure, where = error, f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    reason = str(failure).strip().split("\n")[0]
+    if isinstance(failure, UsageError):  # it says what to do
         return f"{kind} cannot be traced{where}: {reason}"
     return (
-        f"{kind} cannot be traced{where} ({type(told).__name__}: {reason}); put what depends on values, or on "
+        f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put what depends on values, or on "
         "the number of samples, into a module of its own, or name the modules that follow each other "
         "(Split(..., modules=[...]))"
     )

@@ -1,6 +1,4 @@
-"""Ways to train, one room for each. What replicas and coordinators of several rooms share is in `replica` and
-`server`.
-"""
+"""Ways to train, one room for each; replicas and coordinators of several share what is in `replica` and `server`."""
 
 from __future__ import annotations
 
@@ -21,14 +19,12 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     kind.name: kind
     for kind in (Downpour, Synchronous, Softsync, Bounded, Sandblaster, Allreduce, Hogwild, Locking, Single)
 }
-"""Every strategy, by name."""
 for _name, _kind in STRATEGIES.items():
     know(_name, _kind)
 
 
 def find(name: str) -> type[Strategy]:
-    """The strategy of that name: one of ours, or `module:Class`, a module as `import` would find it (from the current
-    folder too) and in it a class of somebody's own.
+    """Find a strategy: one of ours, or `module:Class` of somebody's own, from the current folder too.
 
     Raises:
         UsageError: there is none, with the nearest that there is, or what stands there is no strategy.
@@ -41,13 +37,13 @@ def find(name: str) -> type[Strategy]:
     references.check_no_path("strategy", name, "Class")
     if ":" not in name:
         raise unknown("strategy", name, [*STRATEGIES, "module:Class"])
-    _, kind, told = references.find("strategy", name, "Class")
+    _, kind, error = references.find("strategy", name, "Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        raise UsageError(f"{told}; name a class of it that is a distbelief.strategies.Strategy")
+        raise UsageError(f"{error}; name a class of it that is a distbelief.strategies.Strategy")
     if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
-    if taken := [field.name for field in fields(kind) if field.init and hasattr(Own, field.name)]:
-        raise UsageError(f"strategy {name!r}: its field {taken[0]!r} has the name of a trait; call it otherwise")
+    if clashing := [field.name for field in fields(kind) if field.init and hasattr(Own, field.name)]:
+        raise UsageError(f"strategy {name!r}: its field {clashing[0]!r} has the name of a trait; call it otherwise")
     know(name, kind)
     return kind
 
@@ -59,7 +55,7 @@ def by_name(name: str) -> Strategy:
         UsageError: as `find`.
 
     >>> by_name("downpour")
-    Downpour(replicas=2, shards=2, restarts=3, standby=0, ...)
+    Downpour(replicas=2, restarts=3, shards=2, standby=0, ...)
     """
     return find(name)()
 

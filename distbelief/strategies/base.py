@@ -1,6 +1,4 @@
-"""Base of strategies: options, the settings that they make, roles, and what they have no meaning for. It needs no
-torch.
-"""
+"""Base of strategies: options, the settings that they make, roles, and what has no meaning for them. No torch."""
 
 from __future__ import annotations
 
@@ -92,8 +90,6 @@ class Strategy(StrategyOptions):
     """Limit of guests that may join one job in all."""
     direct: ClassVar[bool] = False
     """True if its replicas can update the shards' memory themselves, where all are on one host."""
-    counts: ClassVar[str] = "minibatches"
-    """Unit of a checkpoint's position: a run goes on only with a strategy that counts the same."""
     meaningless: ClassVar[Mapping[str, str]] = {}
     """Options of a job that mean nothing to it, and what there is instead."""
     lacks: ClassVar[Mapping[str, str]] = {}
@@ -219,6 +215,8 @@ class Replicated(Strategy):
 
     replicas: int = 2
     """Copies of the model, each in its own process."""
+    restarts: int = field(default=3, kw_only=True)
+    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
 
     def replica_roles(self) -> tuple[str, ...]:
         """The replicas of a job."""
@@ -273,8 +271,6 @@ class Served(Replicated):
 
     shards: int = 2
     """Server processes that share the parameters."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
 

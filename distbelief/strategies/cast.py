@@ -25,7 +25,7 @@ from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.base import Strategy
 from distbelief.strategies.context import Context, Memory, Stage
-from distbelief.strategies.partition import PhantomPartition, partition, programs
+from distbelief.strategies.partition import PartitionTrainer, PhantomPartition, part_of, programs
 from distbelief.strategies.players import JobCoordinator, Players, Servers
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -78,7 +78,7 @@ class Cast:
 
     def replica(self, role: str, incarnation: int, stage: Stage) -> Part:
         """Make a replica that trains the task, or a partition of one."""
-        settings, d = self.settings, self.settings.data
+        settings = self.settings
         model = None if self.phantom else self.model(role)
         if model is not None:
             self.players.check_model(settings, model)
@@ -90,9 +90,8 @@ class Cast:
             if part is not None:
                 return cannot("compute")
             if not isinstance(vectors, FlatModule):
-                return stage.timed(phantom(samples, d.batch_size))
-            of = clip_norm, d.drop_last, settings.arithmetic, d.order
-            trainer = Trainer(task, vectors.module, d.batch_size, settings.seed, *of)
+                return stage.timed(phantom(samples, settings.batch_size))
+            trainer = Trainer(task, vectors.module, settings, settings.seed, clip_norm, settings.arithmetic)
             return stage.timed(lambda batch, _: trainer.compute(batch))
 
         context = Context(
@@ -166,10 +165,11 @@ class Cast:
             return PhantomVectors(self.layout) if model is None else self._flat(model), None
         if model is None:
             (program, way), data = self._programs[roles.partition_of(role)], load(task, "training")
-            part = PhantomPartition(program, way, len(data), self.settings.data.batch_size, stage.now)
+            part = PhantomPartition(program, way, len(data), self.settings.batch_size, stage.now)
             return PhantomVectors(self.layout), part
         graph, rows = self.graph(task, model), self.players.rows
-        return partition(task, model, self.settings, role, rows, graph, stage.now, stage.device)
+        flat, program = part_of(graph, model, self.settings, role, rows, stage.device)
+        return flat, PartitionTrainer(task, program, self.settings, graph, stage.now)
 
     @functools.cached_property
     def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:

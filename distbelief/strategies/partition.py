@@ -21,11 +21,11 @@ from distbelief.schedules.pipeline import Pass
 from distbelief.sharding.assignments import check_shards
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, Transfer
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeEffect, Passes, RunSegment, Take, cut_minibatch, step
 from distbelief.split.program import HomeProgram, Received, Segment, build
-from distbelief.split.tracing import EXAMPLES, examples, trace
+from distbelief.split.tracing import examples, trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -57,10 +57,8 @@ def split_graph(
     traced = trace(model, (inputs,))
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
     if split.ways == AUTO or tell:
-        choice = choose(
-            split, traced, model, loss, targets, EXAMPLES, settings.data.batch_size, settings.pipeline,
-            settings.microbatches,
-        )  # fmt: skip
+        steps = SplitSteps(settings.batch_size, settings.pipeline, settings.microbatches)
+        choice = choose(split, traced, model, loss, targets, steps)
         split = choice.split
         if tell:
             tell(Parted(split.text, choice.told + traced.told))
@@ -95,27 +93,28 @@ def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
         home_schedule(split_graph(task, model, settings), settings, 0)
 
 
-def partition(
-    task: Task, model: nn.Module, settings: Settings, role: str, rows: bool, graph: SplitGraph,
-    clock: Callable[[], float] = time.perf_counter, device: torch.device | None = None,
-) -> tuple[FlatModule, PartitionTrainer]:  # fmt: skip
-    """Return what a partition holds of a model, and how it computes with that.
+def part_of(
+    graph: SplitGraph,
+    model: nn.Module,
+    settings: Settings,
+    role: str,
+    rows: bool,
+    device: torch.device | None = None,
+) -> tuple[FlatModule, HomeProgram]:
+    """Return what a partition holds of a model, and what it computes.
 
     Args:
-        task: with its training set.
+        graph: of the model, or of one like it.
         model: whole, with its initial parameters.
         settings: of the job.
         role: the partition.
         rows: whether sparse gradients may stay so.
-        graph: of the model, or of one like it.
-        clock: says how long a step takes.
         device: where the partition computes, to which its part alone is moved; where the model is, if None.
     """
     home = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
     program = build(graph, home, model, device)
-    flat = FlatModule(program.module, rows=rows, layout=layout, home=home)
-    return flat, PartitionTrainer(task, program, settings, home_schedule(graph, settings, home), clock)
+    return FlatModule(program.module, rows=rows, layout=layout, home=home), program
 
 
 def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
@@ -215,19 +214,23 @@ class PartitionTrainer(ModelPart):
         task: whose training set and loss are used.
         program: of the home.
         settings: of the job.
-        way: how minibatches go through it.
+        graph: of the model.
         clock: says how long a step takes.
     """
 
     def __init__(
-        self, task: Task, program: HomeProgram, settings: Settings, way: HomeSchedule,
+        self,
+        task: Task,
+        program: HomeProgram,
+        settings: Settings,
+        graph: SplitGraph,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
-        super().__init__(program, way, settings.data.batch_size)
+    ) -> None:
+        super().__init__(program, home_schedule(graph, settings, program.home), settings.batch_size)
         self._task, self._clock = task, clock
         self._data = load(task, "training")
-        self._seed, self._batch_size = settings.seed, settings.data.batch_size
-        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.data.order)
+        self._seed, self._batch_size = settings.seed, settings.batch_size
+        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.order)
 
     def play(self, batch: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
         """Its part of a step.
@@ -304,5 +307,5 @@ def answering_part(
         parameter.requires_grad_(parameter.is_floating_point())
     graph = split_graph(task, model, settings, inputs=inputs)
     program = build(graph, home := roles.partition_of(role), model, device)
-    batch_size, [last] = settings.data.batch_size // settings.microbatches, graph.outputs
+    batch_size, [last] = settings.batch_size // settings.microbatches, graph.outputs
     return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, graph.text, last)

@@ -47,7 +47,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
 
     def attach(plan: Plan, arena: Arena) -> None:
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
-        if flat.owned or (flat.only_reads and all(one.kind == "parameter" for one in plan.layout.sections)):
+        if flat.owned or (flat.only_reads and all(section.kind == "parameter" for section in plan.layout.sections)):
             flat.bind(arena.gradients, [there], remedy="" if flat.owned else "--transport tcp")
         else:
             flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
@@ -55,16 +55,14 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     return attach
 
 
-def _copying(own: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
-    """Have a model that writes to what it computes with go on from a copy of what the shards hold: of what is frozen,
-    which comes behind what moves, from one that is made once.
-    """
+def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
+    """Have a model that writes to its parameters go on from a copy of the shards' memory; what is frozen, once."""
     begun: set[int] = set()
 
     def copied(landing: int) -> int:
         size = moving if landing in begun else there.numel()
         begun.add(landing)
-        copy_bytes(own[landing][:size], there[:size])
+        copy_bytes(parameters[landing][:size], there[:size])
         return landing
 
     return copied

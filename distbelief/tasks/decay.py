@@ -1,6 +1,4 @@
-"""Weight decay that leaves biases and normalisations alone (Goyal et al. 2017, section 5.3): they are a parameter group
-of their own.
-"""
+"""Weight decay without biases and normalisations (Goyal et al. 2017, section 5.3): they are a parameter group."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def _load(test: bool) -> TensorData:
 
 def _file() -> Path:
     """The file inside scikit-learn; found, not imported, since that takes seconds in each process."""
-    found = importlib.util.find_spec("sklearn")
-    path = Path(*(found.submodule_search_locations or [""] if found else [""]), "datasets", "data", "digits.csv.gz")
+    package = importlib.util.find_spec("sklearn")
+    path = Path(*(package.submodule_search_locations or [""] if package else [""]), "datasets", "data", "digits.csv.gz")
     if not path.is_file():
         raise DataError(
             "task 'digits' needs scikit-learn, which brings its data and is not here: pip install 'distbelief[digits]'"

@@ -1,5 +1,4 @@
-"""The flat vector of a module: its parameters and buffers as views into contiguous bytes, and the arithmetic of a step
-on them.
+"""The flat vector of a module: parameters and buffers as views into contiguous bytes, and a step's arithmetic.
 
 The module of a user's own loop is the user's: its tensors stay what they are, and what is fetched is copied into them,
 so that whatever refers to them follows, and autograd counts the write.
@@ -20,7 +19,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, 
 from distbelief.tasks.users_tensors import UsersTensors, named_tensors
 
 GROUP_OPTIONS = ("lr", "weight_decay")
-"""What a parameter group may set for itself."""
+"""Options that a parameter group may set for itself."""
 
 
 def layout_of(
@@ -29,8 +28,7 @@ def layout_of(
     split: Mapping[str, Sequence[Piece]] | None = None,
     several: bool = False,
 ) -> Layout:
-    """The layout of a module: trained parameters by (dtype, group), buffers, frozen parameters; a tied tensor lies
-    once, under its first name.
+    """Lay out a module: trained parameters by (dtype, group), buffers, frozen; a tied tensor once, by its first name.
 
     Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and
     it says so.
@@ -52,7 +50,7 @@ def layout_of(
     tensors: list[Tensor] = []
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
-    own: dict[str, torch.Tensor] = {}
+    kept: dict[str, torch.Tensor] = {}
     options, member = _groups(module, groups)
     sparse = {id(part.weight): member.get(id(part.weight), 0) for part in sparse_parts(module)}
     apart = {group: len(options) + number for number, group in enumerate(dict.fromkeys(sparse.values()))}
@@ -73,11 +71,11 @@ def layout_of(
                 f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real "
                 "tensor with values"
             )
-        first[id(tensor)], own[name] = name, tensor
+        first[id(tensor)], kept[name] = name, tensor
         tensors.append(
             Tensor(name, tuple(tensor.shape), dtype, kind, member.get(id(tensor), 0) if kind == "parameter" else 0)
         )
-    _refuse_shared(own)
+    _refuse_shared(kept)
     models = {tensor.name: int(tensor.name.split(".")[0]) for tensor in tensors} if several else None
     return lay_out(tensors, options, aliases, split, models)
 
@@ -92,9 +90,7 @@ def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse two tensors that have elements in one memory: each becomes a part of the flat vector of its own, and a tie
-    between them would be cut.
-    """
+    """Refuse two tensors with elements in one memory: each would have its own part, and their tie would be cut."""
     extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -102,10 +98,10 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             start = int(tensor.storage_offset()) * tensor.itemsize
             storage = tensor.device, tensor.untyped_storage().data_ptr()
             extents.setdefault(storage, []).append((start, start + (last + 1) * tensor.itemsize, name))
-    for found in extents.values():
+    for intervals in extents.values():
         open_yet: list[tuple[int, int, str]] = []
-        for start, stop, name in sorted(found):
-            open_yet = [one for one in open_yet if one[1] > start]
+        for start, stop, name in sorted(intervals):
+            open_yet = [interval for interval in open_yet if interval[1] > start]
             for _, _, other in open_yet:
                 if _overlap(tensors[name], tensors[other]):
                     raise UsageError(
@@ -116,9 +112,9 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             open_yet.append((start, stop, name))
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
-    marks = torch.zeros(one.untyped_storage().nbytes(), dtype=torch.bool)
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
+    marks = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool)
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
         item = tensor.itemsize
@@ -129,8 +125,8 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
             [*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item
         )
 
-    of(one).fill_(True)
-    return bool(of(other).any())
+    of(first).fill_(True)
+    return bool(of(second).any())
 
 
 def _groups(
@@ -143,8 +139,8 @@ def _groups(
     options: list[dict[str, float]] = []
     member: dict[int, int] = {}
     for number, group in enumerate(groups):
-        own = {key: value for key, value in group.items() if key not in ("params", "name")}
-        for key in own:
+        settings = {key: value for key, value in group.items() if key not in ("params", "name")}
+        for key in settings:
             if key not in GROUP_OPTIONS:
                 raise UsageError(
                     f"parameter group {number} sets {key!r}; a group may set {', '.join(GROUP_OPTIONS)}, the rest is "
@@ -163,7 +159,7 @@ def _groups(
                     "in one"
                 )
             member[id(parameter)] = number
-        options.append({key: float(value) for key, value in own.items()})
+        options.append({key: float(value) for key, value in settings.items()})
     missing = [names[id(p)] for p in module.parameters() if p.requires_grad and id(p) not in member]
     if missing:
         raise UsageError(
@@ -209,14 +205,11 @@ class _WriteCheck:
                 )
 
     def _marks(self) -> list[int]:
-        """What changes with each parameter: what its bytes add up to, or torch's count of the writes to it, which
-        leaves out those past autograd.
-        """
-        return [_added(one) if self._sums else one._version for one in self._trained.values()]
+        """Mark each parameter by the sum of its bytes, or torch's count of writes, without those past autograd."""
+        return [_added(parameter) if self._sums else parameter._version for parameter in self._trained.values()]
 
 
 def _added(tensor: torch.Tensor) -> int:
-    """What the bytes of a tensor add up to."""
     return int(tensor.detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
 
 
@@ -232,7 +225,6 @@ class FlatModule:
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
         layout: of the whole model, where it is split; that of the module where None.
         home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
-        several: whether each child of the module is a model with an optimizer of its own.
         owned: whether the module is a user's, whose tensors are never replaced.
     """
 
@@ -243,16 +235,15 @@ class FlatModule:
         rows: bool = False,
         layout: Layout | None = None,
         home: int = -1,
-        several: bool = False,
         owned: bool = False,
     ) -> None:
         self.module, self.owned = module, owned
-        self.layout = layout_of(module, groups, several=several) if layout is None else layout
+        self.layout = layout_of(module, groups) if layout is None else layout
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
         self.device = next(module.parameters()).device
         self.held = self.layout.held(home)
-        """What its vectors hold of the flat vector."""
+        """Range of the flat vector that its vectors hold."""
         self._moving = self.layout.homes[home].moving.stop - self.held.start
         """Bytes up to which these are pushed and fetched."""
         self._entries = [entry for entry in self.layout.entries if home in (-1, entry.piece.home)]
@@ -262,11 +253,11 @@ class FlatModule:
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
         """The names of the parameters that needed no gradient."""
         self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
-        """Of each of these, the model that it is of."""
+        """Number of the model of each of these."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
-        """Of each entry, whether it is a piece of a tensor that the module holds whole: then it is copied."""
+        """True for an entry that is a piece of a tensor which the module holds whole: it is copied."""
         self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
         self._staged = self._unpushed = False
@@ -275,7 +266,7 @@ class FlatModule:
         self._unwritten: _WriteCheck | None = None
         self._lying: list[Sequence[torch.Tensor]] = []
         self._without: list[set[int]] = []
-        """Of each slot, the numbers of the parameters of which it has no gradient."""
+        """Numbers of the parameters of which each slot has no gradient."""
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -291,7 +282,7 @@ class FlatModule:
 
     @property
     def only_reads(self) -> bool:
-        """Whether no module is known to write to a parameter as it computes; an embedding with `max_norm` does."""
+        """Return whether no module writes to a parameter as it computes; an embedding with `max_norm` does."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
@@ -302,8 +293,7 @@ class FlatModule:
         lies: bool = False,
         remedy: str = "",
     ) -> None:
-        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute
-        with.
+        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute with.
 
         Args:
             gradients: the slots.
@@ -353,30 +343,28 @@ class FlatModule:
         return [_view(vector, entry, self.held.start) for entry in self._entries]
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The trained parameters in a vector (1-D uint8, of the bytes `held`, or those of the trained alone, which come
-        first), in the order of `trained`.
-        """
-        return [_view(vector, one, self.held.start) for one in self._entries if one.tensor.kind == "parameter"]
+        """The trained parameters in a vector (1-D uint8, of `held`, or of the trained alone), in their order."""
+        return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
-        """What a gradient slot holds for each of `trained`, on the device of the module."""
+        """Return the gradients of `trained` in a slot, on the device of the module."""
         return self._slots[slot]
 
     def write(self, vector: torch.Tensor) -> None:
         """Write the module's own values into a vector (1-D uint8, of the bytes `held`)."""
-        for own, view in zip(self._own(), self._views(vector), strict=True):
-            view.copy_(own)
+        for tensor, view in zip(self._own(), self._views(vector), strict=True):
+            view.copy_(tensor)
 
     def read(self, vector: torch.Tensor) -> None:
         """Take the values in a vector (1-D uint8, of the bytes `held`) as the module's own."""
-        for own, view in zip(self._own(), self._views(vector), strict=True):
-            own.copy_(view)
+        for tensor, view in zip(self._own(), self._views(vector), strict=True):
+            tensor.copy_(view)
 
     def _own(self) -> Iterator[torch.Tensor]:
-        """What the module's tensors hold of each entry."""
+        """Return the part of the module's tensor that each entry is."""
         for entry, tensor, cut in zip(self._entries, self._tensors, self._cut, strict=True):
-            piece, own = entry.piece, tensor.detach()
-            yield own.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else own
+            piece, whole = entry.piece, tensor.detach()
+            yield whole.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else whole
 
     def initial(self, slot: int) -> None:
         """Write the model's own values into a gradient slot."""
@@ -402,9 +390,9 @@ class FlatModule:
                 if not cut:
                     tensor.data = view
         if any(self._cut):
-            for own, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
+            for held, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
                 if cut:
-                    own.copy_(view)
+                    held.copy_(view)
         if self._unwritten is not None:
             self._unwritten.begin()
 
@@ -443,14 +431,12 @@ class FlatModule:
     def take_buffers(self, vector: torch.Tensor) -> None:
         """Write the buffers of a user's module, as they are now, into a vector (1-D uint8, of the bytes `held`)."""
         if self.owned:
-            for entry, own in zip(self._entries, self._tensors, strict=True):
+            for entry, tensor in zip(self._entries, self._tensors, strict=True):
                 if entry.tensor.kind == "buffer":
-                    _view(vector, entry, self.held.start).copy_(own.detach())
+                    _view(vector, entry, self.held.start).copy_(tensor.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
-        """Copy a vector to the device, the frozen parameters once; waits, since the next fetch may land in it as soon
-        as this returns.
-        """
+        """Copy a vector to the device, the frozen parameters once; waits: the next fetch may land in it then."""
         size = self.held.size if self._current < 0 else self._moving
         for part in parts or (Range(0, size),):
             self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
@@ -493,11 +479,11 @@ class FlatModule:
         self._without[slot] = without if first else self._without[slot] & without
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """What of a range has a gradient in a slot, buffers too, in order."""
+        """Return the parts of a range that have a gradient in a slot, buffers too, in order."""
         if not self._without[slot]:
             return (part,)
         trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        return part.without(Range(one.start, one.stop) for at, one in enumerate(trained) if at in self._without[slot])
+        return part.without(Range(e.start, e.stop) for at, e in enumerate(trained) if at in self._without[slot])
 
     def _leave(self, slot: int) -> bool:
         """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
@@ -528,15 +514,13 @@ class FlatModule:
             self._users.keep("parameter")
 
     def norm(self) -> float:
-        """Of the step's gradient, in float64."""
-        made = (parameter.grad for parameter in self._trained if parameter.grad is not None)
-        parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in made]
+        """Return the norm of the step's gradient, in float64."""
+        gradients = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host
-        here.
-        """
+        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host."""
         self._unpushed = False
         for view, at, of in self._buffers[slot]:
             if of == model:

@@ -30,7 +30,7 @@ ROOM = 32 << 20
 """Bytes of such tensors that operations come to before these leave the process's memory."""
 LIBC = ctypes.CDLL(None)
 FOLDER = "/var/tmp"
-"""Where the files are, unless `TMPDIR` says where: `/tmp` is often in memory."""
+"""Folder of the files, unless `TMPDIR` names another: `/tmp` is often in memory."""
 
 
 class Built(NamedTuple):
@@ -42,7 +42,7 @@ class Built(NamedTuple):
 
     @property
     def told(self) -> str:
-        """That in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
+        """Say that in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
         why = self.why_in_memory
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
@@ -89,9 +89,7 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
 
 
 def zeros_on_disk(size: int) -> torch.Tensor:
-    """So many zeros (1-D uint8) in a file that has no name any more; in memory where they are few, or where no such
-    file can be had.
-    """
+    """Return zeros (1-D uint8) in a file without a name; in memory where they are few, or no such file can be had."""
     if size >= LARGE:
         with contextlib.suppress(OSError, RuntimeError):
             return torch.empty(0, dtype=torch.uint8).set_(_in_file(_folder(), size))
@@ -112,7 +110,7 @@ class _InFiles(TorchDispatchMode):
         self._room = ROOM
         self._unmoved = ""
         self.refused = ""
-        """What cannot be done with a tensor in a file; "" where everything could."""
+        """Operation that cannot be done with a tensor in a file; "" where everything could."""
 
     def __torch_dispatch__(
         self,
@@ -121,54 +119,54 @@ class _InFiles(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        given = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
+        arguments = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:  # which the model's function may well catch, and go on otherwise
-            if given.keys() & self._files.keys():
+            if arguments.keys() & self._files.keys():
                 self.refused = f"its function had an error of {_named(func, error)} with a tensor in a file"
             raise
         if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
             try:
-                given |= self._move(func, result, given)
+                arguments |= self._move(func, result, arguments)
             except Exception as error:
                 self.refused = f"a tensor of {_named(func, error)} cannot be set to a file"
                 raise
-        self._come_to(given.values())
+        self._come_to(arguments.values())
         return result
 
     def _move(
-        self, func: torch._ops.OpOverload, result: object, given: Mapping[int, torch.UntypedStorage]
+        self, func: torch._ops.OpOverload, result: object, arguments: Mapping[int, torch.UntypedStorage]
     ) -> dict[int, torch.UntypedStorage]:
         """Set what an operation has made to files, where it is large; the memories there, by those they stand for."""
-        made = {one._cdata: one for one in map(torch.Tensor.untyped_storage, _plain(result))}
+        results = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, _plain(result))}
         filled = func.namespace != "aten" or not func._opname.startswith(("empty", "new_empty"))
         moved = {
-            key: found
-            for key, storage in made.items()
-            if key not in given and storage.nbytes() >= LARGE and not storage.is_shared()
-            if (found := self._moved(storage, filled)) is not None
+            key: replacement
+            for key, storage in results.items()
+            if key not in arguments and storage.nbytes() >= LARGE and not storage.is_shared()
+            if (replacement := self._moved(storage, filled)) is not None
         }
-        for one in _plain(result) if moved else ():
-            if (found := moved.get(one.untyped_storage()._cdata)) is not None:
-                one.set_(found, one.storage_offset(), one.shape, one.stride())
+        for tensor in _plain(result) if moved else ():
+            if (replacement := moved.get(tensor.untyped_storage()._cdata)) is not None:
+                tensor.set_(replacement, tensor.storage_offset(), tensor.shape, tensor.stride())
         return moved
 
     def _moved(self, storage: torch.UntypedStorage, filled: bool) -> torch.UntypedStorage | None:
         """The same in a file; None where it cannot be had."""
         size = storage.nbytes()
         try:
-            found = _in_file(self._folder, size)
+            in_file = _in_file(self._folder, size)
             if filled:
-                found.copy_(storage)  # some kinds of tensors have no memory to copy
+                in_file.copy_(storage)  # some kinds of tensors have no memory to copy
         except (OSError, RuntimeError) as error:
             self._unmoved = (
                 f"{size:,} bytes could not be moved to a file in {self._folder} ({_first_line(error)}); where that is "
                 "full, name another folder by TMPDIR"
             )
             return None
-        self._files[found._cdata] = StorageWeakRef(found)
-        return found
+        self._files[in_file._cdata] = StorageWeakRef(in_file)
+        return in_file
 
     def _come_to(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """An operation has come to these; with many, all that is in files leaves the process's memory."""
@@ -178,11 +176,11 @@ class _InFiles(TorchDispatchMode):
                 self._room -= storage.nbytes()
         if self._room < 0:
             for key, reference in self._in_memory.items():
-                found = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-                if found is None:
+                alive = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+                if alive is None:
                     del self._files[key]
-                elif found.is_shared():
-                    address, size = ctypes.c_void_p(found.data_ptr()), ctypes.c_size_t(found.nbytes())
+                elif alive.is_shared():
+                    address, size = ctypes.c_void_p(alive.data_ptr()), ctypes.c_size_t(alive.nbytes())
                     LIBC.madvise(address, size, mmap.MADV_DONTNEED)
             self._in_memory.clear()
             self._room = ROOM
@@ -190,8 +188,8 @@ class _InFiles(TorchDispatchMode):
     def why_in_memory(self, model: nn.Module) -> str:
         """Why large tensors of a model are in memory; "" where none is."""
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-            for one in _plain(tensor):
-                storage = one.untyped_storage()
+            for part in _plain(tensor):
+                storage = part.untyped_storage()
                 if (size := storage.nbytes()) >= LARGE and not storage.is_shared():
                     why = (
                         f"{name!r}, {size:,} bytes, was not made by an operation of torch in the thread that builds it"
@@ -209,12 +207,11 @@ def _in_file(folder: str, size: int) -> torch.UntypedStorage:
     with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that no death leaves it
         os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
         path = f"/proc/self/fd/{file.fileno()}"
-        found: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
-        return found
+        storage: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
+        return storage
 
 
 def _plain(values: object) -> Iterable[torch.Tensor]:
-    """Those tensors that have a memory of the host."""
     for leaf in tree_leaves(values):
         plain = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.device.type == "cpu"
         if plain and not is_lazy(leaf) and not leaf.is_nested and leaf.untyped_storage().device.type == "cpu":
@@ -231,7 +228,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _folder() -> str:
-    """Where the files are to be.
+    """Return the folder of the files.
 
     Raises:
         OSError: it is in memory, or is not there.

@@ -1,6 +1,4 @@
-"""The order of the samples, and chance: both follow from the seed, the epoch and the minibatch, never from who computes
-it.
-"""
+"""The order of the samples, and chance: both follow from seed, epoch and minibatch, never from who computes it."""
 
 from __future__ import annotations
 
@@ -53,8 +51,7 @@ def seed_all(seed: int, epoch: int, index: int) -> None:
 
 
 class Order:
-    """The samples of an epoch, cut into minibatches, the last of which may be smaller: in one seeded permutation per
-    epoch, or in their own order.
+    """The samples of an epoch, cut into minibatches, the last perhaps smaller: permuted by a seed, or in their order.
 
     Args:
         samples: Samples in an epoch.
@@ -91,14 +88,14 @@ class Order:
         Raises:
             DataError: There is no such minibatch, so others have more data than this process.
         """
-        own = index % OWN
-        if own >= self.batches:
+        position = index % OWN
+        if position >= self.batches:
             raise DataError(
                 f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
                 f"{self.batches} minibatches of"
                 f" {self.batch_size}; give every replica the same data"
             )
-        first, end = own * self.batch_size, min(self.samples, (own + 1) * self.batch_size)
+        first, end = position * self.batch_size, min(self.samples, (position + 1) * self.batch_size)
         if self.order == SEQUENTIAL:
             return torch.arange(first, end)
         permutation = self._permutations.get(epoch)

@@ -78,10 +78,10 @@ def available(reference: str, data_dir: str | None = None) -> str | None:
 
 
 def _find(reference: str) -> Callable[..., Task]:
-    module, function, told = find("task", reference, "function")
+    module, function, error = find("task", reference, "function")
     if not callable(function):
         others = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-        raise UsageError(f"{told}; name a function of it that returns a Task: {', '.join(others) or 'it has none'}")
+        raise UsageError(f"{error}; name a function of it that returns a Task: {', '.join(others) or 'it has none'}")
     return function
 
 

@@ -1,4 +1,4 @@
-"""What a task is: a model, its data, its loss and its metric."""
+"""The parts of a task: a model, its data, its loss and its metric."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Data(Protocol):
         ...
 
     def batch(self, indices: Tensor) -> tuple[object, object]:
-        """The inputs and targets of the samples `indices` (int64, on the CPU), each with the samples in its first
-        dimension.
-        """
+        """Return inputs and targets of samples (int64 indices, on the CPU), with the samples in the first dimension."""
         ...
 
 
@@ -155,8 +153,7 @@ Metric = Callable[[Any, Any], Tensor | float]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, its loss and its metric. Everything is a function, so that each process builds only what it
-    needs.
+    """A model, its data, its loss and its metric, as functions: each process builds only what it needs.
 
     `resolve(task.reference, task.data_dir)` makes the same task in another process.
 
@@ -175,20 +172,18 @@ class Task:
     test: Callable[[], Data | Dataset[object] | Sequence[object]] | None = None
     """Loads the test data; None where there is none."""
     loss: Callable[[Any, Any], Tensor] = torch.nn.functional.cross_entropy
-    """Of the model's output and the targets: the mean over the minibatch, a scalar."""
+    """Function of the model's output and the targets: the mean over the minibatch, a scalar."""
     metric: Metric | dict[str, Metric] | None = correct
-    """Of the model's output and the targets: how many samples are right, which gives the accuracy. Or several by name,
-    each the sum over the samples of what its mean is told of (the one named accuracy is as above); or None, where the
-    loss says it all.
+    """Function of the model's output and the targets: how many samples are right, which gives the accuracy. Or
+    several by name, each the sum over the samples of what its mean is told of (the one named accuracy is as above); or
+    None, where the loss says it all.
     """
     split: str | None = None
-    """How its model is split where a job has `--partitions` and names no `--split`: as that is written, `stages` or
+    """Split of its model where a job has `--partitions` and names no `--split`, written as that is: `stages` or
     `conv*=filters,fc*=neurons`. None where the price chooses.
     """
     reference: str = field(default="", init=False)
-    """The built-in name, or `module:function`; only `named` gives it, and a changed copy has none: its name would make
-    the unchanged one.
-    """
+    """The built-in name, or `module:function`, which only `named` gives; a changed copy has none."""
     data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """The folder that was named for its data."""
 
@@ -215,13 +210,13 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.metric, Mapping) and (
-            wrong := [one for one in self.metric if not isinstance(one, str) or not one or one == "loss"]
+            wrong := [name for name in self.metric if not isinstance(name, str) or not name or name == "loss"]
         ):
             raise UsageError(f"a task's metric has the name {wrong[0]!r}: it is a word, and not that of the loss")
         functions = {name: getattr(self, name) for name in ("model", "train", "test", "loss", "metric")}
         if isinstance(self.metric, Mapping):
             del functions["metric"]
-            functions |= {f"metric {one!r}": metric for one, metric in self.metric.items()}
+            functions |= {f"metric {name!r}": metric for name, metric in self.metric.items()}
         for name, value in functions.items():
             if (name in ("test", "metric") and value is None) or (
                 callable(value) and not (name == "model" and isinstance(value, nn.Module))

@@ -27,9 +27,7 @@ def named_tensors(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]
 
 
 SMALL, FIRST, EVERY = 1 << 20, 20, 50
-"""Bytes of a model whose values are compared in each step; of a larger one in so many first steps, and in one of so
-many.
-"""
+"""Bytes of a model compared in each step; of a larger one in so many first steps, and in one of so many."""
 _AS_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,34 +37,35 @@ class UsersTensors:
     Args:
         module: the user's.
         tensors: of its layout.
-        given: the tensors that its names are now.
+        named: the tensors that its names are now.
     """
 
-    def __init__(self, module: nn.Module, tensors: Sequence[Tensor], given: Mapping[str, torch.Tensor]) -> None:
-        self._module, self._tensors, self._given = module, tensors, given
+    def __init__(self, module: nn.Module, tensors: Sequence[Tensor], named: Mapping[str, torch.Tensor]) -> None:
+        self._module, self._tensors, self._given = module, tensors, named
         self._kinds = [
-            (one, torch.Size(one.shape), getattr(torch, one.dtype), given[one.name].device) for one in tensors
+            (tensor, torch.Size(tensor.shape), getattr(torch, tensor.dtype), named[tensor.name].device)
+            for tensor in tensors
         ]
         self._held: list[tuple[Mapping[str, object], list[object], list[int]]] = []
-        """What each module holds: modules, parameters, buffers; and their ids, which no others have meanwhile."""
-        self._parameters = [at for at, one in enumerate(tensors) if one.kind != "buffer"]
-        self._moving = [at for at, one in enumerate(tensors) if one.kind != "frozen"]
-        self._small = sum(given[one.name].nbytes for one in tensors) <= SMALL
+        """Members of each module: modules, parameters, buffers; and their ids, which no others have meanwhile."""
+        self._parameters = [at for at, tensor in enumerate(tensors) if tensor.kind != "buffer"]
+        self._moving = [at for at, tensor in enumerate(tensors) if tensor.kind != "frozen"]
+        self._small = sum(named[tensor.name].nbytes for tensor in tensors) <= SMALL
         self._steps = 0
         self._values: Sequence[torch.Tensor] = ()
-        """What was copied last, of each."""
+        """Values that were copied last, of each."""
         self._marks: list[tuple[int, int]] = []
         self._targets: list[torch.Tensor] = []
         """Those that move, without their history."""
         self.now: list[torch.Tensor] = []
         """Those of the layout, in its order, as they were when names were asked for last."""
-        self._look(given)
+        self._look(named)
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
         """Keep where each tensor is, so that a step need not ask for all names."""
-        both = [held for one in self._module.modules() for held in (one._modules, one._parameters, one._buffers)]
+        both = [held for part in self._module.modules() for held in (part._modules, part._parameters, part._buffers)]
         self._held = [(held, [*held.values()], [*map(id, held.values())]) for held in both]
-        self.now = [named[one.name] for one in self._tensors]
+        self.now = [named[tensor.name] for tensor in self._tensors]
         self._targets = []
 
     def follow(self) -> None:
@@ -79,23 +78,24 @@ class UsersTensors:
         if any([*map(id, held.values())] != ids for held, _, ids in self._held):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}
             self._check_names(named)
-            now = [named[one.name] for one in self._tensors]
-        for (one, shape, dtype, device), tensor in zip(self._kinds, now, strict=True):
+            now = [named[tensor.name] for tensor in self._tensors]
+        for (declared, shape, dtype, device), tensor in zip(self._kinds, now, strict=True):
             if tensor.device != device:
-                raise self._another(f"{one.kind} {one.name!r} is on {tensor.device}, and was on {device}")
+                raise self._another(f"{declared.kind} {declared.name!r} is on {tensor.device}, and was on {device}")
             if tensor.shape != shape or tensor.dtype is not dtype:
-                was, is_now = f"{one.dtype} {[*one.shape]}", f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
-                raise self._another(f"{one.kind} {one.name!r} is {is_now}, and was {was}")
+                was = f"{declared.dtype} {[*declared.shape]}"
+                is_now = f"{tensor.dtype} {[*tensor.shape]}".removeprefix("torch.")
+                raise self._another(f"{declared.kind} {declared.name!r} is {is_now}, and was {was}")
         if named:
             self._look(named)
 
     def _check_names(self, named: Mapping[str, torch.Tensor]) -> None:
-        for one in self._tensors:
-            if (now := named.get(one.name)) is None:
-                raise self._another(f"{one.kind} {one.name!r} is gone")
-            before = self._given[one.name]
-            if (now is not before and one.kind != "buffer") or now.device != before.device:
-                raise self._another(f"{one.kind} {one.name!r} was replaced")
+        for tensor in self._tensors:
+            if (now := named.get(tensor.name)) is None:
+                raise self._another(f"{tensor.kind} {tensor.name!r} is gone")
+            before = self._given[tensor.name]
+            if (now is not before and tensor.kind != "buffer") or now.device != before.device:
+                raise self._another(f"{tensor.kind} {tensor.name!r} was replaced")
         for name in named:
             if name not in self._given:
                 raise self._another(f"{name!r} is new")
@@ -116,8 +116,8 @@ class UsersTensors:
         self._values, self._marks = values, self._marked()
 
     def _marked(self) -> list[tuple[int, int]]:
-        """What changes with most writes to a parameter."""
-        return [(one._version, one.data_ptr()) for one in (self.now[at] for at in self._parameters)]
+        """Return what changes with most writes to a parameter."""
+        return [(tensor._version, tensor.data_ptr()) for tensor in (self.now[at] for at in self._parameters)]
 
     def written(self) -> list[str]:
         """The parameters that have other values than were copied into them."""
@@ -133,13 +133,14 @@ class UsersTensors:
 
     def keep(self, *kinds: Kind) -> None:
         """Take what those of some kinds are now as what was copied into them."""
-        for one, now, value in zip(self._tensors, self.now, self._values, strict=False):  # none before the first copy
-            if one.kind in kinds:
+        # there are no values before the first copy
+        for tensor, now, value in zip(self._tensors, self.now, self._values, strict=False):
+            if tensor.kind in kinds:
                 value.copy_(now.detach())
         self._marks = self._marked()
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are of the same bits, which NaN are too."""
-    kind = _AS_WHOLE_NUMBERS[one.itemsize]
-    return torch.equal(one.detach().view(kind), other.view(kind))
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors are of the same bits, which NaN are too."""
+    kind = _AS_WHOLE_NUMBERS[first.itemsize]
+    return torch.equal(first.detach().view(kind), second.view(kind))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import SHUFFLED
+from distbelief.core.settings import DataSettings
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.arithmetic import arithmetic_of
@@ -112,12 +112,10 @@ class Trainer:
     Args:
         task: whose training set and loss are used.
         model: on its device.
-        batch_size: samples in a minibatch, 1 or more.
+        data: minibatches, of 1 sample or more, and their order.
         seed: of the job.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
-        drop_last: a last minibatch that is smaller is never computed.
         arithmetic: of losses and gradients, by name.
-        order: of the samples.
 
     Raises:
         UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
@@ -127,23 +125,21 @@ class Trainer:
         self,
         task: Task,
         model: nn.Module,
-        batch_size: int,
+        data: DataSettings,
         seed: int,
         clip_norm: float = 0.0,
-        drop_last: bool = False,
         arithmetic: str = "float32",
-        order: str = SHUFFLED,
     ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
-        self.order = Order(len(self.data), batch_size, seed, order)
+        self.order = Order(len(self.data), data.batch_size, seed, data.order)
         self._seed = seed
         self._arithmetic = arithmetic_of(arithmetic, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
-            not drop_last
-            and len(self.data) % batch_size == 1
+            not data.drop_last
+            and len(self.data) % data.batch_size == 1
             and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
         ):
             self._check_one()
@@ -315,12 +311,12 @@ def _metric_sum(task: Task, name: str, output: object, targets: object, samples:
         TrainingError: it does not fit what the model gives.
     """
     metric = task.metrics[name]
-    told = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
+    subject = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
     remedy = "give the task a metric that fits its output and targets, or metric=None where the loss says it all"
     try:
         value = float(metric(output, targets))
     except (Exception, SystemExit) as error:
-        raise TrainingError(f"{told} raised {type(error).__name__}: {error}; {remedy}") from error
+        raise TrainingError(f"{subject} raised {type(error).__name__}: {error}; {remedy}") from error
     if name == ACCURACY and not 0 <= value <= samples * (1 + 1e-6):
-        raise TrainingError(f"{told} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
+        raise TrainingError(f"{subject} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
     return value

@@ -1,5 +1,4 @@
-"""For those who write a transport, a codec, a place or a policy of their own: conformance suites, checkers,
-simulations under observation.
+"""For writers of a transport, codec, place or policy: conformance suites, checkers, simulations under observation.
 
 Nothing that is shipped imports this.
 """

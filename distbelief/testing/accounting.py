@@ -1,6 +1,4 @@
-"""What stands outside of a job under any consistency: from messages alone it knows what was dealt, pushed, applied and
-dropped, where and when.
-"""
+"""A checker outside of a job: from messages alone it knows what was dealt, pushed, applied and dropped, and when."""
 
 from __future__ import annotations
 
@@ -66,15 +64,14 @@ class Accounting:
         self.initial: dict[str, torch.Tensor] = {}
         self.moments: dict[tuple[str, int], float] = {}
         self.based: dict[tuple[str, str, int], int] = {}
-        """By push and shard, the updates that were in the parameters it was computed from."""
+        """Updates in the parameters that a push was computed from, by push and shard."""
         self.forgotten: set[tuple[str, str, int]] = set()
         """The pushes that shards had applied and lost, by shard, replica and clock."""
         self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._began: Counter[str] = Counter()
         self._generations: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """By shard: the updates its standby began with, those it has heard of since, and what is gathered for the next.
-        """
+        """Updates that each shard's standby began with, those heard of since, and those gathered for the next."""
         self._lasting: set[str] = set()
         """Shards whose memory outlives their processes."""
         self._generation = 0
@@ -133,8 +130,8 @@ class Accounting:
 
     def _note_ended(self, sender: str, _: str, message: dealing.StreamEnded) -> None:
         who = self._name(sender, self._lives[sender])
-        beyond = {one for one in self.waiting[who] if one[0] == message.epoch and one[1] >= message.number}
-        self.waiting[who] = [one for one in self.waiting[who] if one not in beyond]
+        beyond = {(epoch, n) for epoch, n in self.waiting[who] if epoch == message.epoch and n >= message.number}
+        self.waiting[who] = [minibatch for minibatch in self.waiting[who] if minibatch not in beyond]
         self.dealt -= beyond
 
     def _note_progress(self, sender: str, _: str, message: dealing.Progress) -> None:
@@ -164,7 +161,7 @@ class Accounting:
             self._lent[sender, to, -message.start] = self._lends(sender, message)
 
     def _lends(self, role: str, message: Bulk) -> torch.Tensor:
-        """What a message has behind it, as it lies at its sender."""
+        """Return the payload of a message, as it lies at its sender."""
         arena = self.network.endpoints[role].arena
         start, stop = message.start - arena.held.start, message.stop - arena.held.start
         return arena.gradients[message.slot][start:stop]
@@ -173,7 +170,6 @@ class Accounting:
         self._acknowledged(sender, self._name(to, message.incarnation), message)
 
     def _saved(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> None:
-        """A shard has written its part of a checkpoint."""
         self._parts[number, part.replace("-", " ")] = facts["updates"]
         self._save(number, part, arrays, facts)
 
@@ -201,10 +197,10 @@ class Accounting:
         return {record.role for record in self._run.records if isinstance(record, Vacant)} - self._lasting
 
     def _done(self, position: Position) -> set[Minibatch]:
-        """What a position counts as done, of what was dealt."""
+        """Return what a position counts as done, of what was dealt."""
         whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
-        undone = {(one.epoch, index) for place in places for one in place.undone for index in one.numbers}
+        undone = {(portion.epoch, index) for place in places for portion in place.undone for index in portion.numbers}
         return {
             (epoch, index)
             for epoch, index in self.dealt - undone
@@ -215,9 +211,9 @@ class Accounting:
 
     @property
     def _passed_over(self) -> set[Minibatch]:
-        """What was dropped, and is not dealt again: what is read in order is not read again."""
-        in_order = self.plan.settings.data.order == SEQUENTIAL or not self.plan.samples
-        return {one for key in self.dropped for one in self.pushes[key]} if in_order else set()
+        """Return what was dropped and is not dealt again: what is read in order is not read again."""
+        in_order = self.plan.settings.order == SEQUENTIAL or not self.plan.samples
+        return {minibatch for key in self.dropped for minibatch in self.pushes[key]} if in_order else set()
 
     def _name(self, role: str, incarnation: int) -> str:
         """The name of a life of a role, in one generation of the job."""
@@ -229,9 +225,7 @@ class Accounting:
         return name
 
     def _copied(self, shard: str, message: mirroring.StateSent | mirroring.Copied | mirroring.Decided) -> None:
-        """A standby hears of an update, in the order in which the shard makes them; of what dies on its way it never
-        does.
-        """
+        """Note that a standby hears of an update, in the order of its shard; of what dies on its way it never does."""
         if isinstance(message, mirroring.StateSent):
             self._mirrored[shard] = message.updates, [], []
             return
@@ -285,8 +279,8 @@ class Accounting:
     def _lives_on(self, who: str) -> bool:
         role, incarnation = self._ends[who]
         partitions = roles.partitions_of(role, self.plan.settings.partitions)
-        ends = [self.network.endpoints[one] for one in partitions]
-        return all(one.incarnation == incarnation and not one.closed for one in ends)
+        ends = [self.network.endpoints[partition] for partition in partitions]
+        return all(end.incarnation == incarnation and not end.closed for end in ends)
 
     def _acknowledged(self, shard: str, who: str, message: pushing.Pushed) -> None:
         key = who, message.clock
@@ -320,11 +314,11 @@ class Accounting:
             self.applied[shard][minibatch] += 1
 
     def _hold_round(self, shard: str, version: int) -> None:
-        """What a shard has made one round of is a part of one epoch."""
+        """Check that what a shard has made one round of is a part of one epoch."""
         held = self.batches(self.groups[shard][version])
-        told = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
-        assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, told
-        assert not self.plan.settings.strategy.rounds or len({*held}) == len(held), told
+        error = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
+        assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, error
+        assert not self.plan.settings.strategy.rounds or len({*held}) == len(held), error
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
@@ -333,8 +327,8 @@ class Accounting:
         elif isinstance(message, pushing.Push):
             key = self._name(sender, message.incarnation), to, message.clock
             payload = self.sent_pushes[key][1]
-            taken = key in self.fates  # what comes again is not read
-            assert taken or payload is None or torch.equal(self._lent[key], payload), (
+            decided = key in self.fates  # what comes again is not read
+            assert decided or payload is None or torch.equal(self._lent[key], payload), (
                 f"push {message.clock} was overwritten"
             )
             self.arrivals[to].append((key[0], message))
@@ -343,17 +337,17 @@ class Accounting:
         elif isinstance(message, attendance.Return):
             who = self._name(sender, message.incarnation)
             self.forgotten |= {
-                (to, one, clock) for one, clock in self._lost[to] if one == who and clock <= message.clock
+                (to, pusher, clock) for pusher, clock in self._lost[to] if pusher == who and clock <= message.clock
             }
         elif isinstance(message, initialising.Initialise) and not self.network.phantom:
-            own = self.plan.assignments[roles.index_of(to)].moving
-            if (message.start, message.stop) == (own.start, own.stop) and to not in self.initial:
+            moving = self.plan.assignments[roles.index_of(to)].moving
+            if (message.start, message.stop) == (moving.start, moving.stop) and to not in self.initial:
                 self.initial[to] = self._lent[sender, to, -message.start].clone()
 
     @property
     def shards(self) -> list[str]:
         """The shards that hold anything."""
-        return [roles.shard(i) for i, own in enumerate(self.plan.assignments if self.plan else ()) if own.moving.size]
+        return [roles.shard(i) for i, a in enumerate(self.plan.assignments if self.plan else ()) if a.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
         """The minibatches of an update."""
@@ -361,13 +355,13 @@ class Accounting:
 
     def finish(self, outcome: str, died: list[str]) -> None:
         """Hold what holds at the end of a job."""
-        told = {
+        lost = {
             (record.role, self._name(record.replica, record.incarnation), clock)
             for record in self._run.records
             if isinstance(record, Forgotten)
             for clock in range(record.first, record.last + 1)
         }
-        assert told == self.forgotten, f"{told} pushes were told to be lost with their shard, {self.forgotten} were"
+        assert lost == self.forgotten, f"{lost} pushes were told to be lost with their shard, {self.forgotten} were"
         gone = self._vacated | {*(died if outcome == "failed" else ())}
         fallen = any(roles.kind(role) is roles.Kind.SHARD for role in gone)
         rounds = self.plan is not None and self.plan.settings.strategy.rounds
@@ -385,7 +379,7 @@ class Accounting:
             assert None not in fates or self._ends[who][0] in died, f"push {clock} of {who} was left undecided"
         if outcome != "done":
             return
-        every = {(e, i) for e in range(self.plan.settings.data.epochs) for i in range(self.plan.batches)} or self.dealt
+        every = {(e, i) for e in range(self.plan.settings.epochs) for i in range(self.plan.batches)} or self.dealt
         for epoch, index in every - self._passed_over:
             for shard in self.shards:
                 times = self.applied[shard][epoch, index]
@@ -408,4 +402,4 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,
 }
-"""What a message that is sent (by whom, to whom) adds to the accounts."""
+"""Additions to the accounts by a message that is sent (by whom, to whom)."""

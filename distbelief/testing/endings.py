@@ -1,4 +1,4 @@
-"""How a job may end: what its faults allow, decided from outside, by what has died when."""
+"""Endings that a job's faults allow, decided from outside, by what has died when."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ class Death(NamedTuple):
     incarnation: int
     started: bool
     saved: bool
-    """Whether there was a checkpoint."""
+    """True where there was a checkpoint."""
     ending: bool
-    """Whether the replicas had been asked to leave."""
+    """True where the replicas had been asked to leave."""
     covered: bool | None = False
-    """Of a shard: whether the coordinator knew that a standby held all that it had acknowledged; None where that was on
-    its way.
-    """
+    """True where the coordinator knew that a standby held all of this shard; None where that was on its way."""
     lasts: bool = False
-    """Of a shard: whether the coordinator knew that what it holds outlives its process."""
+    """True where the coordinator knew that what this shard holds outlives its process."""
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
@@ -80,13 +78,13 @@ class Endings:
         self.deaths: list[Death] = []
         self._run = run
         self._asked_after: int | None = None
-        """How many records there were when somebody asked the job to end."""
+        """Number of records when somebody asked the job to end."""
         self._told: dict[str, tuple[int, int]] = {}
-        """By shard: which life of it, and which of its standby, hold the same, as it has told the coordinator."""
+        """Lives of each shard, and of its standby, that hold the same, as it has told the coordinator."""
         self._lasting: set[str] = set()
         """Shards of which the coordinator has heard that what they hold outlives their processes."""
         self._heard: dict[str, tuple[int, int]] = {}
-        """What of that the coordinator has heard."""
+        """The part of that which the coordinator has heard."""
         simulation: Any = run.simulation
         self._kill_one, simulation.kill = simulation.kill, self._kill
         self._stopped, simulation.stopped = simulation.stopped, self._asked
@@ -105,7 +103,6 @@ class Endings:
             self._lasting.add(sender)
 
     def _asked(self) -> str | None:
-        """Whether the job is to end, as somebody else has set."""
         reason: str | None = self._stopped()
         if reason is not None and self._asked_after is None:
             self._asked_after = len(self._run.records)
@@ -113,15 +110,15 @@ class Endings:
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody asked the job to end before it was ending, or while it was and all have gone back since."""
+        """Return whether the job was asked to end before it was ending, or while it was and all went back since."""
         if self._asked_after is None:
             return False
-        told = self._run.records
+        seen = self._run.records
         ending = max(
-            (at for at, record in enumerate(told[: self._asked_after]) if isinstance(record, records.Ending)),
+            (at for at, record in enumerate(seen[: self._asked_after]) if isinstance(record, records.Ending)),
             default=None,
         )
-        return ending is None or any(isinstance(record, records.Rewound) for record in told[ending:])
+        return ending is None or any(isinstance(record, records.Rewound) for record in seen[ending:])
 
     def _has(self, kind: type[records.Record]) -> bool:
         return any(isinstance(record, kind) for record in self._run.records)
@@ -179,8 +176,8 @@ class Endings:
 
 
 def ways(run: Observed, cause: Cause) -> Counter[str]:
-    """How a job has come to its end, by name: what a sweep counts, so that a way that none goes any more is seen."""
-    found = Counter([cause.name])
+    """Name how a job has come to its end: a sweep counts these, so that a way that none goes any more is seen."""
+    counts = Counter([cause.name])
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
         died = {roles.kind(role) for role in run.simulation.killed}
@@ -189,11 +186,11 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
             for record in run.records
             if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD
         ]
-        found["done, and nobody died"] = not died
-        found["done after a replica died"] = roles.Kind.REPLICA in died
-        found["done after the coordinator died"] = roles.Kind.COORDINATOR in died
-        found["done after a shard came again"] = bool(again) and not count[records.Rewound]
-        found["done after all went back"] = count[records.Rewound] > 0
-        found["done after a standby succeeded"] = count[records.Succeeded] > 0
-        found["done with pushes forgotten"] = count[records.Forgotten] > 0
-    return +found
+        counts["done, and nobody died"] = not died
+        counts["done after a replica died"] = roles.Kind.REPLICA in died
+        counts["done after the coordinator died"] = roles.Kind.COORDINATOR in died
+        counts["done after a shard came again"] = bool(again) and not count[records.Rewound]
+        counts["done after all went back"] = count[records.Rewound] > 0
+        counts["done after a standby succeeded"] = count[records.Succeeded] > 0
+        counts["done with pushes forgotten"] = count[records.Forgotten] > 0
+    return +counts

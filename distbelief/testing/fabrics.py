@@ -13,12 +13,12 @@ from distbelief.fabric.base import Fabric
 from distbelief.fabric.buckets import Bucket
 
 PATIENCE_SECONDS = 60.0
-"""How long a round may take."""
+"""Longest time of a round."""
 MOMENT_SECONDS = 30.0
-"""How long a call may take that waits for nobody, however busy the machine is."""
+"""Longest time of a call that waits for nobody, however busy the machine is."""
 ROUNDS = 4
 LOOKS = 9
-"""How often is looked whether a round goes on without a rank."""
+"""Number of looks whether a round goes on without a rank."""
 GUARD = 64
 """Bytes between two vectors, which nobody may write to."""
 LONG = 700_000
@@ -38,16 +38,13 @@ class Side(NamedTuple):
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Opens a side: by which algorithm vectors are added up, and how many bytes hold which vectors. Many, one after
-another.
-"""
+"""Opens a side: the algorithm, how many bytes, and which vectors these hold. Many, one after another."""
 
 
 def check_fabric(
     open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True
 ) -> None:
-    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, each in a thread or a
-    process of its own.
+    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, in threads or processes.
 
     Args:
         open_side: opens a fresh side for this rank.
@@ -65,9 +62,7 @@ def check_fabric(
 
 
 class _Check:
-    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and what all take from the
-    first rank.
-    """
+    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and the first rank's."""
 
     def __init__(
         self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool
@@ -91,42 +86,42 @@ class _Check:
         """All rounds, in each of which another rank is late; then the first leaves."""
         for vector in (self.side.slot, self.side.total):
             self._guard(vector)
-        found: list[torch.Tensor] = []
+        sums: list[torch.Tensor] = []
         for number in range(ROUNDS):
             late = number % self.ranks == self.rank
             if not late:
-                self._bring(number, found)
+                self._bring(number, sums)
                 self._look(number)
             self.meet()
             if late:
-                self._stays(found)
-                self._bring(number, found)
+                self._stays(sums)
+                self._bring(number, sums)
             self._wait_for_true(number)
-            before, found = found, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
+            before, sums = sums, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
             self._check_guards()
             if self.side.total is not self.side.slot:
                 self.side.slot.fill_(255)  # it is this rank's again: who still reads it has garbage
                 self._guard(self.side.slot)
-            self._holds(number, before, found)
+            self._holds(number, before, sums)
         self.meet()
-        self._stays(found)
+        self._stays(sums)
         if self.side.leave is not None and self.ranks > 1:
             self._last_leaves()
 
-    def _bring(self, number: int, found: list[torch.Tensor]) -> None:
+    def _bring(self, number: int, sums: list[torch.Tensor]) -> None:
         """Write what this rank brings to a round, and make it ready in an order of its own."""
-        for bucket, brought in zip(self.buckets, self._brought(number, self.rank, found), strict=True):
+        for bucket, brought in zip(self.buckets, self._brought(number, self.rank, sums), strict=True):
             self._view(self.side.slot, bucket).copy_(brought)
         order = torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(97 * number + self.rank))
         for bucket in order.tolist():
             self._quickly(partial(self.side.fabric.ready, bucket), "ready")
 
-    def _brought(self, number: int, rank: int, found: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What a rank brings; but for the bits that it found, the same whoever asks."""
+    def _brought(self, number: int, rank: int, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what a rank brings; but for the bits that it found, the same whoever asks."""
         chance = torch.Generator().manual_seed(1000 * number + rank)
         whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
         loose = torch.randn(517, generator=chance)
-        bits = found[2].view(torch.int32).double() if found else torch.zeros(517, dtype=torch.float64)
+        bits = sums[2].view(torch.int32).double() if sums else torch.zeros(517, dtype=torch.float64)
         long = torch.randint(-1000, 1000, (1,), generator=chance).float() + torch.arange(LONG) % 1000
         first = torch.full((5,), 10 * rank + number, dtype=torch.uint8)
         return [*whole, loose, bits, long, first][: len(self.buckets)]
@@ -143,7 +138,7 @@ class _Check:
             assert monotonic() < end, f"{self._at(number)} is not done within {PATIENCE_SECONDS:g} s"
         assert done, f"{self._at(number)} says that a rank is gone, and all are there"
 
-    def _holds(self, number: int, before: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    def _holds(self, number: int, before: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
         """Every vector holds what its postcondition says."""
         everybody = [self._brought(number, rank, before) for rank in range(self.ranks)]
         for at, bucket in enumerate(self.buckets):
@@ -153,27 +148,27 @@ class _Check:
             what = f"{self._at(number)}, vector {at}"
             if at == 2:
                 torch.testing.assert_close(
-                    found[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all"
+                    sums[at].double(), wanted, rtol=0, atol=self.ranks * 1e-5, msg=f"{what} is not the sum of all"
                 )
             elif at == 3:
-                assert torch.equal(found[at], wanted), (
+                assert torch.equal(sums[at], wanted), (
                     f"{what}: two ranks had other bits of vector 2 in the round before"
                 )
             else:
-                assert torch.equal(found[at].double(), wanted.double()), (
-                    f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {found[at]}"
+                assert torch.equal(sums[at].double(), wanted.double()), (
+                    f"{what} is not the {'sum' if bucket.adds else 'first'} of all: {sums[at]}"
                 )
 
-    def _stays(self, found: list[torch.Tensor]) -> None:
-        """What was found is there until this rank has brought something new."""
-        for at, (bucket, kept) in enumerate(zip(self.buckets, found, strict=bool(found))):
+    def _stays(self, sums: list[torch.Tensor]) -> None:
+        """Check that the sums stay until this rank has brought something new."""
+        for at, (bucket, kept) in enumerate(zip(self.buckets, sums, strict=bool(sums))):
             now = self._view(self.side.total, bucket)
             assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
                 f"{self.algorithm}: vector {at} is another, and its rank has brought nothing new"
             )
 
     def _last_leaves(self) -> None:
-        """Who waits for a rank that leaves is told."""
+        """Check that a rank is told when another leaves for which it waits."""
         assert self.side.leave is not None
         if self.rank != self.ranks - 1:
             self._bring(ROUNDS, [])

@@ -1,6 +1,4 @@
-"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of roles that are
-started, struck and ended.
-"""
+"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of real roles."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from typing import NamedTuple
 from distbelief.places.place import Ended, Event, Place, Unable
 
 PATIENCE_SECONDS = 60.0
-"""How long anything may take to happen, while `pump` is called."""
+"""Longest time until anything happens, while `pump` is called."""
 IDLE_PUMPS = 20
-"""How many calls of `pump` show that nothing more is told."""
+"""Calls of `pump` that show that nothing more is told."""
 
 Life = tuple[str, int]
 
@@ -27,7 +25,7 @@ class Site(NamedTuple):
     strike: Callable[[str, int], None]
     """Ends a life as kill -9 does, from outside: the place has not asked for it."""
     there: Callable[[], Collection[Life]]
-    """Which lives are there, as the machine itself says, whatever the place believes."""
+    """Lives that are there, as the machine itself says, whatever the place believes."""
     pump: Callable[[], None]
     """Lets the place see what has happened, and returns within a moment."""
     close: Callable[[], None]
@@ -73,8 +71,8 @@ class _Watch:
         self.until(lambda: len(self.ends) >= len(lives), f"the ends of {lives} are not told of")
         for _ in range(IDLE_PUMPS):
             self.site.pump()
-        told = [(end.role, end.incarnation) for end in self.ends]
-        assert sorted(told) == sorted(lives), f"the ends of {lives} are to be told of once each, it has told of {told}"
+        ends = [(end.role, end.incarnation) for end in self.ends]
+        assert sorted(ends) == sorted(lives), f"the ends of {lives} are to be told of once each, it has told of {ends}"
 
 
 def check_place(make_site: MakeSite) -> None:
@@ -99,7 +97,7 @@ def check_place(make_site: MakeSite) -> None:
 
 
 def _starts(watch: _Watch) -> None:
-    """Who is started is there, once, and nobody else."""
+    """Check that each role that is started is there, once, and no other."""
     watch.start((watch.one, 0), (watch.other, 0))
     assert sorted(watch.site.there()) == sorted([(watch.one, 0), (watch.other, 0)]), (
         f"there are others: {watch.site.there()}"

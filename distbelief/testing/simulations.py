@@ -14,7 +14,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.transport.virtual import NetworkModel, Outage, VirtualNetwork
+from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.virtual import VirtualNetwork
 
 MESSAGE_LIMIT = 200_000
 """Messages after which a job counts as one that does not end, unless another limit is given."""
@@ -33,14 +34,14 @@ class Checker(Protocol):
 def attach(network: VirtualNetwork, *checkers: Checker) -> None:
     """Stand at a network's hooks, after those who stand there already."""
     before, watch = network.before_send, network.watch
-    said: dict[int, Message] = {}
+    known: dict[int, Message] = {}
 
     def sent(sender: str, to: str, message: Message) -> None:
         before(sender, to, message)
-        again = to == roles.COORDINATOR and id(message) in said  # since one before has died
+        again = to == roles.COORDINATOR and id(message) in known  # since one before has died
         if network.says(sender, message) and not again:
             if to == roles.COORDINATOR:
-                said[id(message)] = message
+                known[id(message)] = message
             for checker in checkers:
                 checker.sent(sender, to, message)
 
@@ -94,7 +95,7 @@ class Observed:
 
     @property
     def outcome(self) -> str:
-        """How the job ended."""
+        """Return how the job ended."""
         return next(record.outcome for record in self.records if isinstance(record, records.Finished))
 
     def vector(self) -> bytes:
@@ -151,13 +152,13 @@ def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Seque
     ('replica 2',)
     """
     everybody = [roles.COORDINATOR, *map(roles.replica, range(replicas)), *map(roles.shard, range(shards))]
-    found = []
+    outages = []
     for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
         side = set(chance.sample(everybody, chance.randint(1, len(everybody) - 1)))
         if dying and chance.random() < 0.5:
             side = {chance.choice(dying), *chance.sample(everybody, chance.randint(0, 1))}
         start = chance.choice((0.0, 0.01, 0.1, 1.0)) * chance.expovariate(1.0)
-        found.append(
+        outages.append(
             Outage(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side)))
         )
-    return tuple(found)
+    return tuple(outages)

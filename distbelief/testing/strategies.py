@@ -30,11 +30,11 @@ from distbelief.testing.endings import Endings, ways
 from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
 
 SAMPLES, BATCH_SIZE, EPOCHS = 43, 4, 2
-"""Of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
+"""Sizes of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
 MESSAGES = 50_000
 """Messages after which a job of this suite counts as one that does not end."""
 FEW = 0.1
-"""Of all seeds, how many at least must end well after a death of a kind that was drawn: fewer show nothing."""
+"""Least share of seeds that must end well after a death of a kind that was drawn: fewer show nothing."""
 
 Sequential = Callable[[Task, Strategy, int, int, int], Mapping[str, torch.Tensor]]
 """Plain PyTorch on one worker: from the task, the strategy's options, the epochs, the batch size and the seed to the
@@ -101,8 +101,8 @@ def check_sequential(strategy: Strategy, sequential: Sequential, tolerance: floa
     for seed in range(2):
         model, _ = _trained(alone, seed)
         expected = sequential(small_task(), alone, EPOCHS, BATCH_SIZE, seed)
-        told = f"with one replica, its model has {_listed(model)}; the loop's has {_listed(expected)}"
-        assert model.keys() == expected.keys(), told
+        names = f"with one replica, its model has {_listed(model)}; the loop's has {_listed(expected)}"
+        assert model.keys() == expected.keys(), names
         for name, value in expected.items():
             difference = (model[name] - value).abs().max().item()
             assert torch.allclose(model[name], value, rtol=tolerance, atol=tolerance), (
@@ -116,8 +116,8 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
     bases = {
         field.name for base in kind.__mro__[1:] if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
     }
-    own = {field.name for field in dataclasses.fields(kind)} - bases
-    missing = own - knobs.keys()
+    options = {field.name for field in dataclasses.fields(kind)} - bases
+    missing = options - knobs.keys()
     assert not missing, f"another value of {_listed(missing)} is not given: what does it change?"
     for name, knob in knobs.items():
         plain = dataclasses.replace(strategy, **knob.beside)
@@ -131,15 +131,15 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
 
 def check_faults(strategy: Strategy, seeds: int = 100) -> None:
     """Hold that a job under faults ends as these allow, and that every minibatch is counted once."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(seeds):
         try:
-            found += _under_faults(strategy, seed)
+            counts += _under_faults(strategy, seed)
         except Exception as error:
             error.add_note(f"seed {seed} of check_faults")
             raise
     for way in ("done, and nobody died", "done after a replica died"):
-        assert found[way] >= FEW * seeds, f"only {found[way]} of {seeds} seeds were {way}: these faults show nothing"
+        assert counts[way] >= FEW * seeds, f"only {counts[way]} of {seeds} seeds were {way}: these faults show nothing"
 
 
 def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], Json]:

@@ -22,9 +22,9 @@ from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 PATIENCE_SECONDS = 30.0
-"""How long anything may take to arrive, while `pump` is called."""
+"""Longest time until anything arrives, while `pump` is called."""
 IDLE_PUMPS = 20
-"""How many calls of `pump` show that nothing more comes."""
+"""Calls of `pump` that show that nothing more comes."""
 
 A, B = "replica 0", "shard 0"
 _NONE = Version(0, 0)
@@ -42,9 +42,7 @@ class Pair(NamedTuple):
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Makes a pair, given the bytes of the flat vector that the vectors of `a`'s arena are, and how many of gradients and
-parameters it holds.
-"""
+"""Makes a pair, given the range of the vectors in `a`'s arena, and how many gradients and parameters it holds."""
 
 
 class _Bench:
@@ -272,9 +270,7 @@ def _large(make_pair: MakePair) -> None:
 
 
 def _settle(make_pair: MakePair) -> None:
-    """After `settle`, the sender may write to what it answered with; the asker gets what it was before. More than once,
-    for kept buffers.
-    """
+    """After `settle`, the sender may write to what it answered with, and the asker gets what it was before."""
     size = 24 << 20
     bench = _Bench(make_pair, size, 1, 2)
     parameters = torch.zeros(size, dtype=torch.uint8)
@@ -296,20 +292,20 @@ def _counts(make_pair: MakePair) -> None:
     """Bytes are counted by kind, alike where they leave and arrive; a payload is sent, or found in memory."""
     bench = _Bench(make_pair)
     a, b = bench.a.traffic, bench.b.traffic
-    before = {id(one): (dict(one.sent), dict(one.received), dict(one.shared_memory)) for one in (a, b)}
-    push, answer, told = Push(1, 128, 4096, 0, 1, _NONE, 1, 1), Fetched(0, 0, 256, _NONE), Pushed(1, 1, _NONE)
+    before = {id(end): (dict(end.sent), dict(end.received), dict(end.shared_memory)) for end in (a, b)}
+    push, answer, pushed = Push(1, 128, 4096, 0, 1, _NONE, 1, 1), Fetched(0, 0, 256, _NONE), Pushed(1, 1, _NONE)
     bench.a.send(B, push, bench.a.arena.gradients[1][128:])
-    bench.b.send(A, told)
+    bench.b.send(A, pushed)
     bench.b.send(A, answer, torch.zeros(256, dtype=torch.uint8))
     bench.until(lambda: bench.at_b and len(bench.at_a) == 2, "a push, its acknowledgement and an answer")
-    for sender, receiver, message, size in ((a, b, push, 3968), (b, a, answer, 256), (b, a, told, 0)):
+    for sender, receiver, message, size in ((a, b, push, 3968), (b, a, answer, 256), (b, a, pushed, 0)):
         kind = message.traffic
         sent, received = sender.sent[kind] - before[id(sender)][0][kind], receiver.received[kind]
         received -= before[id(receiver)][1][kind]
-        found = receiver.shared_memory[kind] - before[id(receiver)][2][kind]
+        mapped = receiver.shared_memory[kind] - before[id(receiver)][2][kind]
         assert sent == received, f"{sent} bytes of {message} were counted where it left, {received} where it came"
-        assert found in (0, size), f"{found} bytes behind {message} were found in memory"
-        whole = len(wire.encode(message)) + size - found
+        assert mapped in (0, size), f"{mapped} bytes behind {message} were found in memory"
+        whole = len(wire.encode(message)) + size - mapped
         beside = sent - whole  # what a carrier adds to its messages is no message's
         assert beside == 0 if size else beside >= 0, f"{message} was counted as {sent} bytes: it has {whole}"
     bench.close()
@@ -389,16 +385,14 @@ def _nothing_stays(make_pair: MakePair) -> None:
 
 
 def _possessions() -> list[str]:
-    """Descriptors of this process by what they are, its shared mappings, and what is in /dev/shm with its name or
-    ours.
-    """
-    found = []
+    """The process's descriptors by kind, shared mappings, and files in /dev/shm with its name or ours."""
+    held = []
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0])
+            held.append(os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0])
         except OSError:
             continue  # the one that lists them
     maps = Path("/proc/self/maps").read_text().splitlines()
-    found += [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm/" in line]
-    found += [name for name in os.listdir("/dev/shm") if "distbelief" in name or f"_{os.getpid()}_" in name]
-    return sorted(found)
+    held += [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm/" in line]
+    held += [name for name in os.listdir("/dev/shm") if "distbelief" in name or f"_{os.getpid()}_" in name]
+    return sorted(held)

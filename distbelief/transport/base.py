@@ -31,9 +31,7 @@ from distbelief.sharding.layout import Range
 
 
 class Arena(NamedTuple):
-    """The vectors of one role, as bytes (1-D uint8 tensors of one length), which its peers may read and write: of the
-    flat vector, what the role holds.
-    """
+    """The vectors of one role (1-D uint8 tensors), for peers to read and write: its part of the flat vector."""
 
     gradients: tuple[torch.Tensor, ...]
     """Slots that bytes leave from: their owner writes, peers read."""
@@ -113,22 +111,17 @@ class Endpoint(ABC):
         self.traffic = Traffic()
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena, of vectors that are these bytes of the flat vector, zeroed; once, before links that
-        need it are opened.
-        """
+        """Make this role's zeroed arena, for these bytes of the flat vector; once, before links that need it."""
         self.arena = plain_arena(held, gradients, parameters, self.zeros)
         return self.arena
 
     @abstractmethod
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one. To a peer that is gone, it is dropped: `Lost` has told or will
-        tell.
-        """
+        """Send a message, and bytes behind a `Bulk` one; to a peer that is gone it is dropped, as `Lost` tells."""
 
     @abstractmethod
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this
-        returns.
+        """Open the link to a role, or to one incarnation, that listens at an address; it is there at the return.
 
         A link to an earlier one that is still there is closed first: `Lost` tells which.
 
@@ -171,12 +164,8 @@ class NetworkEndpoint(Endpoint):
 
     @abstractmethod
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor of somebody else (the supervisor's channel) can be read;
-        fileno stays theirs.
-        """
+        """Call `ready` from `poll` when a descriptor of somebody else can be read; fileno stays theirs."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all
-        that has.
-        """
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for arrivals, and deliver all."""

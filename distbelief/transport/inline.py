@@ -1,6 +1,4 @@
-"""The carrier inside one process: the reference for what the others do, with one message delivered at a time by whoever
-drives it.
-"""
+"""The carrier inside one process: the reference for the others, one message delivered at a time by its driver."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ class InlineEndpoint(Endpoint):
         self.deliver(arrival)
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that broke the protocol: what it has on its way here is thrown away, and both are
-        delivered `Lost`.
-        """
+        """Close the link to a peer that broke the protocol; its messages on the way go, and both are `Lost`."""
         if peer in self.links:
             queue = self.network.queue
             coming = [entry for entry in queue if entry[0] == self.role and entry[1].sender == peer]

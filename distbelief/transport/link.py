@@ -1,6 +1,4 @@
-"""One connection of a socket carrier: what is kept for its other end, what is due from there, and the bounds of
-both.
-"""
+"""One connection of a socket carrier: what is kept for its other end, what is due from there, and their bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +25,6 @@ SPARE_LIMIT = 4
 """Most buffers for the copies of unsent answers that are kept for the next ones."""
 
 CONNECT_SECONDS = 10.0
-"""Limit for opening a connection."""
 HELLO_SECONDS = 5.0
 """Limit for the introduction on a new link."""
 HELLO_LIMIT = 4096
@@ -138,8 +135,7 @@ class Link:
                 memoryview(copy)[:size] = piece
 
     def view(self, kind: str, arena: Arena, message: Bulk) -> torch.Tensor:
-        """The range that a message names of an arena: always the same object, for users keep what they derive from
-        it.
+        """Return a message's range of an arena: always the same object, for users keep what they derive from it.
 
         Raises:
             RemoteProtocolError: there is no such range.

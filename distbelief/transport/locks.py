@@ -1,6 +1,4 @@
-"""Locks on ranges of a mapping, between processes: byte-range locks of its file, which the kernel takes from a process
-that ends, however it does.
-"""
+"""Locks on ranges of a mapping: byte-range locks of its file, which the kernel takes from a process that ends."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ class Locks:
         self._wanted = -1
 
     def take(self, numbers: Sequence[int], arrived: Callable[[], bool]) -> bool:
-        """Take locks, in their order, which must be the same for all; where `told` says that something has arrived,
-        none, and False.
+        """Take locks in an order that is the same for all; where `arrived` says that something came, none: False.
 
         Raises:
             JobFailed: one of them was not to be had for `LOCK_SECONDS`.
@@ -98,9 +95,7 @@ class Locks:
 
 
 def try_until(done: Callable[[], bool], arrived: Callable[[], bool]) -> bool:
-    """Try again and again; False where `told` says that something has arrived, which is asked after each rest that is
-    longer than a look.
-    """
+    """Try until done; False where `arrived` says that something has come, asked after each rest longer than a look."""
     wait = Wait()
     while not done():
         if wait.rest() and arrived():

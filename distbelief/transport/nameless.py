@@ -1,6 +1,4 @@
-"""Sockets of multiprocessing that have no name: they are reached by a descriptor, however long TMPDIR is, and leave no
-file, however their process ends.
-"""
+"""Nameless sockets of multiprocessing, reached by a descriptor: TMPDIR may be long, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def nameless(address: str, process: int | str = "self") -> str:
 
 
 def share_descriptors() -> None:
-    """Have others ask this process, and those that it forks, for descriptors of what they have sent (the tensors of a
-    minibatch) at a socket without a name.
-    """
+    """Have others ask this process and its forks for sent descriptors (a minibatch's tensors) at a nameless socket."""
     resource_sharer._resource_sharer._start = _listen  # type: ignore[attr-defined]  # its stubs lack it
 
 

@@ -1,6 +1,4 @@
-"""Processors of a virtual cluster's roles: a machine for each, or the cores of a host that several share. A role does
-one thing at a time.
-"""
+"""Processors of a virtual cluster's roles: a machine each, or a host's cores. A role does one thing at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ Then = Callable[[Argument], None]
 
 
 class Hosts(CheckedStruct, frozen=True):
-    """Machines whose cores several roles share. Shards, and their standbys, are spread over them; the coordinator is on
-    the first.
-    """
+    """Machines whose cores several roles share; shards and standbys are spread, the coordinator is on the first."""
 
     cores: int = 1
     """Cores of each host."""
@@ -34,9 +30,7 @@ class Hosts(CheckedStruct, frozen=True):
     together: float = 1.0
     """The speed of a core while all cores of its host work, of that of one that works alone."""
     busy: float = 0.0
-    """Seconds of a step in which it needs a core; the rest of it is slept, as in steps that are padded. 0 for all of
-    it.
-    """
+    """Seconds of a step that need a core; the rest is slept, as where steps are padded. 0 for all of it."""
 
     def check(self) -> None:
         """Refuse impossible hosts.
@@ -192,8 +186,7 @@ class OwnThread(Thread):
 
 
 class VirtualHost:
-    """A machine whose cores several roles share: those that have something to do work at one speed, each on one core at
-    most.
+    """A machine whose cores several roles share: all with work go at one speed, each on one core at most.
 
     Args:
         clock: of the simulation.

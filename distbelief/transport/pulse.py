@@ -1,5 +1,4 @@
-"""The pulse of a link: how long nothing has come from its peer's host, and how long that may be, by what was seen
-before.
+"""The pulse of a link: the silence of its peer's host, and how long that may be, by what was seen before.
 
 The kernels of two hosts exchange a sign of life every `BEAT_SECONDS`, however busy the processes are: a long step is no
 silence. A network that was silent for a while and came back is given longer the next time.
@@ -10,9 +9,7 @@ from __future__ import annotations
 BEAT_SECONDS = 1.0
 """Between two signs of life, where nothing else is said."""
 LEAST_SECONDS = 30.0
-"""Silence that every network is given: TCP, which waits ever longer before it tries again, is heard up to twice as late
-as a cut is mended.
-"""
+"""Silence that every network is given: TCP, ever slower to retry, is heard up to twice as late as a cut is mended."""
 FACTOR = 8.0
 """Silence is a death when it is so many times as long as the longest that ended."""
 

@@ -13,21 +13,21 @@ from collections.abc import Sequence
 
 from distbelief.core import roles
 from distbelief.core.effects import Arrival
+from distbelief.core.settings import Settings
 from distbelief.network.graph import spread
 from distbelief.network.routes import Route, Routes
 from distbelief.network.shares import FairShares, Flow
 from distbelief.schedules.price import LinkModel
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts, SimulatorClock
-from distbelief.transport.virtual import HEADER, MEMORY, NetworkModel, VirtualEndpoint, VirtualLink, VirtualNetwork
+from distbelief.transport.virtual import HEADER, MEMORY, VirtualEndpoint, VirtualLink, VirtualNetwork
 
 PACKET = 1500
 """Bytes of a message that takes no share."""
 
 
 class RoleFlow(Flow):
-    """Messages of one role to another over the links of a route. `latency` is that of all cables; `packet` is seconds a
-    byte of a short message.
-    """
+    """Messages of a role to another over a route: `latency` of all cables, `packet` seconds a byte of a short one."""
 
     __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
 
@@ -43,21 +43,24 @@ class RoleFlow(Flow):
 
 
 class RoutedNetwork(VirtualNetwork):
-    """A virtual network whose hosts are at some places of a topology; the latency is that of two cables, so that hosts
-    at one switch are as far apart as without a topology.
-    """
+    """A virtual network over a topology; latency is that of two cables, so that one switch is as without a topology."""
 
     def __init__(
-        self, clock: SimulatorClock, model: NetworkModel, seed: int, phantom: bool, per_host: int, hosts: Hosts | None,
-        replicas: int, routes: Routes, places: Sequence[int],
-    ) -> None:  # fmt: skip
-        super().__init__(clock, model, seed, phantom, per_host, hosts, replicas)
+        self,
+        clock: SimulatorClock,
+        model: NetworkModel,
+        settings: Settings,
+        phantom: bool,
+        hosts: Hosts | None,
+        routed: tuple[Routes, Sequence[int]],
+    ) -> None:
+        super().__init__(clock, model, settings, phantom, hosts)
         self.inside = LinkModel(model.local_latency or MEMORY.latency, model.local_bandwidth or MEMORY.bandwidth)
         self.shares = self.inside.bandwidth == math.inf
-        self.routes, self.places = routes, places
-        self.per_host = (hosts.replicas or replicas) if hosts else per_host or 1
-        topology = routes.topology
-        self._switches = [topology.switch_of(place) for place in places]
+        self.routes, self.places = routed
+        self.per_host = (hosts.replicas or settings.replicas) if hosts else settings.strategy.host_replicas or 1
+        topology = self.routes.topology
+        self._switches = [topology.switch_of(place) for place in self.places]
         self._spread = spread(self._switches)
         self.capacities = [topology.bandwidth(link, model.bandwidth) for link in range(2 * len(topology.cables))]
         self.fair = FairShares(clock, self.capacities, self._passed)
@@ -106,7 +109,7 @@ class RoutedNetwork(VirtualNetwork):
         arrives = clock.time + takes + flow.latency
         if not self.plain:
             link.own.port.leaves = clock.time + takes
-            arrives = self.delay(link.own, peer, arrival, arrives, link.last, takes, flow.latency)
+            arrives = self.delay(link, arrival, arrives, takes, flow.latency)
         link.last = arrives = arrives if arrives > link.last else link.last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 

@@ -1,5 +1,4 @@
-"""Identity of the other end of a connection: a role, by its certificate under TLS, or a process of this user at a Unix
-socket.
+"""Identity of a connection's other end: a role, by its TLS certificate, or a process of this user at a Unix socket.
 
 It knows nothing of the protocol, so that whoever asks a join server for admission need not import torch.
 """
@@ -104,9 +103,7 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]  # as above
-        """Receive into the first buffer all that is there for it, and into the second what its last record holds beyond
-        that.
-        """
+        """Receive all that is there for the first buffer, and into the second the rest of the last record."""
         room, beyond = buffers
         got = 0
         try:
@@ -131,9 +128,7 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
-    """Bytes that a connection has sent, and received as far as they are read, as its kernel counts them, to which the
-    packet that opened it is one.
-    """
+    """Bytes that a connection has sent, and received and read, as its kernel counts: the opening packet is one."""
     counted = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     acknowledged, received = _INFO.unpack(counted)
     left, unread = array.array("i", [0]), array.array("i", [0])

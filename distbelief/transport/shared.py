@@ -1,6 +1,4 @@
-"""The carrier inside one host: vectors in shared memory, messages over a Unix socket as the doorbell; nothing of it has
-a name on disk.
-"""
+"""The carrier inside one host: vectors in shared memory, messages over a Unix socket; nothing has a name on disk."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ class SharedEndpoint(SocketEndpoint):
     """Tells whether a peer reads its vector where it lies; then nothing is written into its arena."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena in one anonymous segment, which every role that it connects to maps. Pinning it for a
-        device belongs here.
-        """
+        """Make this role's arena in one anonymous segment, which its peers map. Pinning for a device belongs here."""
         length = _stride(held.size) * (gradients + parameters)
         if not length:
             return super().allocate(held, gradients, parameters)

@@ -30,9 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class SocketEndpoint(NetworkEndpoint):
-    """One role's end of a carrier over stream sockets, for one thread at a time; `deliver` may send, settle and close,
-    but not poll.
-    """
+    """One role's end over stream sockets, for one thread at a time; `deliver` may send, settle, close, not poll."""
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role)
@@ -54,9 +52,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
-        """A blocking connection to a role at an address; raises OSError, or UsageError for an address of another
-        kind.
-        """
+        """Connect to a role at an address, blocking; raises OSError, or UsageError for another kind of address."""
 
     @abstractmethod
     def _admit(self, connection: socket.socket) -> socket.socket:
@@ -86,8 +82,7 @@ class SocketEndpoint(NetworkEndpoint):
         """Wait until what was sent can no longer be lost by closing."""
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to this incarnation of it, that listens at an address; it is there when this
-        returns.
+        """Open the link to a role, or to one incarnation, that listens at an address; it is there at the return.
 
         Raises:
             JobFailed: nobody answers there; UsageError: the address is of another kind, or not allowed.
@@ -115,8 +110,7 @@ class SocketEndpoint(NetworkEndpoint):
         self._bound(link)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one. It leaves with the next `poll`, in one piece with all others
-        to that peer.
+        """Send a message, and bytes behind a `Bulk` one; it leaves with the next `poll`, with all for that peer.
 
         Raises:
             LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long
@@ -187,9 +181,7 @@ class SocketEndpoint(NetworkEndpoint):
         self._epoll.register(fileno, IN)
 
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for something to arrive, and deliver all
-        that has.
-        """
+        """Send what is kept, wait up to `timeout` seconds (None: for ever) for arrivals, and deliver all."""
         if self._closed:
             return
         self._delivered = False
@@ -264,9 +256,7 @@ class SocketEndpoint(NetworkEndpoint):
         link.limit += self.arena.held.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
-        """Serve a descriptor that is no link; one that nobody knows is of a link that was closed while its event
-        waited.
-        """
+        """Serve a descriptor that is no link; an unknown one is of a link that was closed as its event waited."""
         if fd in self._watched:
             self._delivered = True
             self._watched[fd]()
@@ -386,9 +376,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._read(link)  # the rest of a long payload has most likely come already
 
     def _receive(self, link: Link) -> int | None:
-        """Receive once, first into the room that a payload still needs; returns how many bytes, None where there are
-        none.
-        """
+        """Receive once, first into a payload's missing room; return how many bytes, None where there are none."""
         room = link.room
         try:
             if room is not None:

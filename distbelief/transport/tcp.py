@@ -1,6 +1,4 @@
-"""The carrier between hosts: plain TCP, with each message's payload raw behind it, straight between the vectors' memory
-and the socket.
-"""
+"""The carrier between hosts: TCP, with each payload raw behind its message, straight between memory and socket."""
 
 from __future__ import annotations
 
@@ -28,14 +26,10 @@ from distbelief.transport.sockets import SocketEndpoint
 SILENCE_SECONDS = 120.0
 """Longest silence of a peer's host, on any network, before the link is lost."""
 BUFFER = 4 << 20
-"""Bytes asked for in each direction of a connection's kernel buffers: a fast link needs its rate times its round trip
-(1 Gbyte/s times 4 ms).
-"""
+"""Bytes of a connection's kernel buffer, each way: a fast link's rate times its round trip (1 Gbyte/s, 4 ms)."""
 
 _INFO = struct.Struct("@52x2I")
-"""Two fields of the kernel's tcp_info: milliseconds since data came (tcpi_last_data_recv), and since an acknowledgement
-did (tcpi_last_ack_recv).
-"""
+"""The kernel's tcp_info: milliseconds since data came, since an acknowledgement (tcpi_last_{data,ack}_recv)."""
 
 _SCHEME = "tcp:"
 
@@ -178,9 +172,7 @@ class TcpEndpoint(SocketEndpoint):
         return payload.numpy().data
 
     def _linger(self, link: Link, deadline: float) -> None:
-        """Let the peer's host acknowledge everything: to close with something unread here makes the kernel take it
-        back.
-        """
+        """Let the peer's host acknowledge everything: closed with something unread, the kernel takes it back."""
         with contextlib.suppress(OSError):  # the peer is gone already
             link.socket.shutdown(socket.SHUT_WR)
             left = array.array("i", [1])

@@ -1,5 +1,4 @@
-"""The virtual network: every role in one process, on simulated time, with latency, bandwidth, jitter, outages and
-crashes from one seed.
+"""The virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
 
 A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is
 dead. Messages that leave one role share its bandwidth, and so do those that reach it; each carries its payload and
@@ -24,11 +23,12 @@ from distbelief.core import roles, wire
 from distbelief.core.effects import Arrival, Effect, Payload, Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Bulk, Message, SlotReply
-from distbelief.core.values import CheckedStruct
-from distbelief.errors import JobFailed, UsageError
+from distbelief.core.settings import Settings
+from distbelief.errors import JobFailed
 from distbelief.schedules.price import LinkModel, Port, add, carry
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts, MessageCosts, OwnThread, SimulatorClock, Thread, VirtualHost
 
 HEADER = 64
@@ -39,87 +39,26 @@ MEMORY = LinkModel(8e-6, math.inf)
 """Shared memory as a link: the time in which somebody wakes who waits for it, as the benchmark `wire` measured it."""
 
 
-class Outage(CheckedStruct, frozen=True):
-    """From `start` until `stop`, in seconds, the roles of one side cannot reach those of the other."""
-
-    start: float
-    stop: float
-    side: tuple[str, ...]
-    """The roles of one side; all others are on the other one."""
-
-    def check(self) -> None:
-        """Refuse an impossible outage.
-
-        Raises:
-            UsageError: naming the value.
-        """
-        if not 0 <= self.start < self.stop < float("inf"):
-            raise UsageError(
-                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end"
-            )
-        if not self.side:
-            raise UsageError(
-                f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as "
-                "'replica 1'"
-            )
-
-
-class NetworkModel(CheckedStruct, frozen=True):
-    """Model of a network. Times in seconds, rates in bytes per second."""
-
-    latency: float = 50e-6
-    bandwidth: float = 1.25e9
-    jitter: float = 0.0
-    """Each message takes up to this fraction of the latency longer, uniformly."""
-    delay_chance: float = 0.0
-    """Chance that a message is delayed by `delay` more, as by loss and retransmission."""
-    delay: float = 0.0
-    reduction: float = 0.0
-    """Seconds per byte of a gradient that is added to another where it arrives."""
-    local_latency: float = 0.0
-    """Latency between two roles of one host; 0 is that of all links, or on `Hosts` that of shared memory."""
-    local_bandwidth: float = 0.0
-    """Bandwidth between two roles of one host; 0 is that of all links; in the memory of `Hosts` nothing is sent."""
-    outages: tuple[Outage, ...] = ()
-    """When who cannot reach whom."""
-
-    def check(self) -> None:
-        """Refuse a network that cannot be.
-
-        Raises:
-            UsageError: naming the value.
-        """
-        for name in ("latency", "jitter", "delay", "reduction", "local_latency"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more, and finite")
-        if not self.local_bandwidth >= 0:
-            raise UsageError(f"network local_bandwidth {self.local_bandwidth} must be 0 or more")
-        if not self.bandwidth > 0:
-            raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
-        if not 0 <= self.delay_chance <= 1:
-            raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
-        for outage in self.outages:
-            outage.check()
-
-
 class VirtualNetwork:
     """All links of a simulated cluster, and the processors of its roles.
 
     Args:
         clock: moves the time.
         model: what the network is like.
-        seed: of jitter and delays.
+        settings: of the job: the seed is that of jitter and delays, and links inside of a host may be others.
         phantom: whether payloads are only lengths, so that arenas are empty.
-        per_host: replicas that follow each other on one host, where links inside of one are others; 0 for none.
         hosts: the machines that roles share; each role has its own where there are none.
-        replicas: of the job, which are on those hosts.
     """
 
     def __init__(
-        self, clock: SimulatorClock, model: NetworkModel | None = None, seed: int = 0, phantom: bool = False,
-        per_host: int = 0,
-        hosts: Hosts | None = None, replicas: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        clock: SimulatorClock,
+        model: NetworkModel | None = None,
+        settings: Settings | None = None,
+        phantom: bool = False,
+        hosts: Hosts | None = None,
+    ) -> None:
+        settings = settings or Settings()
         self.clock, self.model = clock, model or NetworkModel()
         self.model.check()
         self._unsteady = bool(self.model.jitter or self.model.delay_chance)
@@ -128,16 +67,16 @@ class VirtualNetwork:
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
         """True where nothing delays a message but its line and the two ports."""
-        self.chance = random.Random(seed)
+        self.chance = random.Random(settings.seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
-        own = MEMORY if hosts else usual
-        inside = LinkModel(self.model.local_latency or own.latency, self.model.local_bandwidth or own.bandwidth)
-        self.inside = inside if (per_host or hosts) and inside != usual else None
+        base = MEMORY if hosts else usual
+        inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
+        self._per_host, self._hosts, self._replicas = settings.strategy.host_replicas, hosts, settings.replicas
+        self.inside = inside if (self._per_host or hosts) and inside != usual else None
         """Model of links inside a host, where it differs."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
         """True where these are shared memory, in which nothing is sent."""
-        self._per_host, self._hosts, self._replicas = per_host, hosts, replicas
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
@@ -149,9 +88,7 @@ class VirtualNetwork:
         self.memories: dict[str, VirtualMemory] = {}
         """Memories in which replicas make updates themselves, by shard."""
         self.left: Callable[[str, int], None] = _nobody
-        """Called with a role and its incarnation when it has ended by itself, and everything that it had to say has
-        left.
-        """
+        """Called with a role and its incarnation, once it has ended by itself and all that it said has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
@@ -178,30 +115,26 @@ class VirtualNetwork:
             self._machines[number] = VirtualHost(self.clock, self._hosts.cores, self._hosts.together, self._hosts.busy)
         return self._machines[number].thread()
 
-    def delay(
-        self, source: VirtualEndpoint, target: VirtualEndpoint, arrival: Arrival, arrives: float, last: float,
-        takes: float, latency: float,
-    ) -> float:  # fmt: skip
+    def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
         """When something arrives that is added to others there, comes by chance later, or meets outages.
 
         Args:
-            source: whose port it has left.
-            target: whose port it has entered.
+            link: from the port that it has left to the one that it has entered; `last` is when what was sent before it
+                arrives.
             arrival: what it is.
             arrives: when it would.
-            last: when what was sent before it arrives.
             takes: seconds that it takes through a port.
             latency: of the line.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
-            arrives = add(target.port, arrives, payload.nbytes * model.reduction)
+            arrives = add(link.peer.port, arrives, payload.nbytes * model.reduction)
         if self._unsteady:
             arrives += self._late()
         if self.outages:
-            began, alone = source.port.leaves - takes, takes + latency
-            while (again := self.heals(source.role, target.role, began, arrives, alone)) > arrives:
-                arrives = max(again, last + takes)
+            began, alone = link.own.port.leaves - takes, takes + latency
+            while (again := self.heals(link.own.role, link.peer.role, began, arrives, alone)) > arrives:
+                arrives = max(again, link.last + takes)
                 began = arrives - alone
         return arrives
 
@@ -214,12 +147,10 @@ class VirtualNetwork:
             late += model.delay
         return late
 
-    def heals(self, one: str, other: str, began: float, arrives: float, takes: float) -> float:
-        """When it arrives, if what is on its way between two roles is sent again after each outage that meets it, which
-        takes so long.
-        """
+    def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
+        """Return when it arrives, if it is sent again after each outage that meets it, taking so long."""
         for start, stop, side in self.outages:
-            if began < stop and arrives >= start and (one in side) is not (other in side):
+            if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
 
@@ -310,9 +241,7 @@ class VirtualEndpoint(Endpoint):
         return link
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; it arrives after the link's latency and the time its bytes take to leave here and to enter
-        there.
-        """
+        """Send a message; it arrives after the link's latency and its bytes' time to leave here and enter there."""
         if self.closed:
             return
         network = self.network
@@ -369,7 +298,7 @@ class VirtualEndpoint(Endpoint):
         takes = (HEADER if payload is None else HEADER + payload.nbytes) / line.bandwidth
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
-            arrives = network.delay(self, peer, arrival, arrives, last, takes, line.latency)
+            arrives = network.delay(link, arrival, arrives, takes, line.latency)
         link.last = arrives = arrives if arrives > last else last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 
@@ -431,9 +360,7 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """The work with what arrived before is done; a word of a former life counts no more where the next has come
-        meanwhile.
-        """
+        """Hand on what waits, once work is done; a former life's word counts no more where the next has come."""
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -489,9 +416,7 @@ class VirtualEndpoint(Endpoint):
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: one latency later, but after all that it has sent, and not across an
-        outage.
-        """
+        """Hear that a peer has ended its link: a latency later, after all it has sent, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)

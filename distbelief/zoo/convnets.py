@@ -84,7 +84,7 @@ INCEPTIONS = {
     "5a": (832, 256, (160, 320), (32, 128), 128),
     "5b": (832, 384, (192, 384), (48, 128), 128),
 }
-"""Of each module: the maps it is given, those of 1x1, of the 1x1 before 3x3 and of 3x3, of the 1x1 before 5x5 and of
+"""Maps of each module: those it is given, those of 1x1, of the 1x1 before 3x3 and of 3x3, of the 1x1 before 5x5 and of
 5x5, and of the 1x1 after the pool (table 1 of the paper).
 """
 

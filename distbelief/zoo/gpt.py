@@ -12,7 +12,7 @@ from distbelief.errors import DataError
 from distbelief.tasks.task import Task, TensorData
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""What a text is made of; any other character is a question mark."""
+"""Characters of a text; any other is a question mark."""
 CONTEXT = 64
 """Characters of a sample."""
 WIDTH, HEADS, BLOCKS = 64, 4, 2
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
-        """What each character found."""
+        """Return what attention gathers for each character."""
         query, key, value = (
             part(states).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
@@ -114,7 +114,7 @@ def next_character(output: Tensor, target: Tensor) -> Tensor:
 
 
 def foreseen(output: Tensor, target: Tensor) -> Tensor:
-    """How many samples' worth of characters have the greatest score.
+    """Count the samples' worth of characters that have the greatest score.
 
     >>> foreseen(torch.eye(4)[None], torch.tensor([[0, 1, 0, 0]]))
     tensor(0.5000)

@@ -46,7 +46,7 @@ class LocallyConnected(nn.Module):
     """
 
     divisions: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"regions": _rows}
-    """How it is split over processes: by ways, as `distbelief.split.register` takes them."""
+    """Divisions over processes: by ways, as `distbelief.split.register` takes them."""
 
     def __init__(self, maps: int, filters: int, size: tuple[int, int], patch: int, stride: int = 1) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LocallyConnected(nn.Module):
             nn.init.uniform_(parameter, -1 / math.sqrt(seen), 1 / math.sqrt(seen))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """What each place's filters make of its patch."""
+        """Apply each place's filters to its patch."""
         patches = nn.functional.unfold(maps, self.patch, stride=self.stride).permute(2, 1, 0)
         made = torch.baddbmm(self.bias.flatten(0, 1).unsqueeze(-1), self.weight.flatten(0, 1), patches)
         out: Tensor = made.permute(2, 1, 0).unflatten(-1, (self.rows, self.columns))

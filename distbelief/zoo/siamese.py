@@ -12,7 +12,7 @@ from distbelief.tasks.mnist import IMAGE, lenet, load_mnist
 from distbelief.tasks.task import Task, TensorData
 
 MARGIN = 4.0
-"""How far apart the points of two different digits are to be."""
+"""Wanted distance between the points of two different digits."""
 
 
 class Siamese(nn.Module):
@@ -73,7 +73,7 @@ def contrastive(distance: Tensor, same: Tensor) -> Tensor:
 
 
 def told_apart(distance: Tensor, same: Tensor) -> Tensor:
-    """How many pairs are nearer than half the margin if and only if they are of one class.
+    """Count the pairs that are nearer than half the margin if and only if they are of one class.
 
     >>> told_apart(torch.tensor([1.0, 1.0, 3.0]), torch.tensor([1.0, 0.0, 0.0]))
     tensor(2)

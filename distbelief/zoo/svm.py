@@ -1,5 +1,4 @@
-"""The tasks `sparse-svm` and `dense-svm`: support vector machines on synthetic data, where lock-free updates pay and
-where they do not.
+"""The tasks `sparse-svm` and `dense-svm`: synthetic data on which lock-free updates pay, and do not.
 
 `sparse-svm` has what makes RCV1 sparse (Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample,
 drawn by a law of Zipf's
@@ -26,13 +25,11 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn twice and
-count twice).
+"""Sizes of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn
+twice and count twice).
 """
 SHIFT = 15.5
-"""Feature u is drawn with a chance in proportion to 1 / (u + SHIFT): the most frequent is then in 44 % of the samples,
-as in RCV1.
-"""
+"""Feature u is drawn in proportion to 1 / (u + SHIFT): the most frequent is in 44 % of the samples, as in RCV1."""
 TELLING = 1_000
 """The features that tell something; all others are rare words."""
 DENSE_FEATURES = 4_096
@@ -67,8 +64,7 @@ def _draw(samples: int, test: bool) -> _Drawn:
 
 
 class SparseSVM(nn.Module):
-    """Weights of a linear classifier as an embedding of one column; gives margins, and each sample's share of the
-    regularisation.
+    """Weights of a linear classifier as an embedding of one column; gives margins and each sample's regularisation.
 
     Input float64 of shape (n, 2, NONZERO), features and values; output float32 of shape (n, 2).
     """
@@ -126,7 +122,7 @@ def hinge(output: Tensor, target: Tensor) -> Tensor:
 
 
 def signs(output: Tensor, target: Tensor) -> Tensor:
-    """How many margins have the sign of their label.
+    """Count the margins that have the sign of their label.
 
     >>> signs(torch.tensor([[0.25, 0.0], [-3.0, 0.5]]), torch.tensor([1.0, 1.0]))
     tensor(1)
@@ -135,8 +131,7 @@ def signs(output: Tensor, target: Tensor) -> Tensor:
 
 
 def sparse_svm() -> Task:
-    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in `hogwild`, `locking` and
-    `single`.
+    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in some strategies.
 
     >>> sum(p.numel() for p in sparse_svm().model().parameters())
     47236

@@ -3,6 +3,7 @@ what they say.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from benchmarks import __main__ as benchmarks
 from distbelief.cli import commands, main, options, words
 from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
@@ -27,6 +29,7 @@ from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.spec import Spec, tell
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.driver import Driver
+from distbelief.strategies import STRATEGIES
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
@@ -109,6 +112,31 @@ def test_help_is_short_and_says_when_a_newcomer_changes_the_first_options(
     assert " ".join(first.split()).count("Change it ") == len(options_first)
 
 
+MEAN_ANOTHER_THING = {
+    "batch_size": {"DataSettings", "Descent"},  # of sandblaster: what a step is made of, summed over portions
+    "weight_decay": {"Stepping", "Descent"},  # of sandblaster: a part of the loss, as there is no optimizer
+    "shards": {"Served", "Locking"},  # of locking: ranges with a lock, in no process of their own
+    "hosts": {"Cluster", "VirtualOptions"},
+    "topology": {"Cluster", "VirtualOptions"},
+    "path": {"LocalOptions", "VirtualOptions"},
+}
+"""Options that are two things: of one strategy, or of hosts that are there and those that are simulated."""
+
+
+def test_an_option_is_a_field_of_one_class() -> None:
+    owners: dict[str, set[str]] = {}
+    for command, strategy in itertools.product(("train", "launch", "simulate"), STRATEGIES):
+        here: list[str] = []
+        for kind, without in options.sources(command, strategy):
+            names = [field.name for field in dataclasses.fields(kind) if field.init and field.name not in without]
+            here += names
+            for name in names:
+                those = {part.__qualname__ for part in kind.__mro__ if name in vars(part).get("__annotations__", {})}
+                owners.setdefault(name, set()).update(those)
+        assert len(here) == len(set(here)), f"{command} {strategy} has an option of two classes"
+    assert {name: those for name, those in owners.items() if len(those) > 1} == MEAN_ANOTHER_THING
+
+
 def test_every_option_of_a_command_reaches_its_job() -> None:
     args = (
         "--replicas 3 --shards 4 --push-every 5 --fetch-every 6 --local-lr 0.5 --prefetch 1 --warm-start-steps 7 "
@@ -129,22 +157,22 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     assert job == db.Job(
         "mnist",
         strategy,
-        8,
-        9,
-        "step",
-        10.0,
-        11,
-        0.5,
-        12,
-        13,
-        "5min",
-        14,
-        "there",
-        "cuda",
-        15,
-        "here",
-        "out",
-        True,
+        init_from="there",
+        data_dir="here",
+        out="out",
+        epochs=8,
+        batch_size=9,
+        lr_schedule="step",
+        clip_norm=10.0,
+        seed=11,
+        target_accuracy=0.5,
+        evaluate_every=12,
+        checkpoint_every=13,
+        snapshot_every="5min",
+        keep_checkpoints=14,
+        device="cuda",
+        threads=15,
+        resume=True,
         **rate,
     )
     args = (
@@ -153,7 +181,9 @@ def test_every_option_of_a_command_reaches_its_job() -> None:
     )
     own = db.Allreduce(accumulate=4, lr_scaling="sqrt", base_batch=64)
     rate = {"lr_schedule": "polynomial", "lr_power": 3.0, "warmup": "constant", "warmup_epochs": 0.5}
-    assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job("mnist", own, 9, **rate)
+    assert options.parse("train", "mnist", "allreduce", args.split()).job("mnist") == db.Job(
+        "mnist", own, epochs=9, **rate
+    )
     words = ["--transport", "tcp", "--bind", "10.0.0.1:7000", "--advertise", "node7", "--insecure", "--tls"]
     assert options.parse("train", "mnist", "downpour", words).place() == db.Local(
         "tcp", "10.0.0.1:7000", "node7", True, True
@@ -182,7 +212,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
     asked = options.parse("train", "mnist", "downpour", ["--config", str(file), "--lr", "0.5", f"--out={tmp_path}"])
     optimizer = db.optim("adam", lr=0.5, betas=(0.5, 0.75))
     more: dict[str, Any] = {"drop_last": True, "lr_schedule": "step", "lr_steps": (2.0, 3.5), "out": str(tmp_path)}
-    assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), 4, **more)
+    assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), epochs=4, **more)
     assert options.split_script("downpour", ["--config", "job.toml", "mine.py"]) == (
         ["--config", "job.toml"],
         ["mine.py"],
@@ -220,7 +250,7 @@ def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.place()
-    return tell(place, job, job.settings(), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    return tell(place, Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
 
 
 def test_the_options_of_a_process_reach_it() -> None:
@@ -363,7 +393,8 @@ REFUSED = {
     "train mnist downpour --lr": "--lr: its value is missing",
     "train mnist downpour again": "'again' is one word too many",
     "train mnist downpour --optimizer adagard": "unknown optimizer 'adagard'; did you mean 'adagrad'?",
-    "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'?",
+    "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
+    "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
     "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
@@ -452,20 +483,54 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
     ],
 )
 def test_a_first_line_says_at_once_what_is_begun(
-    line: str, first: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+
     def stop(*_: object, **__: object) -> None:
         raise UsageError("stopped here")
 
     for name in (
-        "places.processes.local.Local.run",
-        "places.processes.local.Local.launch",
-        "places.simulated.simulated.Simulated.run",
+        "places.processes.local.Local._begin",
+        "places.simulated.running.run",
         "places.join.guest.Guest.__init__",
     ):
         monkeypatch.setattr(f"distbelief.{name}", stop)
     assert main.run(line.split()) == 2
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("line", ["train digits single", "launch allreduce mine.py", "simulate digits downpour"])
+def test_a_job_is_checked_once_by_each_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    checked = []
+
+    def counted(self: Settings, check: Any = Settings.checks) -> Any:
+        checked.append(self)
+        return check(self)
+
+    def stop(*_: object, **__: object) -> None:
+        raise UsageError("stopped here")
+
+    monkeypatch.setattr(Settings, "checks", counted)
+    monkeypatch.setattr("distbelief.places.processes.local.Local._begin", stop)
+    monkeypatch.setattr("distbelief.places.simulated.running.run", stop)
+    assert main.run(line.split()) == 2
+    assert len(checked) == 1
+
+
+def test_all_that_a_job_cannot_have_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "train digits downpour --threads 0 --epochs 0 --order random --lr-schedule cosin --transport shared"
+    assert main.run(line.split()) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "distbelief: --threads 0: must be 1 or more, and at most 1024",
+        "distbelief: --epochs 0: must be 1 or more",
+        "distbelief: unknown order 'random'; Known: sequential, shuffled",
+        "distbelief: unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
+        "backoff, constant, cosine, linear, polynomial, step",
+    ]
 
 
 def test_the_help_of_a_table_of_benchmarks_is_that_of_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import cost, profile, trace, updates
+from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime
 from distbelief.lab.cost.trace import KINDS, REST, Tracer
 from distbelief.lab.cost.trace import _vectors as trace_vectors
@@ -247,16 +248,16 @@ def test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_bat
     """A batch norm refuses one sample."""
     monkeypatch.setattr(profile, "ENOUGH", 0.0)
     task = task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10)], shape=(8,))
-    found = cost.measure(task, batch_size=4, seconds=0.3, max_memory=1e10)
+    found = cost.measure(task, CostRequest(4), optim("sgd"), 1e10, seconds=0.3)
     assert [*found.profile.left_out] == [1]
     assert "a minibatch of 1 raised ValueError: Expected more than 1 value" in found.profile.left_out[1]
     assert found.largest_batch is not None
     assert found.largest_batch > 4
     assert tracer_of(task).mapped(1) == {}
     with pytest.raises(TrainingError, match="a minibatch of 1 raised ValueError"):
-        cost.measure(task, batch_size=1)
+        cost.measure(task, CostRequest(1), optim("sgd"))
     with pytest.raises(UsageError, match="not 2 samples fit"):
-        cost.measure(task, batch_size=4, max_memory=1.0)
+        cost.measure(task, CostRequest(4), optim("sgd"), 1.0)
 
 
 def test_a_model_that_cannot_compute_is_an_error_that_names_the_layer() -> None:
@@ -264,9 +265,9 @@ def test_a_model_that_cannot_compute_is_an_error_that_names_the_layer() -> None:
         tracer_of(task_of(lambda: [nn.Linear(9, 10)], shape=(8,)))
 
 
-def measured(task: Task, sizes: list[int], seconds: float = 0.3, **more: Any) -> Profile:
+def measured(task: Task, sizes: list[int], seconds: float = 0.3, **refused: str) -> Profile:
     names = [layer.name for layer in tracer_of(task).layers]
-    return profile.measure(task, task.train(), names, sizes, seconds, **more)
+    return profile.measure(task, names, {size: refused.get(f"of_{size}", "") for size in sizes}, seconds)
 
 
 def test_layers_partition_the_passes_and_steps_grow_with_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +308,7 @@ def test_times_are_the_threads_and_the_walls_beside_them_say_how_busy_the_machin
     monkeypatch.setattr(profile, "ENOUGH", 0.0)
     monkeypatch.setattr(profile, "MOST_ROUNDS", 3)
     task = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
-    found = profile.measure(task, task.train(), ["(model)"], [1, 4], 1e3)
+    found = profile.measure(task, ["(model)"], {1: "", 4: ""}, 1e3)
     assert found.busy == pytest.approx(busy, rel=1e-6)
     # input, forward and backward, each until the next is begun
     assert [point.step for point in found.points] == pytest.approx([3e-3] * 2)
@@ -318,7 +319,7 @@ def test_times_are_the_threads_and_the_walls_beside_them_say_how_busy_the_machin
 def test_a_profile_ends_with_its_time_and_uses_it(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "time", times := Times(1.0))
     task = task_of(lambda: [nn.Linear(8, 10)], shape=(8,))
-    found = profile.measure(task, task.train(), ["(model)"], [1, 4], seconds)
+    found = profile.measure(task, ["(model)"], {1: "", 4: ""}, seconds)
     assert 0.7 * seconds < times.perf_counter() <= seconds
     assert not found.left_out
 
@@ -376,7 +377,7 @@ def test_sizes_that_do_not_fit_the_time_are_left_out_and_named(monkeypatch: pyte
     assert [point.batch_size for point in found.points] == [1]
     assert set(found.left_out) == {4, 16}
     assert "do not fit 1e-06 s" in found.left_out[4]
-    refused = measured(task, [1, 4], refused=lambda size: "no room" if size == 4 else "")
+    refused = measured(task, [1, 4], of_4="no room")
     assert refused.left_out == {4: "no room"}
 
 
@@ -391,7 +392,7 @@ def test_as_many_sizes_are_profiled_as_fit_the_time(seconds: float, left_out: se
 
         def forget(self) -> None: ...
 
-    found, left = profile._fitting(Known, list(steps), seconds, lambda _: "", lambda _: None)  # type: ignore[arg-type]  # all that is asked of steps
+    found, left = profile._fitting(Known, dict.fromkeys(steps, ""), seconds, lambda _: None)  # type: ignore[arg-type]  # all that is asked of steps
     assert set(left) == left_out == set(steps) - set(found)
 
 
@@ -540,17 +541,23 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
 
 
 def cost_of(
-    task: Task, monkeypatch: pytest.MonkeyPatch, busy: float = 1.0, fresh: float = 0.0, **more: Any
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: float = 1.0,
+    fresh: float = 0.0,
+    max_memory: float | None = None,
+    **asked: Any,
 ) -> cost.TrainingCost:
     """A cost with times that are known: 1 ms for each sample, and none for an update."""
     points = [StepTime(size, 0.0, 0.4e-3 * size, 0.6e-3 * size, 9) for size in (1, 4, 16)]
 
-    def known(_task: Task, _data: object, names: list[str], *_: object) -> Profile:
+    def known(_: Task, names: list[str], *__: object) -> Profile:
         return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy, fresh=fresh)
 
     monkeypatch.setattr(cost.profiling, "measure", known)
     monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
-    return cost.measure(task, **more)
+    chosen = asked.pop("optimizer", optim("sgd"))
+    return cost.measure(task, CostRequest(**asked), chosen, max_memory)
 
 
 def test_what_the_kernel_takes_for_memory_is_no_part_of_the_line() -> None:
@@ -634,8 +641,9 @@ def test_the_largest_batch_fits_and_one_more_sample_does_not(monkeypatch: pytest
     ],
 )
 def test_a_value_that_cannot_be_is_refused(more: dict[str, Any], told: str) -> None:
+    seconds = more.pop("seconds", 1.0)
     with pytest.raises(UsageError, match=told):
-        cost.measure(LINEAR, **more)
+        cost.measure(LINEAR, CostRequest(**more), optim("sgd"), seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -669,8 +677,8 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
 ) -> None:
     """All times are known: 0.4 ms forward and 0.6 ms back of each sample, and no update."""
     task = task_of(lambda: [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 10)], (3, 5, 5))
-    found = cost_of(task, monkeypatch, batch_size=4, optimizer=optim("adam"), epochs=5, watts=100.0,
-        price_per_hour=3.6, max_memory=4e9)  # fmt: skip
+    charged = {"epochs": 5, "watts": 100.0, "price_per_hour": 3.6}
+    found = cost_of(task, monkeypatch, max_memory=4e9, batch_size=4, optimizer=optim("adam"), **charged)
     cost_tables.show_cost(found)
     shown = capsys.readouterr().out
     lines = shown.splitlines()

@@ -68,7 +68,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
 def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
-    spec = tell(place, job, place.settings(job), Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    spec = tell(place, Attempt(job, place.settings(job), db.View(), 0.0, kept=False), [], True)
     # what --logs does to what is printed is seen in tests/processes/test_scripts.py
     return spec.transport, spec.bind, spec.advertise, spec.compute, spec.direct, place.encrypted, place.logs
 
@@ -262,14 +262,12 @@ def test_no_option_of_a_small_command_is_dead(
         ],
     )
     monkeypatch.setattr(tasks, "resolve", lambda *words: [asked.append(words), SimpleNamespace(split=None)][1])
-    monkeypatch.setattr(costing, "measure", lambda *_, **more: [asked.append({**more, "told": 0}), Told()][1])
+    monkeypatch.setattr(costing, "measure", lambda _, *words: [asked.append(words[:-1]), Told()][1])
     monkeypatch.setattr(cost_tables, "show_cost", print)
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
-    monkeypatch.setattr(
-        splitting, "measure",
-        lambda *words, **more: [asked.append((words[1:], {**more, "told": 0})), (Told(), [], None, None)][1],
-    )  # fmt: skip
+    split = Told(), [], None, None
+    monkeypatch.setattr(splitting, "measure", lambda _, *words: [asked.append(words[:-1]), split][1])
     monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")
     monkeypatch.setattr(split_tables, "show_split", print)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,7 +32,7 @@ from torch.utils.data import (
 
 from distbelief.coordination.allotments import own_numbers
 from distbelief.core.effects import Batch
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, source_of
 from distbelief.runtime.loop import Replica
@@ -118,7 +117,7 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
 
 @pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
 def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
-    job = Settings(DataSettings(batch_size=4, drop_last=drop_last), strategy=Downpour())
+    job = Settings(batch_size=4, drop_last=drop_last, strategy=Downpour())
     assert len(Batches(ROWS, source_of((ROWS,)), job, 0, -1, iter)) == long
 
 
@@ -263,7 +262,7 @@ def test_workers_are_begun_anew_in_each_epoch_unless_they_are_to_stay(persistent
     data = Told()
     loader = DataLoader(data, 2, num_workers=1, worker_init_fn=add, persistent_workers=persistent)
     source: Any = source_of(loader)
-    job = Settings(DataSettings(batch_size=2, order="sequential"), strategy=Downpour())
+    job = Settings(batch_size=2, order="sequential", strategy=Downpour())
     ahead, seen = Loader(source, job, 0), []
     order = [Batch(epoch, index) for epoch in range(3) for index in range(2)]
     for at, batch in enumerate(order):
@@ -289,7 +288,7 @@ def test_workers_are_kept_busy_whatever_is_wanted_when() -> None:
     source.close()
 
 
-OF_TWO = Settings(DataSettings(batch_size=2), strategy=Downpour(), seed=5)
+OF_TWO = Settings(batch_size=2, strategy=Downpour(), seed=5)
 
 
 class Noisy(Nested):
@@ -379,7 +378,7 @@ WORKS = pytest.param(DataLoader(Numbers(), 2, num_workers=1), marks=pytest.mark.
 @pytest.mark.parametrize("data", [Numbers(), DataLoader(Numbers(), 2), WORKS])
 def test_of_a_stream_each_replica_reads_its_own_part_in_order(data: Any) -> None:
     assert list(islice(read(data), 4)) == [([1, 3], 2), ([5, 7], 2), ([9], 1), None]
-    own = Settings(DataSettings(batch_size=2, own_data=True, drop_last=True), strategy=Downpour())
+    own = Settings(batch_size=2, data="own", drop_last=True, strategy=Downpour())
     assert [one and one[0] for one in islice(read(data, own), 6)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], None]
 
 
@@ -399,7 +398,7 @@ def test_an_iterator_cannot_be_read_again_and_goes_on() -> None:
 
 def test_a_stream_of_nothing_is_refused_by_who_would_have_its_first_minibatch() -> None:
     assert list(islice(read(iter(range(1))), 1)) == [None]
-    for index, settings in ((0, OF_TWO), (1, Settings(DataSettings(batch_size=2, own_data=True), strategy=Downpour()))):
+    for index, settings in ((0, OF_TWO), (1, Settings(batch_size=2, data="own", strategy=Downpour()))):
         with pytest.raises(DataError, match="has no minibatch: there is nothing to train on"):
             next(read(iter(()), settings, index))
 
@@ -469,8 +468,8 @@ def test_streams_that_differ_are_told_apart_by_their_first_samples() -> None:
     assert start_of(same, 1) == first
     for other in (same[1:], [{**same[0], "x": ROWS[0] + 1}, *same[1:]], [*same[:2], same[4], *same[2:]]):
         assert start_of(other, 1) != first
-    own = Settings(DataSettings(batch_size=2, own_data=True), strategy=Downpour())
-    assert [start_of(same, 0, one) for one in (own, Settings(DataSettings(batch_size=2), strategy=Downpour(1)))] == [
+    own = Settings(batch_size=2, data="own", strategy=Downpour())
+    assert [start_of(same, 0, one) for one in (own, Settings(batch_size=2, strategy=Downpour(1)))] == [
         None,
         None,
     ]
@@ -503,7 +502,7 @@ def test_what_a_collate_fn_leaves_out_does_not_count(workers: int, stream: bool)
         return torch.tensor(kept) if kept else None
 
     data: Any = StreamPart(range(6)) if stream else Subset(range(6), range(6))  # type: ignore[arg-type]  # as a data set
-    job = Settings(DataSettings(batch_size=2, order="sequential"), strategy=Downpour(1))
+    job = Settings(batch_size=2, order="sequential", strategy=Downpour(1))
     loader = Loader(source_of(DataLoader(data, 2, collate_fn=collate, num_workers=workers)), job, 0)
     loaded: list[Any] = [loader.load(Batch(0, number), ()) for number in range(3)]
     assert [(None if made is None else made.tolist(), samples) for made, samples in loaded] == [
@@ -512,10 +511,8 @@ def test_what_a_collate_fn_leaves_out_does_not_count(workers: int, stream: bool)
 
 
 def test_the_last_minibatch_of_a_replica_is_known_where_it_can_be() -> None:
-    of_three = DataSettings(batch_size=2)
-
     def last(index: int, number: int, replicas: int = 2, **data: Any) -> bool:
-        job = Settings(msgspec.structs.replace(of_three, **data), strategy=Downpour(replicas))
+        job = Settings(**{"batch_size": 2, **data}, strategy=Downpour(replicas))
         batches = Batches(ROWS, source_of((ROWS,)), job, index, -1, iter)
         batches.at = Batch(1, number)
         return batches.last
@@ -526,7 +523,7 @@ def test_the_last_minibatch_of_a_replica_is_known_where_it_can_be() -> None:
         False,
         True,
     ]
-    assert [last(1, number, own_data=True) for number in own_numbers(1, 3)] == [False, False, True]
+    assert [last(1, number, data="own") for number in own_numbers(1, 3)] == [False, False, True]
     with pytest.raises(UsageError, match=r'batches.last of 2 replicas in order shuffled.*order="sequential"'):
         last(0, 0)
     with pytest.raises(UsageError, match="last of Numbers, a stream: nobody knows"):

@@ -78,7 +78,7 @@ def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch)
     """By a plan, and by `split`, where none is named."""
     priced: list[str] = []
 
-    def asked(_: Task, split: Split, **__: Any) -> Any:
+    def asked(_: Task, split: Split, *__: Any) -> Any:
         priced.append(split.text)
         raise UsageError("it cannot be split")
 
@@ -312,8 +312,9 @@ def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> Split
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
     own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
-    return SplitCost(task="", split=split, partitions=homes, traced="", batch_size=64, schedule="sequential",
-        microbatches=1, placements=[], homes=own, whole=whole, step=1.0, crossings=[], ways=[])  # fmt: skip
+    step = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0}
+    nowhere: dict[str, list[Any]] = {"placements": [], "crossings": [], "ways": []}
+    return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)  # type: ignore[arg-type]
 
 
 LAYERS = Task(
@@ -371,7 +372,7 @@ def test_split_replicas_are_priced_as_jobs_of_theirs() -> None:
 def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def measured(_: Task, split: Any, **__: Any) -> tuple[SplitCost, list[Any]]:
+    def measured(_: Task, split: Any, *__: Any) -> tuple[SplitCost, list[Any]]:
         asked.append(split.partitions)
         if split.partitions > 2:
             raise UsageError("not over so many")

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back, in any cut; what is broken is a CheckpointError; the last good one stays."""
 
+import dataclasses
 import errno
 import itertools
 import math
@@ -377,9 +378,9 @@ def test_another_optimizer_or_model_is_named(tmp_path):
 )
 def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, data, samples, replicas, message):
     def plan(samples, replicas, **data):
-        whole, replace = plan_of(2), msgspec.structs.replace
-        own = replace(whole.settings.data, **{"order": "sequential", **data})
-        return replace(whole, settings=replace(whole.settings, strategy=Downpour(replicas), data=own), samples=samples)
+        whole, own = plan_of(2), {"order": "sequential", **data}
+        settings = dataclasses.replace(whole.settings, strategy=Downpour(replicas), **own)
+        return msgspec.structs.replace(whole, settings=settings, samples=samples)
 
     path, _, _ = saved(tmp_path, plan(100, 2))
     with pytest.raises(CheckpointError, match=message):
@@ -389,7 +390,7 @@ def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, d
 def test_other_replicas_go_on_where_the_data_are_not_cut_for_them(tmp_path):
     plan = plan_of(2)
     path, flat, arrays = saved(tmp_path, plan)
-    now = msgspec.structs.replace(plan, settings=msgspec.structs.replace(plan.settings, strategy=Downpour(7)))
+    now = msgspec.structs.replace(plan, settings=dataclasses.replace(plan.settings, strategy=Downpour(7)))
     same(load_part(path, now, 0)[0], part_of(now, 0, flat, arrays))
 
 

@@ -212,13 +212,10 @@ def test_a_ring_takes_no_longer_with_more_ranks_and_a_root_does() -> None:
 
 def test_the_cheapest_changes_with_the_length() -> None:
     among = ("butterfly", "halving-doubling", "ring")
-    found = [cheapest(6, n, 4, LinkModel(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
+    found = [cheapest(by_host(6, 0), n, 4, LinkModel(20e-6, 1.25e9), among=among) for n in (10, 10_000_000)]
     assert found == ["butterfly", "ring"]
-    inside = LinkModel(1e-6, 1e11)
-    assert (
-        cheapest(16, 10_000_000, 4, LinkModel(1e-3, 1e8), inside, by_host(16, 8), ("ring", "naive", "hierarchical"))
-        == "hierarchical"
-    )
+    outside, inside, among = LinkModel(1e-3, 1e8), LinkModel(1e-6, 1e11), ("ring", "naive", "hierarchical")
+    assert cheapest(by_host(16, 8), 10_000_000, 4, outside, inside, among) == "hierarchical"
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,6 +18,7 @@ from distbelief.cli import main
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.lab.cost import splitting, turns
+from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
 from distbelief.lab.draw.split import draw_split
 from distbelief.schedules.pipeline_price import SegmentCost
@@ -49,8 +51,9 @@ def known(monkeypatch: pytest.MonkeyPatch, segments: list[SegmentCost], whole: f
     )
 
 
-def cost_of(split: str = "stages", **more: object) -> SplitCost:
-    return measure(TASK, Split.parse(split, 2), **{"batch_size": 10, **more})[0]  # type: ignore[arg-type]
+def cost_of(optimizer: str = "sgd", link: LinkModel = splitting.LINE, **asked: Any) -> SplitCost:
+    request = SplitRequest(**{"batch_size": 10, **asked})
+    return measure(TASK, Split.parse("stages", 2), request, optim(optimizer), link).cost
 
 
 def test_a_step_is_the_price_of_its_segments_with_what_each_home_does_besides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +129,7 @@ def test_what_is_where_adds_up_to_the_whole(ways: str, homes: int) -> None:
 
 
 def test_memory_is_what_is_held_for_a_step() -> None:
-    found = cost_of(optimizer=optim("adam"), seconds=0.01)
+    found = cost_of("adam", seconds=0.01)
     # inputs, what tanh gives (kept once by tanh and the layer behind it), log of softmax, targets, and their count
     assert found.whole.memory == {
         PARAMETERS: 368,
@@ -236,7 +239,9 @@ def test_it_says_where_partitions_hold_the_whole_model(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], told: str
 ) -> None:
     monkeypatch.setattr(on_disk, "LARGE", 64)
-    found = measure(Task(model=make, train=TASK.train), Split("stages", 2), batch_size=4, seconds=0.01).cost
+    found = measure(
+        Task(model=make, train=TASK.train), Split("stages", 2), SplitRequest(4, seconds=0.01), optim("sgd")
+    ).cost
     notes = [note for note in found.notes if "in memory" in note]
     assert len(notes) == bool(told)
     assert all(note.startswith(told) for note in notes)

@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
 from distbelief.core.effects import Batch
+from distbelief.core.settings import DataSettings
 from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
@@ -509,7 +510,7 @@ def test_what_data_draw_follows_from_the_minibatch_too() -> None:
             return torch.randn(len(indices), 2), indices % 2
 
     model = nn.Linear(2, 2)
-    trainer = Trainer(Task(model=lambda: model, train=Noisy), model, 4, seed=1)
+    trainer = Trainer(Task(model=lambda: model, train=Noisy), model, DataSettings(batch_size=4), seed=1)
     alone = trainer.compute(Batch(0, 1)).loss
     trainer.compute(Batch(0, 0))
     torch.rand(5)

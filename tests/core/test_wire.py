@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -40,8 +39,9 @@ st.register_type_strategy(float, floats)
 
 def built(kind: Any, /, **own: Any) -> st.SearchStrategy[Any]:
     """Instances of a struct, by the types of its fields."""
-    hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{name: own.get(name, strategy(hints[name])) for name in kind.__struct_fields__})
+    return st.builds(
+        kind, **{name: own[name] if name in own else strategy(hint) for name, hint in hints_of(kind).items()}
+    )
 
 
 def strategy(hint: Any) -> st.SearchStrategy[Any]:

@@ -21,6 +21,7 @@ from distbelief.core.optimizer import optim
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost import splitting
+from distbelief.lab.cost.options import SplitRequest
 from distbelief.places.processes.local import Local
 from distbelief.split.inline import play
 from distbelief.split.options import Split
@@ -222,9 +223,8 @@ def test_partitions_predict_what_the_whole_model_does(tmp_path: Path) -> None:
 
 
 def test_segments_are_timed_by_events() -> None:
-    found = splitting.measure(
-        resolve("mnist"), Split.parse("stages", 2), seconds=0.2, device="cuda", optimizer=optim("sgd")
-    ).cost
+    asked = SplitRequest(seconds=0.2, device="cuda")
+    found = splitting.measure(resolve("mnist"), Split.parse("stages", 2), asked, optim("sgd")).cost
     assert placed("cuda", 0) == DEVICE
     assert found.whole.computes > 0
     assert all(home.computes > 0 and home.update > 0 for home in found.homes)

@@ -38,7 +38,7 @@ VERSION = messages.Version(0, 0)
 def made(**options: Any) -> Settings:
     """The settings of these tests, but for some."""
     usual = {"replicas": 2, "shards": 2, "batch_size": 1, "evaluate_every": 1, "checkpoint_every": 0}
-    return settings_of(**{**usual, "snapshot_seconds": 0, **options})
+    return settings_of(**{**usual, "snapshot_every": "0", **options})
 
 
 SETTINGS = made()
@@ -194,7 +194,7 @@ def test_a_guest_has_no_part_of_an_order_that_all_share() -> None:
 @pytest.mark.parametrize("strategy", ["allreduce", "sandblaster", "hogwild", "locking", "single"])
 def test_minibatches_of_a_replicas_own_are_refused_where_they_are_anybodys(strategy: str) -> None:
     for options, stream, asked in (
-        ({"own_data": True}, False, "--data own"),
+        ({"data": "own"}, False, "--data own"),
         ({"order": "sequential"}, False, "order sequential"),
         ({}, True, "a stream"),
     ):
@@ -207,7 +207,7 @@ def test_minibatches_of_a_replicas_own_are_refused_where_they_are_anybodys(strat
 
 def test_the_first_replicas_batch_size_is_the_jobs() -> None:
     office = Office().gathered(samples=8, batch_size=4)
-    assert office.said(membership.Welcome, "replica 0")[0].plan.settings.data.batch_size == 4
+    assert office.said(membership.Welcome, "replica 0")[0].plan.settings.batch_size == 4
 
 
 def test_an_empty_training_set_is_refused() -> None:
@@ -283,7 +283,7 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
 @pytest.mark.parametrize("again", [False, True])
 def test_nobody_waits_for_a_guest_with_data_of_its_own_that_is_gone(again: bool) -> None:
     """It may have gone with its machine; where it comes again it goes on with what was left."""
-    office = Office(made(replicas=1, own_data=True, restarts=3)).training("replica 1", samples=3)
+    office = Office(made(replicas=1, data="own", restarts=3)).training("replica 1", samples=3)
     office.tell("replica 1", progress(wants=True), progress(steps=1), gone())
     assert [record.given_up for record in office.recorded(records.Gone)] == [2]
     if again:
@@ -309,7 +309,7 @@ def test_a_replica_whose_stream_begins_otherwise_is_refused() -> None:
 
 
 def test_a_job_says_that_it_waits_for_one_who_has_died_with_data_of_his_own() -> None:
-    office = Office(made(replicas=2, own_data=True, restarts=1)).training("replica 1", samples=3)
+    office = Office(made(replicas=2, data="own", restarts=1)).training("replica 1", samples=3)
     office.tell("replica 1", progress(wants=True), gone()).tell("replica 0", progress(wants=True))
     assert "replica 1 has not come again" in office.coordinator.waits()
 
@@ -383,7 +383,7 @@ def test_a_checkpoint_in_rounds_waits_for_those_who_hold_minibatches_but_not_for
 
 def kept(samples: int) -> Office:
     """In rounds, after the first checkpoint."""
-    office = rounds(samples, snapshot_seconds=5.0).shards(checkpointing.SnapshotDone(1, ""))
+    office = rounds(samples, snapshot_every="5s").shards(checkpointing.SnapshotDone(1, ""))
     office.said(checkpointing.Snapshot)
     return office.tell("store", events.Saved(1, "", "first"))
 
@@ -642,7 +642,7 @@ def test_what_a_dead_evaluator_was_measuring_its_next_life_measures() -> None:
 @pytest.mark.parametrize("comes", [True, False])
 def test_nothing_is_dealt_before_the_evaluator_has_come_or_is_gone(comes: bool) -> None:
     office = (
-        Office(made(replicas=1, budget_seconds=3.0), evaluator=True)
+        Office(made(replicas=1, budget="3s"), evaluator=True)
         .training(samples=1)
         .tell("replica 0", progress(wants=True))
     )

@@ -33,7 +33,7 @@ from distbelief.core.conversations.operations import (
 from distbelief.core.effects import Become, Effect, Save, Send
 from distbelief.core.messages import Version
 from distbelief.core.portions import ANEW, Portion, WorkUnit
-from distbelief.core.settings import DataSettings, Plan, Settings
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.sharding.assignments import cut
@@ -52,7 +52,7 @@ LAYOUT = lay_out([
 ], groups=({}, {}))  # fmt: skip
 MOVING = LAYOUT.moving
 PLAN = Plan(
-    Settings(DataSettings(batch_size=5), strategy=Sandblaster(shards=1)),
+    Settings(batch_size=5, strategy=Sandblaster(shards=1)),
     LAYOUT,
     cut(LAYOUT, Mesh(1), 1),
     samples=100,
@@ -365,7 +365,7 @@ def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
 def coordinator() -> Coordinator:
     """One that waits for the answer of its only shard to the first evaluation of two work units."""
     settings = made(
-        "sandblaster", batch_size=50, replicas=1, shards=1, evaluate_every=0, snapshot_seconds=0.0, checkpoint_every=0,
+        "sandblaster", batch_size=50, replicas=1, shards=1, evaluate_every=0, snapshot_every="0", checkpoint_every=0,
         send_every=1,
     )  # fmt: skip
     one = batch_coordinator(settings, False, ANEW)

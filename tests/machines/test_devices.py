@@ -5,6 +5,7 @@ with a stand-in for CUDA whose copies are torn until they are waited for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distbelief.core import roles
 from distbelief.core.conversations.partitioning import Boundary
 from distbelief.core.effects import RECEIVE, Batch, Receive, Send
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
@@ -34,7 +35,7 @@ from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import TracedBy, trace
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context, Stage
-from distbelief.strategies.partition import PartitionTrainer, partition, split_graph
+from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import TensorData
@@ -256,7 +257,7 @@ def task_of(make: Callable[[], nn.Module]) -> Task:
 
 
 def settings_of(split: str, **more: Any) -> Settings:
-    return Settings(DataSettings(batch_size=4), strategy=Single(partitions=2, split=split, **more))
+    return Settings(batch_size=4, strategy=Single(partitions=2, split=split, **more))
 
 
 @dataclass
@@ -299,7 +300,8 @@ def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
     model = layered()
     graph = split_graph(task, model, settings)
     own = roles.replicas(settings.mesh)
-    parts = [partition(task, model, settings, role, False, graph)[1] for role in own]
+    programs = [part_of(graph, model, settings, role, False)[1] for role in own]
+    parts = [PartitionTrainer(task, program, settings, graph) for program in programs]
     memory = torch.zeros(segment_bytes(2, parts[0].slots), dtype=torch.uint8)
     for part in parts:
         part.copies = DeviceCopies(CPU, cuda) if cuda else None
@@ -344,10 +346,11 @@ def test_a_split_model_on_devices_is_that_on_the_host(
 
 def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     task, settings = task_of(layered), settings_of("stages")
-    settings = Settings(settings.data, strategy=Downpour(2, 2, partitions=2, split="stages"))
+    settings = dataclasses.replace(settings, strategy=Downpour(2, 2, partitions=2, split="stages"))
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
-    flat, part = partition(task, model, settings, "replica 1.0", False, graph)
+    flat, program = part_of(graph, model, settings, "replica 1.0", False)
+    part = PartitionTrainer(task, program, settings, graph)
     part.copies = DeviceCopies(CPU, cuda)
     length, asked = segment_bytes(2, part.slots), list[torch.Tensor]()
 
@@ -391,7 +394,8 @@ def test_a_partition_moves_its_own_part_and_nothing_else(split: str) -> None:
     graph = split_graph(task, model, settings)
     moved: list[int] = []
     with Watched(moved):
-        flat, part = partition(task, model, settings, "replica 0.1", False, graph, device=META)
+        flat, program = part_of(graph, model, settings, "replica 0.1", False, META)
+        part = PartitionTrainer(task, program, settings, graph)
     assert [*on_meta(part.program)] == []
     assert {one.device for one in (*model.parameters(), *model.buffers())} == {CPU}
     assert part.device == flat.device == META

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import library, nn
 
 from distbelief.core import roles
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Single
-from distbelief.strategies.partition import partition, split_graph
+from distbelief.strategies.partition import part_of, split_graph
 from distbelief.tasks import Task, TensorData, on_disk, resolve
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import Built, build_on_disk
@@ -466,10 +466,10 @@ def taken(
 ) -> tuple[Task, Built, list[FlatModule]]:
     """A model on disk, and what each partition takes of it."""
     task = Task(model=make, train=lambda: INPUTS, loss=nn.functional.mse_loss, metric=None)
-    settings = Settings(DataSettings(batch_size=4), strategy=Single(partitions=partitions, split=split), seed=SEED)
+    settings = Settings(batch_size=4, strategy=Single(partitions=partitions, split=split), seed=SEED)
     built = build_on_disk(task, SEED)
     graph = split_graph(task, built.model, settings)
-    found = [partition(task, built.model, settings, role, False, graph)[0] for role in roles.replicas(settings.mesh)]
+    found = [part_of(graph, built.model, settings, role, False)[0] for role in roles.replicas(settings.mesh)]
     return task, built, found
 
 

@@ -15,14 +15,16 @@ from distbelief.core.conversations.initialising import Ready
 from distbelief.core.effects import Arrival, Phantom
 from distbelief.core.events import Lost
 from distbelief.core.messages import Version
+from distbelief.core.settings import Settings
 from distbelief.network.routes import Routes
 from distbelief.network.shapes import shape
 from distbelief.network.shares import FEW, FairShares, Flow
 from distbelief.runtime.clock import VirtualClock
 from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.routed import RoutedNetwork
-from distbelief.transport.virtual import HEADER, MEMORY, NetworkModel
+from distbelief.transport.virtual import HEADER, MEMORY
 
 FLOWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=FEW)
 CAPACITIES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 10.0]), min_size=6, max_size=6)
@@ -140,10 +142,8 @@ def test_among_many_flows_shares_are_late_and_ends_hardly(seed: int) -> None:
 def network(text: str, model: NetworkModel | None = None, hosts: int = 0) -> tuple[VirtualClock, RoutedNetwork]:
     clock, topology = VirtualClock(), shape(text)
     places = topology.first(hosts or len(topology.hosts), "the test")
-    routed = RoutedNetwork(
-        clock, model or NetworkModel(1e-3, 1e6), 0, True, 0, None, len(places), Routes(topology), places
-    )
-    return clock, routed
+    routed = Routes(topology), places
+    return clock, RoutedNetwork(clock, model or NetworkModel(1e-3, 1e6), Settings(), True, None, routed)
 
 
 class Sites:
@@ -267,7 +267,8 @@ def test_conformance(model: NetworkModel) -> None:
     def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         clock = VirtualClock()
         topology = shape("tree:2x2")
-        routed = RoutedNetwork(clock, model, held.size, False, 0, None, 4, Routes(topology), topology.walk)
+        where = Routes(topology), topology.walk
+        routed = RoutedNetwork(clock, model, Settings(seed=held.size), False, None, where)
         a, b = routed.endpoint("replica 0"), routed.endpoint("shard 0")
         b.host = 3  # not beside the replica, where nothing is sent over cables
         a.allocate(held, gradients, parameters)

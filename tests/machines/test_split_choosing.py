@@ -8,7 +8,7 @@ from torch import nn
 
 from distbelief.errors import UsageError
 from distbelief.split.choosing import Choice, choose
-from distbelief.split.options import Split
+from distbelief.split.options import Split, SplitSteps
 from distbelief.split.tracing import trace
 from distbelief.tasks.mnist import lenet, mnist
 from distbelief.zoo.gru import mnist_gru
@@ -16,15 +16,19 @@ from distbelief.zoo.siamese import Siamese, contrastive
 
 
 def chosen(
-    model: nn.Module, shape: tuple[int, ...], way: str = "auto", batch_size: int = 64, homes: int = 2,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    way: str = "auto",
+    batch_size: int = 64,
+    homes: int = 2,
     microbatches: int = 1,
-) -> Choice:  # fmt: skip
+) -> Choice:
     x = torch.zeros(2, *shape)
     loss, y = nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64)
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
-    schedule = "1f1b" if microbatches > 1 else "sequential"
-    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, 2, batch_size, schedule, microbatches)
+    steps = SplitSteps(batch_size, microbatches=microbatches)
+    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, steps)
 
 
 def test_auto_takes_the_least_price_of_the_ways_that_can_be():

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.script_story import ScriptStage
@@ -73,7 +73,7 @@ class Partition:
     def split(self, model: nn.Module, split: Split, sample: Any, **options: Any) -> SplitModel:
         """As a replica does it."""
         parts = Single(partitions=split.partitions, microbatches=options.pop("microbatches", 1))
-        settings = Settings(DataSettings(batch_size=SIZE), strategy=parts)
+        settings = Settings(batch_size=SIZE, strategy=parts)
         whole = copy.deepcopy(model)
         self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
         self.flat, self.part = self.model.cut(

@@ -254,7 +254,7 @@ def test_a_standby_that_was_dead_is_no_shard() -> None:
 
 
 def test_a_standby_that_succeeds_takes_the_place_of_a_life_that_was_granted_before() -> None:
-    told = Told(pause=1.0).training()
+    told = Told(deadlines=Deadlines(pause=1.0)).training()
     told.kill("shard 0")
     told.say(records.Vacant("shard 0", 1))
     told.say(records.Succeeded("shard 0", 2, "standby 0"))
@@ -273,7 +273,7 @@ def test_a_shard_that_is_given_up_while_its_standby_moves_ends_by_the_name_that_
 
 
 def test_a_next_life_begins_after_the_pause_and_the_latest_word_counts() -> None:
-    told = Told(pause=2.0).training()
+    told = Told(deadlines=Deadlines(pause=2.0)).training()
     assert TickLater(2.0) in told.kill("replica 0")
     assert starts(told.at(1.9, Tick())) == []
     assert starts(told.at(2.0, Tick())) == [("replica 0", 1)]
@@ -286,7 +286,7 @@ def test_a_next_life_begins_after_the_pause_and_the_latest_word_counts() -> None
 
 
 def test_nobody_begins_once_the_job_is_over() -> None:
-    told = Told(pause=2.0).training()
+    told = Told(deadlines=Deadlines(pause=2.0)).training()
     told.kill("replica 0")
     told.say(DONE)
     assert starts(told.at(2.0, Tick())) == []
@@ -473,7 +473,7 @@ def test_a_partition_that_dies_again_before_another_of_its_replica_has_ended_beg
 
 
 def test_a_life_that_one_partition_has_died_in_is_begun_by_none_that_waits_to_begin_it() -> None:
-    told = Told(*SPLIT, restarts=2, pause=1.0).training()
+    told = Told(*SPLIT, restarts=2, deadlines=Deadlines(pause=1.0)).training()
     told.kill("replica 0.1")
     told.at(0.5, Ended("replica 0.0", 0, SIGKILL, killed=True))
     assert starts(told.at(1.0, Tick())) == [("replica 0.1", 1)]
@@ -742,9 +742,8 @@ class History:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.restarts = self.chance.randint(0, 3)
-        self.supervisor = Supervisor(
-            self.restarts, lasts=self.chance.random() < 0.5, pause=self.chance.choice((0.0, 1.0))
-        )
+        lasts, deadlines = self.chance.random() < 0.5, Deadlines(pause=self.chance.choice((0.0, 1.0)))
+        self.supervisor = Supervisor(self.restarts, lasts=lasts, deadlines=deadlines)
         self.now, self.over = 0.0, False
         self.there: list[tuple[str, int]] = []
         self.begun: dict[str, int] = {}

@@ -12,7 +12,6 @@ import torch
 from made import made
 from torch import nn
 
-from distbelief.core.learning_rate import LearningRate
 from distbelief.core.optimizer import GroupOption, optim
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
@@ -20,7 +19,7 @@ from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.server import optimizers
 from distbelief.sharding.layout import Range
 from distbelief.tasks import users_tensors
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 
 
 class Centred(nn.Module):
@@ -71,7 +70,7 @@ def test_a_step_between_forward_and_backward_is_seen_by_autograd() -> None:
 def test_only_the_parts_that_have_come_are_copied() -> None:
     """Of several models that step in turn, what the others have computed may still be gone back from."""
     models = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    flat = FlatModule(models, several=True, owned=True)
+    flat = FlatModule(models, layout=layout_of(models, several=True), owned=True)
     landing = torch.zeros(flat.held.size, dtype=torch.uint8)
     flat.bind([], [landing])
     flat.swap(0)
@@ -377,26 +376,26 @@ def test_an_option_that_no_push_can_take_with_it_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("rates", "rate", "says"),
+    ("rates", "settings", "says"),
     [
-        ((0.2, 0.2), LearningRate(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
-        ((-0.1, -0.1), LearningRate(), "and a push takes a factor of that, 0 or more; give"),
+        ((0.2, 0.2), Settings(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
+        ((-0.1, -0.1), Settings(), "and a push takes a factor of that, 0 or more; give"),
     ],
 )
 def test_a_rate_that_no_push_can_take_with_it_is_refused(
-    rates: tuple[float, float], rate: LearningRate, says: str
+    rates: tuple[float, float], settings: Settings, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        rates_of(rates, rate)
+        rates_of(rates, settings)
 
 
-def rates_of(rates: tuple[float, float], rate: LearningRate = LearningRate()) -> object:  # noqa: B008  # frozen
+def rates_of(rates: tuple[float, float], settings: Settings = Settings()) -> object:  # noqa: B008  # frozen
     """What goes with a push where two groups, the second and third of all, have these rates."""
     model = nn.Linear(2, 2)
     groups = [{"params": [one]} for one in model.parameters()]
     flat = FlatModule(model, groups, owned=True)
     defaults = optimizers.defaults(optim("sgd", lr=0.1))
-    optimizer = ServerOptimizer(flat, groups, Settings(rate=rate), defaults, bool, first_group=1)
+    optimizer = ServerOptimizer(flat, groups, settings, defaults, bool, first_group=1)
     for group, lr in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
     return optimizer.changes()

@@ -8,10 +8,12 @@ from distbelief.core.conversations.initialising import Ready
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.core.messages import Version
+from distbelief.core.settings import Settings
 from distbelief.runtime.clock import VirtualClock
 from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
-from distbelief.transport.virtual import HEADER, NetworkModel, Outage, VirtualNetwork
+from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.virtual import HEADER, VirtualNetwork
 
 STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-3, 0.1, 0.25, 1.0, 2.0, 2.3, 10.0))
 
@@ -32,7 +34,7 @@ STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-
 def test_conformance(model: NetworkModel) -> None:
     def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
         clock = VirtualClock()
-        network = VirtualNetwork(clock, model, seed=held.size)
+        network = VirtualNetwork(clock, model, Settings(seed=held.size))
         a, b = network.endpoint("replica 0"), network.endpoint("shard 0")
         a.allocate(held, gradients, parameters)
 
@@ -50,7 +52,7 @@ class Line:
 
     def __init__(self, model: NetworkModel, seed: int = 0) -> None:
         self.clock = VirtualClock()
-        network = VirtualNetwork(self.clock, model, seed)
+        network = VirtualNetwork(self.clock, model, Settings(seed=seed))
         self.replica, self.shard = network.endpoint("replica 0"), network.endpoint("shard 0")
         self.came: list[tuple[float, object]] = []
         self.shard.deliver, self.replica.deliver = self.take, lambda _: None

@@ -405,9 +405,8 @@ def play_ours(script: Script, way: Way, optimizer: Optimizer, epochs: int, folde
     """Run a script as the one replica of a job."""
     job, room = way.job(optimizer, epochs), Room()
     settings = job.settings()
-    spec = tell(
-        LocalOptions(path=way.path), job, settings, SimpleNamespace(folder=None, start=ANEW), ["script.py"], False
-    )
+    attempt = SimpleNamespace(job=job, settings=settings, folder=None, start=ANEW)
+    spec = tell(LocalOptions(path=way.path), attempt, ["script.py"], False)
     served = job.strategy.players().servers is not None
     for role in (roles.COORDINATOR, *(roles.shard(index) for index in range(settings.shards) if served)):
         _Role(role, room, spec).begin()

@@ -14,6 +14,7 @@ from distbelief.core import wire
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings
+from distbelief.core.values import hints_of
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
@@ -41,8 +42,7 @@ def example(hint: Any) -> Any:
     if hint in (Layout, Plan):
         return LAYOUT if hint is Layout else PLAN
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        hints = typing.get_type_hints(hint)
-        return hint(**{name: example(hints[name]) for name in hint.__struct_fields__})
+        return hint(**{name: example(kind) for name, kind in hints_of(hint).items()})
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
         return hint(*map(example, typing.get_type_hints(hint).values()))
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -5,6 +5,7 @@ else.
 """
 
 import contextlib
+import dataclasses
 import gzip
 import os
 import socket
@@ -108,7 +109,7 @@ def shard() -> Shard:
     return one
 
 
-DESCENT = msgspec.structs.replace(PLAN, settings=msgspec.structs.replace(PLAN.settings, strategy=Sandblaster()))
+DESCENT = msgspec.structs.replace(PLAN, settings=dataclasses.replace(PLAN.settings, strategy=Sandblaster()))
 
 
 def descending_shard() -> Shard:

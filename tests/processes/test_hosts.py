@@ -77,7 +77,7 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
         )
         settings = cluster.settings(job)
         attempt = Attempt(job, settings, None, monotonic())
-        running = Running(cluster, job, settings, attempt, False)
+        running = Running(cluster, attempt, False)
         hooks = Hooks(running._spec, lambda *_: None, happens, lambda _: None, lambda *_: None, lambda *_: None, False)
         processes = running.processes = cluster.make_processes(job, settings, False, attempt)(hooks)
         forkserver.start()

@@ -46,7 +46,9 @@ def open_end(index: int, incarnation: int = 0) -> tuple[TlsEndpoint, str]:
 
 def links(index: int, replicas: int, algorithm: str = "ring", incarnation: int = 0) -> Links:
     per_host = 2 * algorithm.startswith("hierarchical")
-    return Links(index, replicas, torch.device("cpu"), algorithm, per_host, *open_end(index, incarnation))
+    endpoint, address = open_end(index, incarnation)
+    lines = link_lines.LinkLines(endpoint, index, replicas)
+    return Links(lines, index, torch.device("cpu"), algorithm, per_host, address)
 
 
 def group_of(number: int, several: Sequence[Links], incarnations: Sequence[int] = ()) -> Assemble:

@@ -29,7 +29,7 @@ def test_processes_are_a_place(tmp_path: Path) -> None:
         runs += 1
         local, job = Local(), jobs.job(tmp_path / f"run {runs}", Downpour(replicas=2))
         settings = local.settings(job)
-        running = Running(local, job, settings, Attempt(job, settings, None, monotonic()), False)
+        running = Running(local, Attempt(job, settings, None, monotonic()), False)
         processes = Processes(running._spec, lambda *_: None, happens)
         lives: dict[int | None, tuple[str, int]] = {}
         forkserver.start()

@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Finder())
 """A signal as a module is found, and an import that catches everything."""
 
 
-PROCESSES, SIMULATED = "distbelief.places.processes.running", "distbelief.places.simulated.simulated"
+PROCESSES, SIMULATED = "distbelief.places.processes.running", "distbelief.places.simulated.running"
 """Modules that a command imports last; of a job, when its run folder is there."""
 
 

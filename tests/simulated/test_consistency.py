@@ -42,7 +42,7 @@ from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings, ways
 from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 CHUNK = 250
 FLOORS = {
@@ -656,10 +656,14 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     kind = pick(("synchronous", "backup", "softsync", "bounded", "downpour"))
     strategy: Served
     if kind == "synchronous":
-        strategy = Synchronous(replicas, shards, optimizer, cadence["push_every"])
+        strategy = Synchronous(replicas, shards, optimizer, push_every=cadence["push_every"])
     elif kind == "backup":
         strategy = Synchronous(
-            replicas, shards, optimizer, cadence["push_every"], backup_workers=chance.randint(0, replicas - 1)
+            replicas,
+            shards,
+            optimizer,
+            push_every=cadence["push_every"],
+            backup_workers=chance.randint(0, replicas - 1),
         )
     elif kind == "softsync":
         strategy = Softsync(

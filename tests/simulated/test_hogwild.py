@@ -45,7 +45,7 @@ from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import ways
 from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 SLOW = NetworkModel(reduction=1e-5)
 """An update of the small MLP, 412 bytes, takes 4 ms; a step takes 1 ms."""

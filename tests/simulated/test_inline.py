@@ -16,11 +16,10 @@ from watching.observed import Observed
 from distbelief.core import roles, wire
 from distbelief.core.conversations.membership import Here
 from distbelief.core.effects import Arrival, Batch, Computed
-from distbelief.core.learning_rate import LearningRate
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -38,7 +37,7 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.simulations import attach
 from distbelief.transport.inline import Inline
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]
@@ -67,7 +66,7 @@ class Stage:
             model = build_model(task, settings.seed, "cpu")
             flat = FlatModule(model, groups(model) if groups else None)
             self.modules.append(flat)
-            trainer = Trainer(task, model, settings.data.batch_size, settings.seed, settings.clip_norm)
+            trainer = Trainer(task, model, settings, settings.seed, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
                 roles.replica(i), story, self.network.endpoint(roles.replica(i)), _worker(self, flat, trainer)
@@ -183,7 +182,7 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
     task = plain.classes(plain.mlp)
     settings = Settings(
-        DataSettings(epochs=2, batch_size=4), LearningRate(lr_schedule="cosine"),
+        epochs=2, batch_size=4, lr_schedule="cosine",
         strategy=Downpour(1, shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1})), evaluate_every=0,
     )  # fmt: skip
     stage = Stage(task, settings, two_groups)
@@ -226,7 +225,7 @@ def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: G
 def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:
     """The oracle's order of minibatches is its own; it is that of the trainer."""
     task = plain.classes(plain.mlp)
-    trainer = Trainer(task, task.model(), 4, 5)
+    trainer = Trainer(task, task.model(), Settings(batch_size=4), 5)
     ours = [
         trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)
     ]

@@ -22,7 +22,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.place import Interruption
-from distbelief.places.simulated import simulated
+from distbelief.places.simulated import running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.runtime.clock import VirtualClock
@@ -97,9 +97,9 @@ def told_at(moment: float) -> Iterator[None]:
         yield lambda: "Ctrl-C" if clock.now() >= moment else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated, "VirtualClock", lambda: clock)
-        patch.setattr(simulated, "Simulation", Told)
-        patch.setattr(simulated, "_interrupts", interrupts)
+        patch.setattr(running, "VirtualClock", lambda: clock)
+        patch.setattr(running, "Simulation", Told)
+        patch.setattr(running, "_interrupts", interrupts)
         yield
 
 

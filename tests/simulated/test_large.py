@@ -34,7 +34,7 @@ from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 CALM = Simulated(
     network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT
@@ -261,7 +261,14 @@ def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(
     plain: SimpleNamespace, name: str, shards: int, rounds: int
 ) -> None:
     run = Observed(
-        Job(task_of(plain), Synchronous(2, shards, Optimizer(name, 0.1)), 3, 4, evaluate_every=0, checkpoint_every=0),
+        Job(
+            task_of(plain),
+            Synchronous(2, shards, Optimizer(name, 0.1)),
+            epochs=3,
+            batch_size=4,
+            evaluate_every=0,
+            checkpoint_every=0,
+        ),
         CALM,
     )
     told = Told(run)
@@ -311,7 +318,14 @@ def strike(
 ) -> tuple[Observed, Accounting]:
     """Run a job in which some die."""
     job = Job(
-        task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, snapshot_every="5", lr_schedule="linear", seed=seed
+        task_of(plain, plainly),
+        strategy,
+        epochs=3,
+        batch_size=4,
+        evaluate_every=0,
+        snapshot_every="5",
+        lr_schedule="linear",
+        seed=seed,
     )
     run = Observed(job, cluster)
     accounting = Accounting(run)
@@ -398,8 +412,8 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
         job = Job(
             task,
             Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"),
-            3,
-            4,
+            epochs=3,
+            batch_size=4,
             evaluate_every=0,
             lr_schedule="linear",
         )
@@ -444,7 +458,15 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
         made.clear()
         strategy = Allreduce(2, made_of(name), partitions=2, split="neurons", restarts=1, algorithm="ring")
         cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=0.01)
-        job = Job(task_of(plain, plainly), strategy, 3, 4, evaluate_every=0, checkpoint_every=0, lr_schedule="linear")
+        job = Job(
+            task_of(plain, plainly),
+            strategy,
+            epochs=3,
+            batch_size=4,
+            evaluate_every=0,
+            checkpoint_every=0,
+            lr_schedule="linear",
+        )
         run = Observed(job, cluster)
         run.simulation.run()
         assert run.outcome == "done", f"at message {message}"

@@ -28,7 +28,7 @@ from distbelief.errors import DistbeliefError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.simulated import simulated
+from distbelief.places.simulated import running
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
@@ -37,8 +37,8 @@ from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Lock
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.simulations import attach
+from distbelief.transport.network_model import NetworkModel, Outage
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import NetworkModel, Outage
 
 SAMPLES = 40
 TESTS = Path(__file__).parent.parent
@@ -129,11 +129,11 @@ def made(plain: SimpleNamespace, kind: type[Strategy], options: Mapping[str, Any
 
 def play(job: Job, place: Simulated, folder: Path) -> Seen:
     """Run a job, and look at it."""
-    seen, staged = Seen(), simulated.Simulation
+    seen, staged = Seen(), running.Simulation
     Noting.seen = seen.threads
     simulations: list[Any] = []
     loops: list[Any] = []
-    record, loop = Attempt.record, simulated.Alone
+    record, loop = Attempt.record, running.Alone
 
     def stage(*args: Any, **more: Any) -> Simulation:
         simulation = staged(*args, **more)
@@ -152,8 +152,8 @@ def play(job: Job, place: Simulated, folder: Path) -> Seen:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(simulated, "Simulation", stage)
-        patch.setattr(simulated, "Alone", alone)
+        patch.setattr(running, "Simulation", stage)
+        patch.setattr(running, "Alone", alone)
         patch.setattr(Attempt, "record", note)
         try:
             seen.told.append(str(place.run(job)["outcome"]))

@@ -47,7 +47,8 @@ from distbelief.strategies import (
     Softsync,
     Synchronous,
 )
-from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
+from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.virtual import VirtualEndpoint
 
 RENEWS = bool(os.environ.get("DISTBELIEF_RENEW"))
 RECORDED = Path(__file__).with_name("recorded.json")

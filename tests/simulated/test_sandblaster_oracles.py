@@ -30,7 +30,8 @@ from distbelief.strategies.sandblaster.recursion import CurvaturePair
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
-from distbelief.transport.virtual import NetworkModel, VirtualEndpoint
+from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.virtual import VirtualEndpoint
 
 SHAKY = Simulated(
     network=NetworkModel(jitter=5.0, delay_chance=0.1, delay=3e-3),

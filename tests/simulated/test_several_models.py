@@ -34,11 +34,11 @@ from distbelief.runtime.player import Compute, Part
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import Stage
-from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import draw_compute, draw_network
-from distbelief.transport.virtual import NetworkModel
+from distbelief.transport.network_model import NetworkModel
 
 UNEVEN = Simulated(
     compute=ComputeModel(spread="lognormal", slow={0: 3.0}), network=NetworkModel(latency=1e-3, jitter=2.0)
@@ -83,7 +83,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     replica = Cast.replica
 
     def flat(_: Cast, model: nn.Module) -> FlatModule:
-        return FlatModule(model, [{"params": list(child.parameters())} for child in model.children()], several=True)
+        groups = [{"params": list(child.parameters())} for child in model.children()]
+        return FlatModule(model, layout=layout_of(model, groups, several=True))
 
     def have(order: Callable[[str, Batch], list[int]] = turns) -> None:
         def stepping(role: str, inner: Compute) -> Compute:

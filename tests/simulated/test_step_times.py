@@ -16,7 +16,7 @@ LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
 def times(strategy: Any, **cluster: Any) -> list[dict[str, Any]]:
     """Of each replica, in seconds a step."""
     compute = db.ComputeModel(step=STEP, spread="constant", slow=cluster.pop("slow", {}))
-    job = db.Job("digits", strategy, 4, batch_size=72, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
+    job = db.Job("digits", strategy, epochs=4, batch_size=72, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
     place = db.Simulated(cluster.pop("network", LINE), compute, phantom=True, **{"handling": db.INSTANT, **cluster})
     found = [one["times"] for one in db.run(job, on=place)["per_replica"]]
     return [{name: one[name] / one["steps"] if name != "waits_for" else one[name] for name in one} for one in found]

@@ -142,7 +142,7 @@ class Rules:
             return
         assert self.plan is not None, "a job was done without a plan"
         settings, died = self.plan.settings, list(died)
-        for epoch in range(settings.data.epochs):
+        for epoch in range(settings.epochs):
             for index in range(self.plan.batches):
                 for shard in self._parts(self.plan):
                     for part in self.plan.parts(roles.index_of(shard)):
@@ -151,7 +151,7 @@ class Rules:
                             f"{shard} applied minibatch {index} of epoch {epoch} {times} times to {part}; died: {died}"
                         )
         if not died and self.plan.samples:
-            due = self.plan.samples * self.plan.settings.data.epochs
+            due = self.plan.samples * self.plan.settings.epochs
             assert self.counted == due, f"{self.counted} samples were counted of {due}"
 
     def _parts(self, plan: Plan) -> list[str]:
@@ -188,7 +188,7 @@ class Rules:
         )
         if message.clock == len(one.pushes) + 1:
             holds = one.dealt[one.pushed : one.pushed + message.steps] if message.steps else one.pushes[-1].holds
-            size, most = plan.settings.data.batch_size, plan.samples
+            size, most = plan.settings.batch_size, plan.samples
             samples = sum(min(size, most - index * size) for _, index in holds)
             known = samples if most else message.samples  # of data of its own only the replica knows
             told = f"{sender} pushes {message}, and was dealt {holds} for it"

@@ -202,7 +202,6 @@ class _Stages:
 
 
 def _strategy(options: Compression) -> Strategy:
-    """Build the strategy of a job that trains on."""
     kind = find(options.strategy)
     fields = getattr(kind, "__dataclass_fields__", {})
     counts = {"replicas": options.replicas} if "replicas" in fields else {}

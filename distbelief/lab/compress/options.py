@@ -66,7 +66,6 @@ class Compression:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        """Refuse what would change nothing."""
         fields = getattr(find(self.strategy), "__dataclass_fields__", {})
         if "optimizer" not in fields:
             raise UsageError(f"--strategy {self.strategy}: steps by no optimizer; name another, such as downpour")

@@ -60,8 +60,7 @@ def shares(keep: Sequence[float], layers: Sequence[str]) -> dict[str, float]:
 
 
 def pruned(tensor: Stored, share: float) -> Stored:
-    """Keep the largest values of a tensor, so many that they are this share of all, one at least; of two that are as
-    large, the first.
+    """Keep the largest values of a tensor, this share of all, one at least; of two that are as large, the first.
 
     >>> pruned(Stored((4,), torch.tensor([0.1, -3.0, 0.2, 1.0])), 0.5).dense()
     tensor([ 0., -3.,  0.,  1.])

@@ -14,12 +14,13 @@ from distbelief.core.records import Json
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import profile as profiling
 from distbelief.lab.cost import updates
-from distbelief.lab.cost.profile import BUSY, Profile, StepTime, ladder
+from distbelief.lab.cost.options import CostRequest
+from distbelief.lab.cost.profile import Profile, StepTime, busy_notes, ladder
 from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.lab.cost.updates import UpdateCost
 from distbelief.record.limits import free_memory
 from distbelief.tasks import Data, Task
-from distbelief.tasks.worker import load
+from distbelief.tasks.worker import load, with_data
 
 PROCESS = "process"
 """The kind of memory that Python, torch and the data hold before there is a model."""
@@ -35,8 +36,7 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     """What training costs with minibatches of one size; seconds and bytes."""
 
     task: str
-    batch_size: int
-    device: str
+    asked: CostRequest
     optimizer: str
     layers: list[Layer]
     trace: MemoryTrace
@@ -51,9 +51,6 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the process without a model."""
     samples: int
     """In an epoch."""
-    epochs: int
-    watts: float | None = None
-    price_per_hour: float | None = None
     max_memory: float | None = None
     largest_batch: int | None = None
     """That fits `max_memory`, with the margin; None where that was not asked."""
@@ -67,7 +64,7 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def epoch_seconds(self) -> float:
         """Seconds of an epoch in one process; the last minibatch costs what it has samples."""
-        others = math.ceil(self.samples / self.batch_size) - 1
+        others = math.ceil(self.samples / self.asked.batch_size) - 1
         return others * self.step + self.last.step + self.updates[0].seconds
 
     @property
@@ -84,36 +81,32 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
         """
         seconds = epochs * self.epoch_seconds
         found = {"seconds": seconds}
-        if self.watts is not None:
-            found["kilowatt_hours"] = self.watts * seconds / 3.6e6
-        if self.price_per_hour is not None:
-            found["price"] = self.price_per_hour * seconds / 3600
+        if self.asked.watts is not None:
+            found["kilowatt_hours"] = self.asked.watts * seconds / 3.6e6
+        if self.asked.price_per_hour is not None:
+            found["price"] = self.asked.price_per_hour * seconds / 3600
         millions = epochs * self.samples / 1e6
         return {**found, **{f"{name}_per_million_samples": value / millions for name, value in found.items()}}
 
     def as_json(self) -> Json:
         """All that is shown."""
-        made: Json = msgspec.to_builtins(self, str_keys=True)
+        fields: Json = msgspec.to_builtins(self, str_keys=True)
         return {
-            **made,
+            **fields.pop("asked"),
+            **fields,
             "step": self.step,
             "memory": self.memory,
             "peak": sum(self.memory.values()),
             "epoch": self.charges(1),
-            "all_epochs": self.charges(self.epochs),
+            "all_epochs": self.charges(self.asked.epochs),
         }
 
 
 def measure(
     task: Task,
-    *,
-    batch_size: int = 64,
-    optimizer: Optimizer | None = None,
-    epochs: int = 1,
-    watts: float | None = None,
-    price_per_hour: float | None = None,
+    asked: CostRequest,
+    optimizer: Optimizer,
     max_memory: float | None = None,
-    device: str = "cpu",
     seconds: float = 30.0,
     told: Callable[[str], None] = lambda _: None,
 ) -> TrainingCost:
@@ -121,13 +114,9 @@ def measure(
 
     Args:
         task: what is trained.
-        batch_size: samples in a minibatch.
-        optimizer: that steps; sgd where none is given.
-        epochs: passes over the training set.
-        watts: what the machine takes while it trains.
-        price_per_hour: of the machine, in any currency.
+        asked: how, and what is charged for it.
+        optimizer: that steps.
         max_memory: bytes that a process may hold; the largest batch that fits is looked for.
-        device: cpu, cuda or cuda:N.
         seconds: for the profile.
         told: is told what is measured.
 
@@ -136,31 +125,36 @@ def measure(
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    amounts = {"watts": watts, "price-per-hour": price_per_hour, "max-memory": max_memory, "seconds": seconds}
-    check_amounts(batch_size, epochs, amounts)
-    chosen = optimizer or optim("sgd")
+    amounts = {"watts": asked.watts, "price-per-hour": asked.price_per_hour}
+    check_amounts(asked.batch_size, asked.epochs, amounts | {"max-memory": max_memory, "seconds": seconds})
     told("loading the data")
     data = load(task, "training")
-    process, sample = held(), sample_of(data)
+    process, tracer = held(), Tracer(task, sample_of(data))
     told("following an iteration on fake tensors")
-    tracer = Tracer(task, sample)
-    trace = tracer.follow(batch_size, chosen)
-    largest = _largest(tracer, chosen, max_memory, process) if max_memory else None
-    profile = profiling.measure(
-        task, data, [layer.name for layer in tracer.layers], ladder(batch_size), seconds, device,
-        lambda size: does_not_fit(tracer, size, chosen), told,
-    )  # fmt: skip
+    trace = tracer.follow(asked.batch_size, optimizer)
+    largest = _largest(tracer, optimizer, max_memory, process) if max_memory else None
+    sizes = {size: does_not_fit(tracer, size, optimizer) for size in ladder(asked.batch_size)}
+    names = [layer.name for layer in tracer.layers]
+    profile = profiling.measure(with_data(task, data), names, sizes, seconds, asked.device, told)
     elements = sum(layer.parameters for layer in tracer.layers)
-    last = len(data) % batch_size or batch_size
     told("updates with each optimizer")
-    others = [optim(name) for name in LEARNING_RATES if name != chosen.name]
+    others = [optim(name) for name in LEARNING_RATES if name != optimizer.name]
     return TrainingCost(
-        task=task.reference, batch_size=batch_size, device=device, optimizer=chosen.name, layers=tracer.layers,
-        trace=trace, profile=profile, point=profile.at(batch_size, tracer.mapped), last=profile.at(last, tracer.mapped),
-        updates=[updates.measure(one, elements, device) for one in (chosen, *others)], process=process,
-        samples=len(data), epochs=epochs, watts=watts, price_per_hour=price_per_hour, max_memory=max_memory,
-        largest_batch=largest, notes=[*_notes(tracer, profile, batch_size), *beyond(max_memory)],
-    )  # fmt: skip
+        task=task.reference,
+        asked=asked,
+        optimizer=optimizer.name,
+        layers=tracer.layers,
+        trace=trace,
+        profile=profile,
+        point=profile.at(asked.batch_size, tracer.mapped),
+        last=profile.at(len(data) % asked.batch_size or asked.batch_size, tracer.mapped),
+        updates=[updates.measure(one, elements, asked.device) for one in (optimizer, *others)],
+        process=process,
+        samples=len(data),
+        max_memory=max_memory,
+        largest_batch=largest,
+        notes=[*_notes(tracer, profile, asked.batch_size), *beyond(max_memory)],
+    )
 
 
 def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
@@ -185,11 +179,7 @@ def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
             f"no multiply-adds are known of what {', '.join(kinds)} do with their parameters: torch counts "
             "convolutions, products of matrices and attention"
         )
-    if profile.busy > BUSY:
-        notes.append(
-            f"the machine is busy: a step took {profile.busy:.2f} times as long as the processor worked for it; times "
-            "are the processor's"
-        )
+    notes += busy_notes(profile.busy)
     notes += [f"a batch of {size} was not profiled: {reason}" for size, reason in profile.left_out.items()]
     if batch_size in profile.left_out:
         notes.append(

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.effects import Batch
+from distbelief.core.settings import DataSettings
 from distbelief.errors import TrainingError
 from distbelief.lab.cost import trace
 from distbelief.lab.cost.trace import MAPPED, REST, WHOLE
 from distbelief.places.evaluate import threads
 from distbelief.tasks.task import Data, Task
-from distbelief.tasks.worker import Trainer, build_model, with_data
+from distbelief.tasks.worker import Trainer, build_model, load, with_data
 
 INPUT, FORWARD, BACKWARD = "input", "forward", "backward"
 PHASES = (INPUT, FORWARD, BACKWARD)
@@ -129,24 +130,21 @@ def ladder(largest: int) -> list[int]:
 
 def measure(
     task: Task,
-    data: Data,
     names: Sequence[str],
-    batch_sizes: Sequence[int],
+    batch_sizes: Mapping[int, str],
     seconds: float,
     device: str = "cpu",
-    refused: Callable[[int], str] = lambda _: "",
     told: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Profile a task.
 
     Args:
-        task: whose steps are measured.
-        data: its training set; a minibatch that is larger repeats it.
+        task: whose steps are measured; a minibatch that is larger than its training set repeats it.
         names: of its layers, as a trace has them.
-        batch_sizes: ascending; of the last that can be measured, the layers are too.
+        batch_sizes: ascending, each with why it is not to be tried, "" where it is; of the last that can be measured,
+            the layers are too.
         seconds: for all of it; sizes of which too few steps would fit are left out, but never the first.
         device: where it computes.
-        refused: says why a batch size is not to be tried; "" where it is.
         told: is told what is measured.
 
     Raises:
@@ -154,13 +152,13 @@ def measure(
     """
     begin = time.perf_counter()
     with threads(1):
-        model = build_model(task, 0, device)
+        data, model = load(task, "training"), build_model(task, 0, device)
         clock = clock_of(device)
 
         def steps_of(size: int, names: Sequence[str] = ()) -> _Steps:
             return _Steps(task, data, model, size, clock, names)
 
-        steps, left_out = _fitting(steps_of, batch_sizes, seconds, refused, told)
+        steps, left_out = _fitting(steps_of, batch_sizes, seconds, told)
         layered = steps_of(max(steps), names)
         contenders, rounds, least = [*steps.values(), layered], 0, 0.0
         while rounds < MOST_ROUNDS or time.perf_counter() < begin + ENOUGH:
@@ -194,17 +192,15 @@ def fresh() -> float:
 
 
 def _fitting(
-    steps_of: Callable[[int], _Steps], batch_sizes: Sequence[int], seconds: float, refused: Callable[[int], str],
-    told: Callable[[str], None],
-) -> tuple[dict[int, _Steps], dict[int, str]]:  # fmt: skip
+    steps_of: Callable[[int], _Steps], batch_sizes: Mapping[int, str], seconds: float, told: Callable[[str], None]
+) -> tuple[dict[int, _Steps], dict[int, str]]:
     """The sizes of which several steps fit the time, warm, and why the others are left out."""
     steps: dict[int, _Steps] = {}
     left_out: dict[int, str] = {}
     failed: TrainingError | None = None
     taken: dict[int, float] = {}
-    for size in batch_sizes:
+    for size, reason in batch_sizes.items():
         expected, left = _continued(taken, size), seconds - STEPS_EACH * sum(taken.values())
-        reason = refused(size)
         if taken and not reason and STEPS_LARGEST * expected > left:
             reason = f"its steps take about {expected:.2g} s, and {STEPS_LARGEST} do not fit {seconds:g} s"
         if not reason:
@@ -258,7 +254,7 @@ class _Steps:
 
         repeated = _Repeated(data, size, lambda: self._mark(FORWARD, REST))
         marked = with_data(dataclasses.replace(task, loss=loss), repeated)
-        self._trainer = Trainer(marked, model, size, seed=0, drop_last=True)
+        self._trainer = Trainer(marked, model, DataSettings(batch_size=size, drop_last=True), seed=0)
 
     def _mark(self, phase: str, layer: str) -> None:
         self._marks.append(((phase, layer), self._clock.mark()))
@@ -359,6 +355,12 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def busy_notes(busy: float) -> list[str]:
+    """Say how much longer steps took than the processor worked for them, where that is much."""
+    long = f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it"
+    return [f"{long}; times are the processor's"] if busy > BUSY else []
 
 
 class StepClock:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import msgspec
 from torch import nn
 
-from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.lab.cost import updates
-from distbelief.lab.cost.profile import BUSY, clock_of
+from distbelief.lab.cost.options import SplitRequest
+from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
@@ -28,11 +29,10 @@ from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.program import HomeProgram, build, segment_graph
-from distbelief.split.tidying import Shape
-from distbelief.split.tracing import EXAMPLES, Traced, examples, trace
+from distbelief.split.tracing import Traced, examples, trace
 from distbelief.tasks.on_disk import build_on_disk
-from distbelief.tasks.task import Data, Task
-from distbelief.tasks.worker import build_model, load, on_device, placed
+from distbelief.tasks.task import Task
+from distbelief.tasks.worker import build_model, load, on_device, placed, with_data
 
 LINE = LinkModel(50e-6, 1.25e9)
 """Between two homes, where nothing is said of it."""
@@ -119,8 +119,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a step of a split model costs; seconds and bytes."""
 
     task: str
-    split: str
-    partitions: int
+    split: Split
     traced: str
     """By what."""
     batch_size: int
@@ -136,8 +135,6 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
-    chunks: int = 0
-    """In which a sequence is cut; 0 where that is left to the way."""
 
     @property
     def speedup(self) -> float:
@@ -168,8 +165,9 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> Json:
         """All that is shown."""
-        made: Json = msgspec.to_builtins(self)
-        return {**made, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
+        fields: Json = msgspec.to_builtins(self)
+        split = {"split": self.split.text, "partitions": self.split.partitions, "chunks": self.split.chunks}
+        return {**fields, **split, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
 
 
 class SplitMeasurement(NamedTuple):
@@ -196,14 +194,9 @@ def _told(seconds: float) -> str:
 def measure(
     task: Task,
     split: Split,
-    *,
-    batch_size: int = 64,
-    schedule: str = "",
-    microbatches: int = 1,
-    optimizer: Optimizer | None = None,
+    asked: SplitRequest,
+    optimizer: Optimizer,
     link: LinkModel = LINE,
-    seconds: float = 10.0,
-    device: str = "cpu",
     told: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
     """Measure what a step of a split task costs here, and predict what it takes when each home has a process.
@@ -211,46 +204,48 @@ def measure(
     Args:
         task: what is trained.
         split: how its model is split.
-        batch_size: samples in a minibatch.
-        schedule: of `PIPELINES`; sequential where there is one microbatch, else 1f1b, where none is named.
-        microbatches: of a minibatch.
-        optimizer: that steps; sgd where none is given.
+        asked: steps that are measured.
+        optimizer: that steps.
         link: between any two homes.
-        seconds: for steps.
-        device: where they are computed, all homes on one.
         told: is told what is measured.
 
     Raises:
         UsageError: the model cannot be split so.
         DataError: the task's data cannot be had.
     """
-    if batch_size < max(1, microbatches):
-        raise UsageError(f"--batch-size {batch_size}: {microbatches} microbatches need a sample each")
-    data = load(task, "training")
+    batch_size, parts = asked.batch_size, asked.microbatches
+    if batch_size < max(1, parts):
+        raise UsageError(f"--batch-size {batch_size}: {parts} microbatches need a sample each")
+    task = with_data(task, load(task, "training"))
     told("tracing the model")
-    schedule = schedule or ("sequential" if microbatches == 1 else "1f1b")
-    model, traced, choice, graph, programs, made, in_memory = _split(
-        task, split, data, batch_size, schedule, microbatches, device
-    )
-    split = choice.split
+    model, traced, choice, graph, programs, made, in_memory = _split(task, split, asked)
     with threads(1):
-        turns = Turns(task, model, programs, data, batch_size, made, clock_of(device))
-        turns.take(seconds, told)
+        turns = Turns(task, model, programs, made, batch_size, clock_of(asked.device))
+        turns.take(asked.seconds, told)
     told("updates")
-    chosen = optimizer or optim("sgd")
-    whole = WholeStep(*turns.whole(), *_held(model, chosen, turns.kept, device))
-    held = [_held(program.module, chosen, 0, device) for program in programs]
-    price = price_pipeline(made, turns.costs(), link, batch_size / microbatches)
+    whole = WholeStep(*turns.whole(), *_held(model, optimizer, turns.kept, asked.device))
+    held = [_held(program.module, optimizer, 0, asked.device) for program in programs]
+    price = price_pipeline(made, turns.costs(), link, batch_size / parts)
     homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
-    beside = whole.gathers + max(home.update for home in homes)
-    found = SplitCost(
-        task=task.reference, split=split.text, partitions=split.partitions, traced=traced.method.value,
-        batch_size=batch_size, schedule=made.algorithm, microbatches=microbatches, placements=placements(graph),
-        homes=homes, whole=whole, step=price.seconds + beside,
-        crossings=_crossings(graph), ways=_ways(choice), notes=_notes(split.partitions, turns.busy, in_memory),
-        chunks=split.chunks,
-    )  # fmt: skip
-    return SplitMeasurement(found, programs, made, price)
+    cost = SplitCost(
+        task=task.reference,
+        split=choice.split,
+        traced=traced.method.value,
+        batch_size=batch_size,
+        schedule=made.algorithm,
+        microbatches=parts,
+        placements=placements(graph),
+        homes=homes,
+        whole=whole,
+        step=price.seconds + whole.gathers + max(home.update for home in homes),
+        crossings=_crossings(graph),
+        ways=[
+            SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
+            for one in choice.candidates
+        ],
+        notes=_notes(len(homes), turns.busy, in_memory),
+    )
+    return SplitMeasurement(cost, programs, made, price)
 
 
 class _SplitModel(NamedTuple):
@@ -266,18 +261,17 @@ class _SplitModel(NamedTuple):
     """Why its partitions have more than their parts in memory; "" where they have not."""
 
 
-def _split(
-    task: Task, split: Split, data: Data, batch_size: int, schedule: str, microbatches: int, device: str,
-) -> _SplitModel:  # fmt: skip
+def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
     """Split a task's model, and say in which order minibatches go through it."""
-    inputs, targets = (on_device(one, placed(device)) for one in data.batch(examples(len(data))))
+    data = load(task, "training")
+    inputs, targets = (on_device(one, placed(asked.device)) for one in data.batch(examples(len(data))))
     told_of_memory = build_on_disk(task, 0).told
-    model = build_model(task, 0, device).train()
+    model = build_model(task, 0, asked.device).train()
     traced = trace(model, (inputs,))
-    choice = choose(split, traced, model, task.loss, targets, EXAMPLES, batch_size, schedule, microbatches)
+    choice = choose(split, traced, model, task.loss, targets, asked)
     graph = apply(choice.split, traced, task.loss, targets)
     programs = [build(graph, home, model) for home in range(choice.split.partitions)]
-    made = pipeline(schedule, segment_graph(programs), microbatches)
+    made = pipeline(asked.algorithm, segment_graph(programs), asked.microbatches)
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
@@ -287,12 +281,7 @@ def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
         notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
-    if busy > BUSY:
-        notes.append(
-            f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it; times are the "
-            "processor's"
-        )
-    return notes
+    return notes + busy_notes(busy)
 
 
 def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tuple[float, dict[str, int]]:
@@ -311,16 +300,11 @@ def _home(
     forward = [(one, Pass.FORWARD) for one in program.transfers]
     sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
     samples = batch_size / made.microbatches
-    return HomeCost(
-        program.home, sum(one.numel() for one in program.module.parameters()), memory, price.busy[program.home],
-        price.seconds - price.busy[program.home], update, made.microbatches * len(sent),
-        round(made.microbatches * sum(_bytes(one.shape, samples) for one, _ in sent)),
-    )  # fmt: skip
-
-
-def _bytes(shape: Shape, samples: float) -> float:
-    """Of a tensor, for a number of samples that may be a mean."""
-    return shape.bytes(0) + samples * shape.bytes_more
+    parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.home]
+    # the samples of a microbatch may be a mean
+    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one, _ in sent))
+    messages = made.microbatches * len(sent)
+    return HomeCost(program.home, parameters, memory, busy, price.seconds - busy, update, messages, size)
 
 
 def placements(graph: SplitGraph) -> list[ModulePlacement]:
@@ -332,7 +316,7 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
 
     paths = {str(node.target): None for node in graph.traced.layers}
     for node, home in graph.home.items():
-        add(node.meta["path"], home, 1, node.meta["flops"] // EXAMPLES)
+        add(node.meta["path"], home, 1, node.meta["flops"] // graph.traced.samples)
     tensors = dict(graph.traced.model.named_parameters())
     for name, pieces in graph.pieces.items():
         if name in tensors:
@@ -348,14 +332,6 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
     order = {path: number for number, path in enumerate(paths)}
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
-
-
-def _ways(choice: Choice) -> list[SplitGuess]:
-    """What was chosen from."""
-    return [
-        SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
-        for one in choice.candidates
-    ]
 
 
 def _crossings(graph: SplitGraph) -> list[Crosses]:

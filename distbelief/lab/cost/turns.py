@@ -17,8 +17,8 @@ from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.split.inline import play
 from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
 from distbelief.split.program import HomeProgram
-from distbelief.tasks.task import Data, Task
-from distbelief.tasks.worker import on_device
+from distbelief.tasks.task import Task
+from distbelief.tasks.worker import load, on_device
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 """Of both, after a first in which nothing is timed."""
@@ -36,12 +36,17 @@ class Turns:
     """Steps of both, on one minibatch."""
 
     def __init__(
-        self, task: Task, model: nn.Module, programs: Sequence[HomeProgram], data: Data, batch_size: int,
-        made: Pipeline, clock: StepClock,
-    ) -> None:  # fmt: skip
-        self._task, self._model, self._programs, self._data, self._made = task, model, programs, data, made
-        self._clock, self._device = clock, next(model.parameters()).device
-        self._indices = torch.arange(batch_size) % len(data)
+        self,
+        task: Task,
+        model: nn.Module,
+        programs: Sequence[HomeProgram],
+        made: Pipeline,
+        batch_size: int,
+        clock: StepClock,
+    ) -> None:
+        self._task, self._model, self._programs, self._made = task, model, programs, made
+        self._data, self._clock, self._device = load(task, "training"), clock, next(model.parameters()).device
+        self._indices = torch.arange(batch_size) % len(self._data)
         inputs, targets = self._gathered()
         self._batches = cut_minibatch((inputs,), targets, made.microbatches)
         self._wholes: list[tuple[float, float]] = []

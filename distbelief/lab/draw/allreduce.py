@@ -52,8 +52,10 @@ def _moves(step: Step) -> str:
     words = {True: list[str](), False: list[str]()}
     for move in step:
         words[move.adds].append(f"{move.source}-{move.target}")
-    told = [f"{'added' if adds else 'put'}: {' '.join(dict.fromkeys(pairs))}" for adds, pairs in words.items() if pairs]
-    return "; ".join(told)
+    phrases = [
+        f"{'added' if adds else 'put'}: {' '.join(dict.fromkeys(pairs))}" for adds, pairs in words.items() if pairs
+    ]
+    return "; ".join(phrases)
 
 
 def _letters(held: SymbolicSum) -> str:

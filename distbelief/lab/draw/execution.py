@@ -1,6 +1,4 @@
-"""Symbolic execution of schedules: it follows every element through every step by what it is the sum of, and owes
-nothing to how a schedule was made.
-"""
+"""Symbolic execution: it follows each element through a schedule's steps, and owes nothing to how that was made."""
 
 from __future__ import annotations
 
@@ -51,14 +49,14 @@ def execute(schedule: Schedule) -> Iterator[State]:
             if row is before[move.target]:
                 row = state[move.target] = list(row)
             for at in schedule.parts_of(move):
-                sent, own = before[move.source][at], row[at]
+                sent, held = before[move.source][at], row[at]
                 if not move.adds:
                     row[at] = sent
-                elif sent.ranks & own.ranks:
-                    raise LocalProtocolError(f"{where}: {move} adds {names(sent.ranks & own.ranks)} a second time")
+                elif sent.ranks & held.ranks:
+                    raise LocalProtocolError(f"{where}: {move} adds {names(sent.ranks & held.ranks)} a second time")
                 else:
-                    pair = (min(sent.expression, own.expression), max(sent.expression, own.expression))
-                    row[at] = SymbolicSum(sent.ranks | own.ranks, expressions.setdefault(pair, len(expressions)))
+                    pair = (min(sent.expression, held.expression), max(sent.expression, held.expression))
+                    row[at] = SymbolicSum(sent.ranks | held.ranks, expressions.setdefault(pair, len(expressions)))
         yield state
 
 
@@ -80,9 +78,9 @@ def _check_places(where: str, step: Iterable[Move], ranks: int) -> None:
             raise LocalProtocolError(f"{where}: {move} is no move between two of {ranks} ranks")
         coming.setdefault(move.target, []).append(move)
     for moves in coming.values():
-        for one, other in combinations(moves, 2) if not all(move.adds for move in moves) else ():
-            if one.overlaps(other) and not (one.adds and other.adds):
-                raise LocalProtocolError(f"{where}: {one} and {other} reach the same elements")
+        for first, second in combinations(moves, 2) if not all(move.adds for move in moves) else ():
+            if first.overlaps(second) and not (first.adds and second.adds):
+                raise LocalProtocolError(f"{where}: {first} and {second} reach the same elements")
 
 
 def names(bits: int) -> str:

@@ -25,15 +25,15 @@ def draw_pipeline(pipeline: Pipeline) -> str:
       home 1  .  F0 B0 F1 B1 F2 B2 .     1 in flight
     """
     graph = pipeline.graph
-    made = price_pipeline(pipeline, [SegmentCost(1, 1)] * len(graph.segments))
-    rows = [["."] * round(made.seconds) for _ in range(graph.homes)]
-    for span in made.spans:
+    price = price_pipeline(pipeline, [SegmentCost(1, 1)] * len(graph.segments))
+    rows = [["."] * round(price.seconds) for _ in range(graph.homes)]
+    for span in price.spans:
         rows[span.home][round(span.start)] = _name(span.task)
     width = max((len(cell) for row in rows for cell in row), default=0)
-    crossings = len({one for actions in pipeline.actions for one in actions if isinstance(one, Crossing)})
+    crossings = len({action for actions in pipeline.actions for action in actions if isinstance(action, Crossing)})
     lines = [
         f"{pipeline.algorithm}, {_count(graph.homes, 'home')}, {_count(pipeline.microbatches, 'microbatch')}: "
-        f"{crossings} crossings; homes wait {100 * made.idle:.0f} % of the time where all takes as long"
+        f"{crossings} crossings; homes wait {100 * price.idle:.0f} % of the time where all takes as long"
     ]
     for home, row in enumerate(rows):
         cells = " ".join(cell.ljust(width) for cell in row)
@@ -64,7 +64,7 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
     """
     graph, scale = pipeline.graph, WIDTH / (price.seconds or 1.0)
     height = ROW * (graph.homes + 2)
-    told = (
+    heading = (
         f"{pipeline.algorithm}, {pipeline.microbatches} microbatches: {1e3 * price.seconds:.3g} ms, "
         f"of which homes wait {100 * price.idle:.0f} %"
     )
@@ -72,7 +72,7 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LABEL + WIDTH + 8} {height}" font-family="sans-serif" '
         'font-size="11">',
         f'<rect width="{LABEL + WIDTH + 8}" height="{height}" fill="white"/>',
-        f'<text x="4" y="{ROW - 9}">{escape(told)}</text>',
+        f'<text x="4" y="{ROW - 9}">{escape(heading)}</text>',
         *(f'<text x="4" y="{ROW * (home + 2) - 9}">home {home}</text>' for home in range(graph.homes)),
     ]
     for span in price.spans:

@@ -65,9 +65,14 @@ def draw_split(programs: Sequence[HomeProgram]) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>',
         *_headings(programs),
     ]
-    givers = {transfer: place for place, one in segments.items() for given in one.gives for transfer in given.transfers}
-    for place, taken in arrivals.items():
-        parts += [_arrow(boxes[givers[one]], boxes[place], one) for one in taken]
+    givers = {
+        transfer: place
+        for place, segment in segments.items()
+        for result in segment.gives
+        for transfer in result.transfers
+    }
+    for place, transfers in arrivals.items():
+        parts += [_arrow(boxes[givers[transfer]], boxes[place], transfer) for transfer in transfers]
     for box in boxes.values():
         parts += _drawn(box)
     return "\n".join([*parts, "</svg>\n"])
@@ -78,32 +83,30 @@ Place = tuple[int, int]
 
 
 def _places(graph: SegmentGraph) -> list[Place]:
-    """Return the place of each segment of the schedule."""
     counts = [0] * graph.homes
-    found = []
+    places = []
     for segment in graph.segments:
-        found.append((segment.home, counts[segment.home]))
+        places.append((segment.home, counts[segment.home]))
         counts[segment.home] += 1
-    return found
+    return places
 
 
 def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
     """Return what comes to a home for each segment first."""
-    found: dict[Place, list[Transfer]] = {}
+    arrivals: dict[Place, list[Transfer]] = {}
     for program in programs:
         here = set[Transfer]()
         for segment in program.segments:
-            new = [one.transfer for one in segment.takes if isinstance(one, Received) and one.transfer not in here]
+            new = [take.transfer for take in segment.takes if isinstance(take, Received) and take.transfer not in here]
             here |= {*new}
-            found[program.home, segment.number] = list(dict.fromkeys(new))
-    return found
+            arrivals[program.home, segment.number] = list(dict.fromkeys(new))
+    return arrivals
 
 
-def _lines(program: HomeProgram, segment: Segment, taken: Sequence[Transfer]) -> tuple[str, ...]:
-    """The text of a box."""
+def _lines(program: HomeProgram, segment: Segment, transfers: Sequence[Transfer]) -> tuple[str, ...]:
     alike: dict[tuple[str, int], int] = {}
-    for one in taken:
-        key = one.kind.value, one.shape.bytes_each
+    for transfer in transfers:
+        key = transfer.kind.value, transfer.shape.bytes_each
         alike[key] = alike.get(key, 0) + 1
     lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
     return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
@@ -122,13 +125,13 @@ def _laid_out(
     graph: SegmentGraph, places: Sequence[Place], texts: Mapping[Place, tuple[str, ...]]
 ) -> dict[Place, _Box]:
     """Each segment below all that it waits for."""
-    givers = {number: at for at, one in enumerate(graph.segments) for number in one.gives}
+    givers = {number: at for at, segment in enumerate(graph.segments) for number in segment.gives}
     rows: list[int] = []
     last: dict[int, int] = {}
-    for one in graph.segments:
-        before = [rows[givers[number]] for number in one.takes]
-        rows.append(1 + max([*before, last.get(one.home, -1)]))
-        last[one.home] = rows[-1]
+    for segment in graph.segments:
+        before = [rows[givers[number]] for number in segment.takes]
+        rows.append(1 + max([*before, last.get(segment.home, -1)]))
+        last[segment.home] = rows[-1]
     tall = [0] * (max(rows) + 1)
     for row, place in zip(rows, places, strict=True):
         tall[row] = max(tall[row], LINE * len(texts[place]) + 8)
@@ -140,31 +143,30 @@ def _laid_out(
 
 
 def _headings(programs: Sequence[HomeProgram]) -> list[str]:
-    found = []
+    headings = []
     for program in programs:
-        count = sum(one.numel() for one in program.module.parameters())
+        count = sum(parameter.numel() for parameter in program.module.parameters())
         x = ASIDE + program.home * (WIDTH + ASIDE) + WIDTH // 2
-        found.append(
+        headings.append(
             f'<text x="{x}" y="22" text-anchor="middle" font-size="13">partition {program.home}: {count:,} parameters'
             "</text>"
         )
-    return found
+    return headings
 
 
 def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
     """From below one box to above another."""
     x, y = source.x + WIDTH / 2, source.y + source.height
     to, end = target.x + WIDTH / 2, target.y
-    colour, told = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"
+    colour, title = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"
     return (
         f'<path d="M{x:g} {y} C{x:g} {y + 24} {to:g} {end - 28} {to:g} {end - 6}" fill="none" stroke="{colour}" '
-        f'stroke-width="1.5"><title>{escape(told)}</title></path>'
+        f'stroke-width="1.5"><title>{escape(title)}</title></path>'
         f'<polygon points="{to:g},{end} {to - 4:g},{end - 7} {to + 4:g},{end - 7}" fill="{colour}"/>'
     )
 
 
 def _drawn(box: _Box) -> list[str]:
-    """A box with its text."""
     parts = [
         f'<rect x="{box.x}" y="{box.y}" width="{WIDTH}" height="{box.height}" rx="3" fill="#f4f7fb" stroke="#445"/>'
     ]

@@ -14,7 +14,6 @@ from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy
 from distbelief.strategies.base import Partitioned, Replicated, Served
 
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
-"""The strategies that are planned."""
 MOST_HOSTS, MOST_CORES = 256, 256
 MOST_REPLICAS = 256
 """The most replicas that a candidate has: a plan is to be there in seconds."""
@@ -23,9 +22,7 @@ MOST_PARTITIONS = 4
 SPLIT = ("single", "downpour", "allreduce")
 """The strategies whose replicas are split too."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
-"""Vectors as long as the parameters that a replica holds, and `SHARD_VECTORS` that a shard does, without the state of
-an optimizer: what the benchmark `memory` holds them to.
-"""
+"""Vectors as long as the parameters in a replica, and in a shard (`SHARD_VECTORS`), without an optimizer's state."""
 SHARD_VECTORS = 3
 
 
@@ -110,10 +107,10 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
         if name not in PLANNED:
             raise unknown("strategy of a plan", name, PLANNED)
     return [
-        PlanCandidate(one)
+        PlanCandidate(strategy)
         for name in dict.fromkeys(names)
         for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
-        for one in _strategies(name, machines, partitions, optimizer)
+        for strategy in _strategies(name, machines, partitions, optimizer)
     ]
 
 
@@ -160,11 +157,13 @@ def memory(
     count, replica = candidate.partitions, "replica" if candidate.partitions == 1 else "partition"
     parts = [(parameters // count, state // count, passing)]  # at most: partitions keep less than a whole model
     if split is not None:
-        parts = [(one.memory[PARAMETERS], one.memory[STATE], one.memory[KEPT]) for one in split.homes]
+        parts = [(home.memory[PARAMETERS], home.memory[STATE], home.memory[KEPT]) for home in split.homes]
     if candidate.shards:
         held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
-        largest = max(REPLICA_VECTORS["served"] * own + passing for own, _, passing in parts)
+        largest = max(REPLICA_VECTORS["served"] * parameters + passing for parameters, _, passing in parts)
         return {replica: process + largest, "shard": process + held}
     # a split model is that of a group of one
     vectors = REPLICA_VECTORS["allreduce" if count > 1 else candidate.strategy.name]
-    return {replica: process + max((vectors + 1) * own + state + passing for own, state, passing in parts)}
+    return {
+        replica: process + max((vectors + 1) * parameters + state + passing for parameters, state, passing in parts)
+    }

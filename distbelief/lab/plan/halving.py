@@ -52,14 +52,14 @@ class Measurements(NamedTuple):
 
 
 def measure(
-    task: Task | str, asked: Sequence[PlanCandidate], batch_size: int, seconds: float, data_dir: str | None,
+    task: Task | str, candidates: Sequence[PlanCandidate], batch_size: int, seconds: float, data_dir: str | None,
     told: Callable[[str], None],
 ) -> Measurements:  # fmt: skip
     """Run candidates on this machine.
 
     Args:
         task: what is trained.
-        asked: candidates that this machine can hold.
+        candidates: candidates that this machine can hold.
         batch_size: samples in a minibatch of a replica.
         seconds: for all runs together, as far as each has a few steps.
         data_dir: folder with the data.
@@ -67,31 +67,31 @@ def measure(
     """
     terms: dict[str, Terms] = {}
     failed: dict[str, str] = {}
-    left, counts, begun = list(asked), _rungs(len(asked)), time.monotonic()
+    left, counts, begun = list(candidates), _rungs(len(candidates)), time.monotonic()
     overhead, slowest = 0.0, 0.0
     for rung, count in enumerate(counts, 1):
         turns = TURNS if rung == len(counts) and count > 1 else 1
-        runs = [one for turn in range(turns) for one in left[:count][:: -1 if turn % 2 else 1]]
+        runs = [candidate for turn in range(turns) for candidate in left[:count][:: -1 if turn % 2 else 1]]
         seen: dict[str, list[Terms]] = {}
-        for at, one in enumerate(runs):
+        for at, candidate in enumerate(runs):
             start = time.monotonic()
             if at >= len(runs) / turns and start > begun + seconds:
                 break  # each has had its turn
             share = (begun + seconds * rung / len(counts) - start) / (len(runs) - at)
             trained = max(LEAST_SECONDS, LEAST_STEPS * slowest, share - overhead)
-            told(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {one}, {trained:.1f} s")
+            told(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
             try:
-                seen.setdefault(str(one), []).append(run(task, one, batch_size, trained, data_dir))
+                seen.setdefault(str(candidate), []).append(run(task, candidate, batch_size, trained, data_dir))
             except DistbeliefError as error:  # one that fails ends no plan
-                failed[str(one)] = " ".join(str(error).split())
+                failed[str(candidate)] = " ".join(str(error).split())
                 continue
-            slowest = max(slowest, seen[str(one)][-1].step)
+            slowest = max(slowest, seen[str(candidate)][-1].step)
             started = time.monotonic() - start - trained
             overhead = max(0.0, min(overhead, started) if overhead else started)
-        means = {what: _mean(found) for what, found in seen.items() if what not in failed}
-        left = sorted((one for one in left if str(one) in means), key=lambda one: -means[str(one)].samples_per_second)
-        behind = {what: found for what, found in terms.items() if what not in seen}
-        terms = {str(one): means[str(one)] for one in left} | behind
+        means = {what: _mean(measured) for what, measured in seen.items() if what not in failed}
+        left = sorted((c for c in left if str(c) in means), key=lambda c: -means[str(c)].samples_per_second)
+        behind = {what: measured for what, measured in terms.items() if what not in seen}
+        terms = {str(candidate): means[str(candidate)] for candidate in left} | behind
     return Measurements(terms, failed)
 
 
@@ -107,10 +107,9 @@ def _rungs(count: int) -> list[int]:
     return counts
 
 
-def _mean(found: Sequence[Terms]) -> Terms:
-    """The mean of runs of one candidate."""
-    means = {name: statistics.fmean(getattr(one, name) for one in found) for name in (*PARTS, "samples_per_second")}
-    return msgspec.structs.replace(found[-1], **means)
+def _mean(measured: Sequence[Terms]) -> Terms:
+    means = {name: statistics.fmean(getattr(run, name) for run in measured) for name in (*PARTS, "samples_per_second")}
+    return msgspec.structs.replace(measured[-1], **means)
 
 
 def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: float, data_dir: str | None) -> Terms:
@@ -155,10 +154,10 @@ def busy() -> float:
     """Time on the wall that the cores take, as a multiple of what they compute in it: 1 where nothing else runs."""
 
     def spin(_: int) -> float:
-        wall, own = time.perf_counter(), time.thread_time()
+        wall, mine = time.perf_counter(), time.thread_time()
         while time.perf_counter() < wall + SPIN_SECONDS:
             hashlib.sha256(BLOCK).digest()  # other threads go on meanwhile
-        return (time.perf_counter() - wall) / max(1e-9, time.thread_time() - own)
+        return (time.perf_counter() - wall) / max(1e-9, time.thread_time() - mine)
 
     with ThreadPoolExecutor(cores()) as pool:
         return statistics.fmean(pool.map(spin, range(cores())))

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.settings import DataSettings
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
+from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.profile import BUSY
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.cost.trace import Tracer
@@ -28,7 +30,8 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
-from distbelief.transport.virtual import MEMORY, NetworkModel
+from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.virtual import MEMORY
 
 SECONDS, SPLIT_SECONDS = 30.0, 3.0
 """Limits of all runs together, and of measuring each way to split for prices."""
@@ -156,14 +159,14 @@ def plan(
     fit = [tried[row.what] for row in rows if not row.reason]
     rows = _measured(rows, halving.measure(task, fit, batch_size, seconds, data_dir, told))
     if elsewhere and rows[0].measured:
-        cluster = _cluster(rows, needs, here, line)
-        graded = _priced(rows, resolved, batch_size, cluster, tried, told)
+        pricing, cluster = Pricing(resolved, batch_size), _cluster(rows, needs, here, line)
+        graded = _priced(rows, tried, pricing, cluster, told)
         cluster = dataclasses.replace(cluster, machines=there, slow=tuple((slow or {}).items()), topology=topology)
         own = [needs.row(one, there, max_memory) for one in asked.values()]
-        rows = _ranked(_priced(own, resolved, batch_size, cluster, asked, told))
+        rows = _ranked(_priced(own, asked, pricing, cluster, told))
         _check(rows)
         best = [row for row in rows[:CONTENDERS] if row.predicted]
-        changes = _changes(best, asked, Pricing(resolved, batch_size), cluster, told)
+        changes = _changes(best, asked, pricing, cluster, told)
         notes += [f"{row.what}, on {row.predicted.network}" for row in best if row.predicted and row.predicted.network]
         rows += [row for row in graded if row.measured]
     return TrainingPlan(
@@ -217,7 +220,8 @@ class _Needs:
         tracer = Tracer(task, sample_of(data))
         if why := does_not_fit(tracer, batch_size, optimizer):
             raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
-        Trainer(with_data(task, data), build_model(task, 0, "cpu"), batch_size, seed=0)  # refuses what cannot be done
+        # refuses what cannot be done
+        Trainer(with_data(task, data), build_model(task, 0, "cpu"), DataSettings(batch_size=batch_size), seed=0)
         self._task, self._batch_size, self.optimizer = task, batch_size, optimizer
         self._trace, self.notes = tracer.follow(batch_size, optimizer), [tracer.note] if tracer.note else []
         self.elements = sum(layer.parameters for layer in tracer.layers)
@@ -227,13 +231,12 @@ class _Needs:
         """Measure the model split over so many processes, or why it cannot be."""
         usual = Handling()
         line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
+        steps = SplitRequest(self._batch_size, seconds=SPLIT_SECONDS)
         for count in sorted({*counts} - {1}):
             told(f"the model split over {count} processes")
             try:
-                self.splits[count], *_ = splitting.measure(
-                    self._task, Split.parse(AUTO, count, own=self._task.split), batch_size=self._batch_size,
-                    optimizer=self.optimizer, link=line, seconds=SPLIT_SECONDS, told=told,
-                )  # fmt: skip
+                split = Split.parse(AUTO, count, own=self._task.split)
+                self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, told)
             except DistbeliefError as error:  # a model that cannot be split ends no plan
                 self.splits[count] = " ".join(str(error).split())
 
@@ -258,9 +261,9 @@ class _Needs:
 
 def _busy() -> list[str]:
     """Say how much of the time the cores were free, where something else has them."""
-    if (times := halving.busy()) <= BUSY:
-        return []
-    return [f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"]
+    times = halving.busy()
+    told = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
+    return [told] if times > BUSY else []
 
 
 def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
@@ -274,11 +277,14 @@ def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
 
 
 def _priced(
-    rows: Iterable[Row], task: Task, batch_size: int, cluster: PricedCluster, asked: Mapping[str, PlanCandidate],
+    rows: Iterable[Row],
+    asked: Mapping[str, PlanCandidate],
+    pricing: Pricing,
+    cluster: PricedCluster,
     told: Callable[[str], None],
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Rows with their prices, or why they have none."""
-    pricing, found = Pricing(task, batch_size), []
+    found = []
     for row in rows:
         if not row.reason:
             told(f"{row.what}, simulated on {cluster.machines}")
@@ -360,9 +366,12 @@ def _why(rows: Sequence[Row]) -> str:
 
 
 def _changes(
-    best: Sequence[Row], asked: Mapping[str, PlanCandidate], pricing: Pricing, cluster: PricedCluster,
+    best: Sequence[Row],
+    asked: Mapping[str, PlanCandidate],
+    pricing: Pricing,
+    cluster: PricedCluster,
     tell: Callable[[str], None],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Say what the answer would be with another network, and with a slow replica."""
     tell("what would change the answer")
     network, told = cluster.network, []

@@ -1,5 +1,4 @@
-"""Prices of candidates that this machine cannot run: the virtual cluster itself, in which nothing is computed, plays
-them.
+"""Prices of candidates that this machine cannot run: the virtual cluster plays them, and computes nothing.
 
 The parts of a step are those that a replica tells of, there as on real processes. What binds is what the same cluster
 would spare: without a network, and with messages and updates that cost nobody time.
@@ -31,8 +30,8 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.summary import PARTS, moved
 from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import NetworkModel
 
 STEPS, LEAST_STEPS = 24, 4
 """Steps of each replica in a priced job, and at least where there are many replicas."""
@@ -118,23 +117,23 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
     Raises:
         JobFailed: no replica has timed a step.
     """
-    timed = [one for one in result["per_replica"] if one["times"]]
+    timed = [replica for replica in result["per_replica"] if replica["times"]]
     if not timed:
         raise JobFailed(f"{candidate} ended ({result['reason']}) before a step was timed")
     steps = []
-    for one in timed:
-        times = one["times"]
-        count = times["steps"] or one["steps"]  # a split replica times shares of steps
+    for replica in timed:
+        times = replica["times"]
+        count = times["steps"] or replica["steps"]  # a split replica times shares of steps
         between = count if candidate.strategy.alone else max(1, count - 1)
         steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
     sent, fetches = moved(result["bytes"]), result["steps"] + len(steps) * (candidate.shards > 0)
     fetched = sent.pop(FETCH)
     return Terms(
-        **{part: sum(one[part] for one in steps) / len(steps) for part in PARTS},
-        samples_per_second=sum(batch_size / sum(one.values()) for one in steps),
+        **{part: sum(step[part] for step in steps) / len(steps) for part in PARTS},
+        samples_per_second=sum(batch_size / sum(step.values()) for step in steps),
         bytes_per_step=sum(sent.values()) / max(1, result["steps"]) + fetched / max(1, fetches),
         network=result.get("network", {}).get("told", ""),
-        waits_for=max((one["times"] for one in timed), key=lambda times: times["wait"])["waits_for"],
+        waits_for=max((replica["times"] for replica in timed), key=lambda times: times["wait"])["waits_for"],
     )
 
 
@@ -180,25 +179,25 @@ class Pricing:
         Raises:
             UsageError: it cannot run there.
         """
-        found, even = self.price(candidate, cluster), dataclasses.replace(cluster, slow=())
+        terms, even = self.price(candidate, cluster), dataclasses.replace(cluster, slow=())
         if not cluster.slow:
-            return msgspec.structs.replace(found, spared=self._spared(candidate, cluster, found))
+            return msgspec.structs.replace(terms, spared=self._spared(candidate, cluster, terms))
         spared = self._spared(candidate, even, self.price(candidate, even))
-        late = candidate.replicas * self._batch_size / found.samples_per_second - sum(spared.values())
+        late = candidate.replicas * self._batch_size / terms.samples_per_second - sum(spared.values())
         spared[STRAGGLER] = max(0.0, late)
-        return msgspec.structs.replace(found, spared=spared)
+        return msgspec.structs.replace(terms, spared=spared)
 
-    def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, found: Terms) -> dict[str, float]:
+    def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, terms: Terms) -> dict[str, float]:
         """Return the seconds by which a step would be shorter without each bound, on machines that are alike."""
         samples = candidate.replicas * self._batch_size
-        seconds = samples / found.samples_per_second
+        seconds = samples / terms.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
-        bare = min(found.compute, without)
+        bare = min(terms.compute, without)
         if candidate.partitions > 1:  # others wait for nobody where messages cost nothing
             free = dataclasses.replace(free, handling=_FREE, own=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
-        compute = min(found.compute, bare)
+        compute = min(terms.compute, bare)
         parts = {"processor": compute, "memory and messages": without - bare, "network": seconds - without}
         return {**parts, "waiting": bare - compute}
 
@@ -241,20 +240,18 @@ class Pricing:
         task = dataclasses.replace(self._task, train=lambda: Counted(samples, self._examples if split else None))
         strategy: Any = candidate.strategy
         if split:
-            strategy = dataclasses.replace(strategy, split=split.split)
+            strategy = dataclasses.replace(strategy, split=split.split.text)
         size = self._batch_size
         return Job(task, strategy, batch_size=size, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
-    """Seconds of a minibatch's gradient; of a split replica those of all its processes, which each gather it, as they
-    were measured beside a step of the whole model.
-    """
-    found = cluster.splits.get(candidate.partitions)
-    if not isinstance(found, SplitCost):
+    """Seconds of a minibatch's gradient; of a split replica, of all its processes as timed beside the whole model."""
+    split = cluster.splits.get(candidate.partitions)
+    if not isinstance(split, SplitCost):
         return cluster.step
-    whole = found.whole.gathers + found.whole.computes
-    return cluster.step / whole * sum(home.computes + found.whole.gathers for home in found.homes)
+    whole = split.whole.gathers + split.whole.computes
+    return cluster.step / whole * sum(home.computes + split.whole.gathers for home in split.homes)
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:

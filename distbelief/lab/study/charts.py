@@ -26,31 +26,31 @@ MARKED = 10
 Chart = Json
 
 
-def charts(found: Report) -> Iterator[tuple[str, str, Chart]]:
+def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
     """Name, heading and chart of each that has anything to show."""
-    curves = [one for one in found.trials if one.points]
+    curves = [trial for trial in report.trials if trial.points]
     if curves:
-        yield "accuracy", "Accuracy on the test set", _curves(found, curves, lambda point: point.accuracy, "accuracy")
-        yield "loss", "Loss on the test set", _curves(found, curves, lambda point: point.loss, "loss")
-    for target in found.study.targets:
-        yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(found, target)
-    if groups := list(scaled(found)):
-        yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(found, groups)
-    if any(one.parts for one in found.arms):
-        yield "parts", "What a step takes", _parts(found)
-    if any(one.bytes_per_step for one in found.arms):
-        yield "bytes", "Bytes that a step moves", _bars(found, lambda one: one.bytes_per_step / 1e6, "MB a step")
-    for number, of in enumerate(dict.fromkeys(claim.of for claim in found.study.claims)):
-        if any(math.isfinite(FIGURES[of](one)) for one in found.arms):
-            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(found, FIGURES[of], of)
-    if stale := [one for one in found.arms if one.most_staleness > 0]:
-        yield "staleness", "How stale gradients were", _staleness(found, stale)
-    if held := next((one for one in reversed(found.study.targets) if _points(found, one)), None):
-        yield "efficiency", f"What the time to {percent(held)} is the product of", _efficiency(found, held)
+        yield "accuracy", "Accuracy on the test set", _curves(report, curves, lambda point: point.accuracy, "accuracy")
+        yield "loss", "Loss on the test set", _curves(report, curves, lambda point: point.loss, "loss")
+    for target in report.study.targets:
+        yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(report, target)
+    if groups := list(scaled(report)):
+        yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(report, groups)
+    if any(arm.parts for arm in report.arms):
+        yield "parts", "What a step takes", _parts(report)
+    if any(arm.bytes_per_step for arm in report.arms):
+        yield "bytes", "Bytes that a step moves", _bars(report, lambda arm: arm.bytes_per_step / 1e6, "MB a step")
+    for number, of in enumerate(dict.fromkeys(claim.of for claim in report.study.claims)):
+        if any(math.isfinite(FIGURES[of](arm)) for arm in report.arms):
+            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(report, FIGURES[of], of)
+    if stale := [arm for arm in report.arms if arm.most_staleness > 0]:
+        yield "staleness", "How stale gradients were", _staleness(report, stale)
+    if held := next((target for target in reversed(report.study.targets) if _points(report, target)), None):
+        yield "efficiency", f"What the time to {percent(held)} is the product of", _efficiency(report, held)
 
 
-def _colour(found: Report, name: str) -> str:
-    return COLOURS[[arm.name for arm in found.arms].index(name) % len(COLOURS)]
+def _colour(report: Report, name: str) -> str:
+    return COLOURS[[arm.name for arm in report.arms].index(name) % len(COLOURS)]
 
 
 def _layout(x: str, y: str, **more: object) -> Chart:
@@ -61,77 +61,79 @@ def _layout(x: str, y: str, **more: object) -> Chart:
 
 def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
     """The layout of a chart with a row for each of some arms, the first at the top."""
-    axis = {"type": "category", "categoryarray": [one.name for one in reversed(arms)], "automargin": True}
+    axis = {"type": "category", "categoryarray": [arm.name for arm in reversed(arms)], "automargin": True}
     return {**_layout(x, "", height=120 + 26 * len(arms), **more), "yaxis": axis}
 
 
-def _curves(found: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
+def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
     """A line for each trial, of one colour for each arm; against time, epochs or samples."""
     data, by = [], dict[str, list[list[float]]]({"seconds": [], "epochs": [], "samples": []})
     seen: set[str] = set()
-    for one in trials:
-        by["seconds"].append([round(point.seconds, DIGITS) for point in one.points])
-        by["epochs"].append([round(point.epochs, DIGITS) for point in one.points])
-        by["samples"].append([point.samples for point in one.points])
-        mode = LINED if len(one.points) <= MARKED else "lines"
-        line = {"color": _colour(found, one.arm), "width": 1.2, "dash": DASHES[one.place]}
-        named_as = {"legendgroup": one.arm, "showlegend": one.arm not in seen}
-        told = f"%{{x}}: %{{y}}<extra>{one.arm}, seed {one.seed}</extra>"
-        values = [round(of(point), 5) for point in one.points]
-        looks = {"line": line, "marker": {"size": 3}, "hovertemplate": told, **named_as}
-        data.append(_series(one.arm, by["seconds"][-1], values, mode, **looks))
-        seen.add(one.arm)
+    for trial in trials:
+        by["seconds"].append([round(point.seconds, DIGITS) for point in trial.points])
+        by["epochs"].append([round(point.epochs, DIGITS) for point in trial.points])
+        by["samples"].append([point.samples for point in trial.points])
+        mode = LINED if len(trial.points) <= MARKED else "lines"
+        line = {"color": _colour(report, trial.arm), "width": 1.2, "dash": DASHES[trial.place]}
+        named_as = {"legendgroup": trial.arm, "showlegend": trial.arm not in seen}
+        hover = f"%{{x}}: %{{y}}<extra>{trial.arm}, seed {trial.seed}</extra>"
+        values = [round(of(point), 5) for point in trial.points]
+        looks = {"line": line, "marker": {"size": 3}, "hovertemplate": hover, **named_as}
+        data.append(_series(trial.arm, by["seconds"][-1], values, mode, **looks))
+        seen.add(trial.arm)
     buttons = [_button(f"against {name}", {"x": xs}, {"xaxis.title.text": name}) for name, xs in by.items()]
     return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
 
 
-def _times(found: Report, target: float) -> Chart:
+def _times(report: Report, target: float) -> Chart:
     """Every trial's time to a target, the median, and how many reached it."""
     data, notes = [], []
-    for arm in found.arms:
+    for arm in report.arms:
         at = arm.at(target)
         there = [round(value, DIGITS) for value in at.seconds if math.isfinite(value)]
-        marker = {"color": _colour(found, arm.name), "symbol": SYMBOLS[arm.place], "size": 8, "opacity": 0.7}
+        marker = {"color": _colour(report, arm.name), "symbol": SYMBOLS[arm.place], "size": 8, "opacity": 0.7}
         data.append(_series(arm.name, there, [arm.name] * len(there), marker=marker, showlegend=False))
         if math.isfinite(at.median):
             marker = {"symbol": "line-ns-open", "size": 18, "color": marker["color"], "line": {"width": 2}}
             data.append(_series(f"{arm.name}, median", [at.median], [arm.name], marker=marker, showlegend=False))
         where = {"x": 1, "xref": "paper", "xanchor": "right", "y": arm.name, "showarrow": False}
         notes.append({**where, "text": f"{at.reached} of {at.of}"})
-    layout = _rows("seconds", found.arms, annotations=notes)
+    layout = _rows("seconds", report.arms, annotations=notes)
     return {"data": data, "layout": {**layout, "xaxis": {**layout["xaxis"], "type": "log"}}}
 
 
-def _scaling(found: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
-    """How many times as fast as one replica so many are: in samples, in the time to a target, and for each of them."""
+def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
+    """Draw how many times as fast as one replica so many are: in samples, in the time to a target, and for each."""
     data: list[Chart] = []
-    most = max(one.replicas for group in groups for one in group)
+    most = max(arm.replicas for group in groups for arm in group)
     line: list[float | None] = [1, most]
     by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
     for number, arms in enumerate(groups):
-        place, replicas = arms[0].place, [one.replicas for one in arms]
-        rates, times = [one.samples_per_second for one in arms], _seconds(found, arms)
+        place, replicas = arms[0].place, [arm.replicas for arm in arms]
+        rates, times = [arm.samples_per_second for arm in arms], _seconds(report, arms)
         several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
         by["samples a second"].append(several)
-        by["a part of the ideal"].append([_ratio(one or math.nan, n) for one, n in zip(several, replicas, strict=True)])
-        by["time to target"].append([_ratio(times[0] * replicas[0], one) for one in times])
+        by["a part of the ideal"].append(
+            [_ratio(value or math.nan, n) for value, n in zip(several, replicas, strict=True)]
+        )
+        by["time to target"].append([_ratio(times[0] * replicas[0], seconds) for seconds in times])
         drawn = {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]}
         marker = {"symbol": SYMBOLS[place], "size": 9}
         name = f"{without_replicas(arms[0].name)} ({HOW[place]})"
         data.append(_series(name, replicas, several, LINED, line=drawn, marker=marker))
     data.append(_series("ideal", line, line, "lines", line={"dash": "dash", "color": "#999"}))
-    said = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    titles = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
     buttons = [
         _button(name, {"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title})
-        for (name, ys), title in zip(by.items(), said, strict=True)
+        for (name, ys), title in zip(by.items(), titles, strict=True)
     ]
-    return {"data": data, "layout": _layout("replicas", said[0], updatemenus=[_menu(buttons)])}
+    return {"data": data, "layout": _layout("replicas", titles[0], updatemenus=[_menu(buttons)])}
 
 
-def _seconds(found: Report, arms: Sequence[ArmFigures]) -> list[float]:
-    """Of arms, to the highest target that one of them reaches."""
-    target = highest(found.study.targets, arms)
-    return [math.nan if target is None else one.at(target).median for one in arms]
+def _seconds(report: Report, arms: Sequence[ArmFigures]) -> list[float]:
+    """Return the seconds of arms to the highest target that one of them reaches."""
+    target = highest(report.study.targets, arms)
+    return [math.nan if target is None else arm.at(target).median for arm in arms]
 
 
 def _ratio(value: float, of: float) -> float | None:
@@ -144,7 +146,7 @@ def _series(name: str, x: Sequence[object], y: Sequence[object], mode: str = "ma
 
 
 def _bar(arms: Sequence[ArmFigures], values: Sequence[float], colours: object, **more: object) -> Chart:
-    bar = {"type": "bar", "orientation": "h", "y": [one.name for one in arms]}
+    bar = {"type": "bar", "orientation": "h", "y": [arm.name for arm in arms]}
     return {**bar, "x": values, "marker": {"color": colours}, **more}
 
 
@@ -156,50 +158,49 @@ def _menu(buttons: Sequence[Chart]) -> Chart:
     return {"buttons": buttons, "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.15}
 
 
-def _parts(found: Report) -> Chart:
-    """Bars of what a step takes, of four parts each."""
-    arms = [one for one in found.arms if one.parts]
+def _parts(report: Report) -> Chart:
+    arms = [arm for arm in report.arms if arm.parts]
     data = [
-        _bar(arms, [round(1e3 * one.parts.get(part, 0.0), 4) for one in arms], COLOURS[number], name=part)
+        _bar(arms, [round(1e3 * arm.parts.get(part, 0.0), 4) for arm in arms], COLOURS[number], name=part)
         for number, part in enumerate(PARTS)
     ]
     return {"data": data, "layout": _rows("milliseconds a step", arms, barmode="stack")}
 
 
-def _bars(found: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
-    arms = [one for one in found.arms if math.isfinite(of(one))]
-    values, colours = [round(of(one), 5) for one in arms], [_colour(found, one.name) for one in arms]
+def _bars(report: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
+    arms = [arm for arm in report.arms if math.isfinite(of(arm))]
+    values, colours = [round(of(arm), 5) for arm in arms], [_colour(report, arm.name) for arm in arms]
     return {"data": [_bar(arms, values, colours)], "layout": _rows(x, arms)}
 
 
-def _staleness(found: Report, arms: Sequence[ArmFigures]) -> Chart:
+def _staleness(report: Report, arms: Sequence[ArmFigures]) -> Chart:
     """The part of all pushes that was so many updates old, of all trials of an arm together."""
     data = []
     for arm in arms:
         counts = Counter[int]()
-        for trial in found.trials:
+        for trial in report.trials:
             if trial.arm == arm.name:
                 counts.update({int(age): count for age, count in trial.staleness.items()})
         ages, whole = sorted(counts), counts.total()
         parts = [round(counts[age] / whole, 6) for age in ages]
-        line = {"color": _colour(found, arm.name), "dash": DASHES[arm.place]}
+        line = {"color": _colour(report, arm.name), "dash": DASHES[arm.place]}
         data.append(_series(arm.name, ages, parts, LINED, line=line, marker={"size": 4}))
     return {"data": data, "layout": _layout("updates between the fetch and the push", "part of all pushes")}
 
 
-def _points(found: Report, target: float) -> list[ArmFigures]:
-    return [one for one in found.arms if math.isfinite(one.at(target).median)]
+def _points(report: Report, target: float) -> list[ArmFigures]:
+    return [arm for arm in report.arms if math.isfinite(arm.at(target).median)]
 
 
-def _efficiency(found: Report, target: float) -> Chart:
+def _efficiency(report: Report, target: float) -> Chart:
     """Steps to the target against seconds a step: on a line to the lower right the time is the same."""
     data = []
-    for one in _points(found, target):
-        at = one.at(target)
-        told = f"{one.name}: {at.seconds_per_step * at.steps:.3g} s<extra></extra>"
-        marker = {"size": 11, "symbol": SYMBOLS[one.place], "color": _colour(found, one.name)}
+    for arm in _points(report, target):
+        at = arm.at(target)
+        hover = f"{arm.name}: {at.seconds_per_step * at.steps:.3g} s<extra></extra>"
+        marker = {"size": 11, "symbol": SYMBOLS[arm.place], "color": _colour(report, arm.name)}
         step = round(1e3 * at.seconds_per_step, 5)
-        data.append(_series(one.name, [step], [at.steps], marker=marker, hovertemplate=told))
+        data.append(_series(arm.name, [step], [at.steps], marker=marker, hovertemplate=hover))
     layout = _layout("milliseconds a step (hardware)", "steps to the target (statistical)")
     log = {name: {**layout[name], "type": "log"} for name in ("xaxis", "yaxis")}
     return {"data": data, "layout": {**layout, **log}}

@@ -1,4 +1,4 @@
-"""What a study expects of its arms, as a paper says it, and whether that was found: each by a rule, none by hand."""
+"""Claims of a study on its arms, as a paper says them, and whether they hold: each by a rule, none by hand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FIGURES: Mapping[str, Callable[[Any], float]] = {
     "momentum": lambda arm: arm.momentum,
     "cosine": lambda arm: arm.cosine,
 }
-"""What a claim may be about, of `ArmFigures`, which a file can be read without."""
+"""Figures of `ArmFigures` that a claim may be about; a file can be read without that class."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What is expected of some arms, in their order."""
+    """An expectation of some arms, in their order."""
 
     says: str
-    """What the paper says, in words, and where."""
+    """Words of the paper, and where they stand."""
     of: str
     """The figure that it is about: one of `FIGURES`."""
     shape: str
-    """What the figure does from arm to arm: one of `SHAPES`."""
+    """Course of the figure from arm to arm: one of `SHAPES`."""
     arms: tuple[str, ...] = ()
     """All, where none is named."""
     values: tuple[float, ...] = ()
@@ -61,11 +61,11 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(claim: Claim, values: Sequence[float]) -> Judged:
-    """Whether arms do what is claimed; what has no figure agrees with nothing."""
+    """Judge whether arms do what is claimed; what has no figure agrees with nothing."""
     expected = claim.values or (math.nan,) * len(values)
     known = not any(math.isnan(value) for value in values)
-    told = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
-    return Judged(claim.says, f"{claim.of}: {told}", known and SHAPES[claim.shape](values, expected, claim.within))
+    figures = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
+    return Judged(claim.says, f"{claim.of}: {figures}", known and SHAPES[claim.shape](values, expected, claim.within))
 
 
 def _number(value: float) -> str:
@@ -73,7 +73,7 @@ def _number(value: float) -> str:
 
 
 def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """Whether values rise on the whole, and from each to the next, but for the fraction they may miss.
+    """Return whether values rise on the whole, and from each to the next, but for the fraction they may miss.
 
     >>> _rises([1.0, 2.0, 1.99, 3.0], [], 0.01), _rises([1.0, 2.0, 1.5, 3.0], [], 0.01), _rises([1.0, 1.0], [], 0.0)
     (True, False, False)
@@ -91,13 +91,12 @@ SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] 
     # less than at both ends, in between
     "dips": lambda values, _, within: min(values[1:-1], default=math.inf) * (1 + within) < min(values[0], values[-1]),
     "near": lambda values, wanted, within: all(
-        abs(value - one) <= within * abs(one) for value, one in zip(values, wanted, strict=True)
+        abs(value - expected) <= within * abs(expected) for value, expected in zip(values, wanted, strict=True)
     ),
     "most": lambda values, wanted, within: all(
-        value <= one * (1 + within) for value, one in zip(values, wanted, strict=True)
+        value <= expected * (1 + within) for value, expected in zip(values, wanted, strict=True)
     ),
 }
-"""What a figure may do from arm to arm."""
 
 
 def momentum(staleness: Mapping[str, int]) -> float:
@@ -107,11 +106,11 @@ def momentum(staleness: Mapping[str, int]) -> float:
     >>> round(momentum({str(age): round(1e6 * 0.5**age) for age in range(12)}), 3)
     0.5
     """
-    found = [(int(age), count) for age, count in staleness.items() if count]
-    total = sum(count for _, count in found)
-    if len(found) < 2:
+    counts = [(int(age), count) for age, count in staleness.items() if count]
+    total = sum(count for _, count in counts)
+    if len(counts) < 2:
         return 0.0
-    age = sum(count * one for one, count in found) / total
-    level = sum(count * math.log(count) for _, count in found) / total
-    spread = sum(count * (one - age) ** 2 for one, count in found)
-    return math.exp(sum(count * (one - age) * (math.log(count) - level) for one, count in found) / spread)
+    age = sum(count * updates for updates, count in counts) / total
+    level = sum(count * math.log(count) for _, count in counts) / total
+    spread = sum(count * (updates - age) ** 2 for updates, count in counts)
+    return math.exp(sum(count * (updates - age) * (math.log(count) - level) for updates, count in counts) / spread)

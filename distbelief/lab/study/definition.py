@@ -62,7 +62,7 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True):
-    """What is compared, and how; fixed before anything is run."""
+    """A comparison of arms; fixed before anything is run."""
 
     title: str
     arms: tuple[Arm, ...]
@@ -75,11 +75,10 @@ class Study(msgspec.Struct, frozen=True):
     """On which grids are looked through: other ones than `seeds`."""
     question: str = ""
     claims: tuple[Claim, ...] = ()
-    """What is expected of the arms."""
     start: Arm | None = None
-    """What trains the model from which all arms begin, with the same seed; none, where each has its own beginning."""
+    """Arm that trains the model from which all others begin, with the same seed; none, where each begins by itself."""
     cosine: bool = False
-    """Whether each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
+    """True where each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
 
     def arm(self, name: str) -> Arm:
         """The arm of a name."""
@@ -110,7 +109,7 @@ class ArmTable(msgspec.Struct):
 
 
 class StudyFile(msgspec.Struct, kw_only=True):
-    """What a file may say."""
+    """The tables and keys of a file."""
 
     title: Annotated[str, Meta(min_length=1)]
     arms: Annotated[list[ArmTable], Meta(min_length=1)]
@@ -178,11 +177,11 @@ def _check_keys(table: Json) -> None:
     tables = [("a study", table, StudyFile.__struct_fields__)]
     for name, kind in ((START, StartTable), ("claims", Claim), ("arms", ArmTable)):
         several = table.get(name, [])
-        for number, one in enumerate(several if isinstance(several, list) else [several]):
-            known = COMPRESSING if name == "arms" and "compress" in one else kind.__struct_fields__
-            tables.append((f"{name}[{number}]" if several is not one else name, one, known))
-    for place, one, known in tables:
-        for key in one if isinstance(one, dict) else ():
+        for number, entry in enumerate(several if isinstance(several, list) else [several]):
+            known = COMPRESSING if name == "arms" and "compress" in entry else kind.__struct_fields__
+            tables.append((f"{name}[{number}]" if several is not entry else name, entry, known))
+    for place, entry, known in tables:
+        for key in entry if isinstance(entry, dict) else ():
             if key not in known:
                 raise unknown(f"key of {place}", key, known)
 
@@ -190,9 +189,9 @@ def _check_keys(table: Json) -> None:
 def _study(file: StudyFile) -> Study:
     file.common, file.cluster = _underscored(file.common), _underscored(file.cluster)
     arms: list[Arm] = []
-    for one in file.arms:
-        with at(f"arm {one.name!r}"):
-            arms += _expanded(one, file, arms)
+    for table in file.arms:
+        with at(f"arm {table.name!r}"):
+            arms += _expanded(table, file, arms)
     names = [arm.name for arm in arms]
     for key, seeds in (("seeds", file.seeds), ("tuning_seeds", file.tuning_seeds)):
         if len({*seeds}) < len(seeds):
@@ -236,7 +235,7 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
 
 
 def _start(file: StudyFile, arms: Sequence[Arm]) -> Arm | None:
-    """What all arms begin with, which are of its task and name no other beginning."""
+    """Return the arm that all begin with, which are of its task and name no other beginning."""
     if (start := file.start) is None:
         return None
     for arm in arms:
@@ -262,36 +261,39 @@ def _check_arms(arms: Sequence[Arm], file: StudyFile) -> None:
         raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")
 
 
-def _expanded(one: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[Arm]:
-    """The arms that one table stands for."""
-    place = one.place or file.place
+def _expanded(table: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[Arm]:
+    place = table.place or file.place
     if place not in PLACES:
         raise unknown("place", place, PLACES)
-    options = _underscored(one.options)
-    if one.compress:
+    options = _underscored(table.options)
+    if table.compress:
         able = {arm.name: arm for arm in before if arm.place == "local" and not arm.compresses and arm.members == 1}
-        if one.compress not in able:
-            raise unknown("arm to compress", one.compress, able)
-        of = able[one.compress]
-        arm = Arm(one.name, of.task, of.strategy, of.place, (), compresses=of.name)
+        if table.compress not in able:
+            raise unknown("arm to compress", table.compress, able)
+        of = able[table.compress]
+        arm = Arm(table.name, of.task, of.strategy, of.place, (), compresses=of.name)
     else:
-        tuned, grid = next(iter(one.grid.items()), ("", []))
-        arm = Arm(one.name, one.task, one.strategy, place, (), tuned and option(tuned), tuple(grid), one.members)
+        tuned, grid = next(iter(table.grid.items()), ("", []))
+        arm = Arm(
+            table.name, table.task, table.strategy, place, (), tuned and option(tuned), tuple(grid), table.members
+        )
         shared = dict(file.common)
-        for name in one.without:
+        for name in table.without:
             if shared.pop(name.replace("-", "_"), None) is None:
                 raise UsageError(f"without {name!r}: [common] has no such option")
-        if one.members > 1 and (budget := {**shared, **options}.get("budget")):
-            options["budget"] = _part(str(budget), one.members)
+        if table.members > 1 and (budget := {**shared, **options}.get("budget")):
+            options["budget"] = _part(str(budget), table.members)
         options = {**_cluster(file, place), **shared, **options}
-    several = [dict(zip(one.each, values, strict=True)) for values in itertools.product(*one.each.values())]
+    several = [dict(zip(table.each, values, strict=True)) for values in itertools.product(*table.each.values())]
     return [
         msgspec.structs.replace(
             arm,
-            name=", ".join([one.name, *(f"{key.replace('-', ' ').replace('_', ' ')} {own[key]}" for key in own)]),
-            words=_words({**options, **_underscored(own)}),
+            name=", ".join(
+                [table.name, *(f"{key.replace('-', ' ').replace('_', ' ')} {choice[key]}" for key in choice)]
+            ),
+            words=_words({**options, **_underscored(choice)}),
         )
-        for own in several
+        for choice in several
     ]
 
 
@@ -309,8 +311,8 @@ def _part(budget: str, members: int) -> str:
     >>> _part("45s", 4), _part("soon", 4)
     ('11.25s', 'soon')
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(\D*)", budget)
-    return f"{float(found[1]) / members:g}{found[2]}" if found else budget
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(\D*)", budget)
+    return f"{float(match[1]) / members:g}{match[2]}" if match else budget
 
 
 def _words(options: Options) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
 import msgspec
@@ -45,22 +45,9 @@ class Reached(msgspec.Struct, frozen=True):
     samples: float
 
 
-class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trials of an arm add up to; figures are medians."""
+class Medians(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of the trials of an arm that did not fail; `MEDIANS` says of what."""
 
-    name: str
-    task: str
-    strategy: str
-    place: str
-    baseline: str
-    command: str
-    value: float | None
-    """Of the tuned option, that was best."""
-    replicas: int
-    trials: int
-    failed: int
-    reason: str
-    """Why trials failed; "" where none did."""
     accuracy: float
     """At the end."""
     seconds: float
@@ -75,6 +62,39 @@ class ArmFigures(msgspec.Struct, frozen=True, kw_only=True):
     """As which staleness acts."""
     cosine: float
     """Of a minibatch's gradient and the whole one, where the study measures it."""
+
+
+MEDIANS: Mapping[str, Callable[[Trial], float | None]] = {
+    "accuracy": lambda one: one.accuracy,
+    "seconds": lambda one: one.seconds,
+    "samples_per_second": lambda one: _per(one.samples, one.seconds),
+    "seconds_per_step": lambda one: _per(one.seconds, one.steps),
+    "seconds_per_update": lambda one: _per(one.seconds, one.updates),
+    "bytes_per_step": lambda one: _per(one.bytes, one.steps),
+    "staleness": lambda one: _mean(one.staleness),
+    "most_staleness": lambda one: max(map(int, one.staleness), default=0),
+    "momentum": lambda one: momentum(one.staleness),
+    "cosine": lambda one: one.cosine,
+}
+"""Figure of a trial, None where it is not known, by the name of its median."""
+
+
+class ArmFigures(Medians, frozen=True, kw_only=True):
+    """What the trials of an arm add up to."""
+
+    name: str
+    task: str
+    strategy: str
+    place: str
+    baseline: str
+    command: str
+    value: float | None
+    """Of the tuned option, that was best."""
+    replicas: int
+    trials: int
+    failed: int
+    reason: str
+    """Why trials failed; "" where none did."""
     parts: dict[str, float]
     """Seconds of a step; empty where they are not known."""
     busy: float
@@ -184,25 +204,24 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         sorted((one for one in trials if one.arm == name), key=lambda one: one.seed) for name in (arm.name, base.name)
     )
     own, failed = ([one for one in every if one.failed == broken] for broken in (False, True))
+    known = {name: [value for one in own if (value := of(one)) is not None] for name, of in MEDIANS.items()}
     return ArmFigures(
-        name=arm.name, task=arm.task, strategy=arm.strategy, place=arm.place, baseline=base.name,
-        command=every[0].command if every else "", value=every[0].value if every else None,
-        replicas=own[0].replicas if own else 0, trials=len(every), failed=len(failed),
+        name=arm.name,
+        task=arm.task,
+        strategy=arm.strategy,
+        place=arm.place,
+        baseline=base.name,
+        command=every[0].command if every else "",
+        value=every[0].value if every else None,
+        replicas=own[0].replicas if own else 0,
+        trials=len(every),
+        failed=len(failed),
         reason=failed[0].reason if failed else "",
-        accuracy=median([one.points[-1].accuracy for one in own]),
-        seconds=median([one.seconds for one in own]),
-        samples_per_second=median([one.samples / one.seconds for one in own if one.seconds]),
-        seconds_per_step=median([one.seconds / one.steps for one in own if one.steps]),
-        seconds_per_update=median([one.seconds / one.updates for one in own if one.updates]),
-        bytes_per_step=median([one.bytes / one.steps for one in own if one.steps]),
-        staleness=median([_mean(one.staleness) for one in own]),
-        most_staleness=median([max(map(int, one.staleness), default=0) for one in own]),
-        momentum=median([momentum(one.staleness) for one in own]),
-        cosine=median([one.cosine for one in own if one.cosine is not None]),
         parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
         targets=[_reached(target, every, theirs) for target in study.targets],
-    )  # fmt: skip
+        **{name: median(values) for name, values in known.items()},
+    )
 
 
 def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
@@ -253,6 +272,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     text = io.StringIO()
     Console(file=text, width=WIDTH, markup=False, emoji=False, highlight=False).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def _per(amount: float, of: float) -> float | None:
+    return amount / of if of else None
 
 
 def _mean(histogram: dict[str, int]) -> float:

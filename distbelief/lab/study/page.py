@@ -48,46 +48,47 @@ addEventListener("beforeprint",()=>Object.keys(CHARTS).forEach(show));
 
 def plotly() -> Path | None:
     """The script that draws, of the installed plotly; None where there is none. Nothing of it is imported."""
-    found = importlib.util.find_spec("plotly")
-    script = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    package = importlib.util.find_spec("plotly")
+    script = Path(package.origin).parent / "package_data" / "plotly.min.js" if package and package.origin else None
     return script if script and script.is_file() else None
 
 
-def write_page(path: Path, found: Report) -> str:
+def write_page(path: Path, report: Report) -> str:
     """Write the page of a report; returns what to do where it could not be made, else ""."""
     script = plotly()
     if script is None:
         return f"{path.name} needs plotly, which is not installed: pip install 'distbelief[report]'"
-    write_atomically(path, page(found, script.read_text()).encode())
+    write_atomically(path, page(report, script.read_text()).encode())
     return ""
 
 
-def page(found: Report, script: str) -> str:
+def page(report: Report, script: str) -> str:
     """The page, with plotly.js in it."""
-    drawn = list(charts(found))
+    drawn = list(charts(report))
     figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
-    title, told = html.escape(found.study.title), html.escape
-    shrunk = [SHRUNK_HEAD, *(one.row() for one in found.shrunk)]
+    title, escape = html.escape(report.study.title), html.escape
+    shrunk = [SHRUNK_HEAD, *(arm.row() for arm in report.shrunk)]
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
         "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
-        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{told(found.study.question)}</p>",
-        "<h2>What was found</h2><ol>", *(f"<li>{told(one)}</li>" for one in found.sentences), "</ol>",
-        *(["<h2>What was expected</h2>"] if found.claims else []),
-        *(f"<p>{told(one.line())}.</p>" for one in found.claims),
-        f"<p>{found.left} trials are still to be run.</p>" if found.left else "",
+        f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{escape(report.study.question)}</p>",
+        "<h2>What was found</h2><ol>", *(f"<li>{escape(sentence)}</li>" for sentence in report.sentences), "</ol>",
+        *(["<h2>What was expected</h2>"] if report.claims else []),
+        *(f"<p>{escape(claim.line())}.</p>" for claim in report.claims),
+        f"<p>{report.left} trials are still to be run.</p>" if report.left else "",
         "<h2>The arms</h2>",
-        *(f"<h3>{told(kind(group))}; speed-ups are over {told(group[0].baseline)}</h3>"
-          f"<div class='wide'>{_cells(table(group, found.study.targets))}</div>" for group in found.groups()),
-        f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if found.shrunk else "",
+        *(f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
+          f"<div class='wide'>{_cells(table(group, report.study.targets))}</div>" for group in report.groups()),
+        f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if report.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
-        *(f"<li>{told(one.name)}<br><code>{told(one.command)}</code>{told(one.reason)}</li>"
-          for one in found.arms if one.command),
+        *(f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"
+          for arm in report.arms if arm.command),
         "</ul></details>",
         # room that is kept free for a chart until it is drawn
-        *(f"<h2>{told(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'></div>"
+        *(f"<h2>{escape(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'>"
+          "</div>"
           for name, heading, chart in drawn),
-        f"<h2>How it was made</h2>{_rules(found)}</main>",
+        f"<h2>How it was made</h2>{_rules(report)}</main>",
         f"<script type='text/plain' id='plotly'>{script}</script>",
         f"<script>const CHARTS={figures};{SCRIPT}</script></body></html>",
     ]  # fmt: skip
@@ -96,12 +97,14 @@ def page(found: Report, script: str) -> str:
 
 def _cells(rows: Sequence[Sequence[str]]) -> str:
     [head, *body] = [[html.escape(cell) for cell in row] for row in rows]
-    told = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
-    return f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{told}</tbody></table>"
+    cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
+    return (
+        f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{cells}</tbody></table>"
+    )
 
 
-def _rules(found: Report) -> str:
-    study = found.study
+def _rules(report: Report) -> str:
+    study = report.study
     rules = [
         f"Seeds: {', '.join(map(str, study.seeds))}, the same for all arms, which take turns.",
         "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
@@ -121,7 +124,7 @@ def _rules(found: Report) -> str:
         for arm in study.arms
         if arm.members > 1
     ]
-    rules += [found.cost] if found.cost else []
-    if found.machine:
-        rules.append(f"Machine: {', '.join(f'{name} {value}' for name, value in found.machine.items())}.")
+    rules += [report.cost] if report.cost else []
+    if report.machine:
+        rules.append(f"Machine: {', '.join(f'{name} {value}' for name, value in report.machine.items())}.")
     return f"<ul>{''.join(f'<li>{html.escape(rule)}</li>' for rule in rules)}</ul>"

@@ -22,21 +22,21 @@ REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
 
 def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int | None = None) -> Report:
-    """What trials of a study add up to."""
-    counted = [one for one in trials if not one.tuning]
+    """Make the report of a study's trials."""
+    counted = [trial for trial in trials if not trial.tuning]
     whole = len(study.arms) * len(study.seeds) + sum(len(arm.grid) * len(study.tuning_seeds) for arm in study.arms)
     whole += len(starts(study))
     trained = [arm for arm in study.arms if not arm.compresses]
     names = {arm.name for arm in trained}
     measured = [figures(study, counted, arm) for arm in trained]
     shrunk = [shrunk_figures(counted, arm) for arm in study.arms if arm.compresses]
-    left, kept = whole - len(trials) if left is None else left, [one for one in counted if one.arm in names]
-    made = Report(study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk)
+    left, kept = whole - len(trials) if left is None else left, [trial for trial in counted if trial.arm in names]
+    report = Report(study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk)
     judged = [
-        judge(claim, [FIGURES[claim.of](made.arm(name)) for name in claim.arms])
-        for claim in (() if made.left else study.claims)
+        judge(claim, [FIGURES[claim.of](report.arm(name)) for name in claim.arms])
+        for claim in (() if report.left else study.claims)
     ]
-    return msgspec.structs.replace(made, sentences=sentences(made), claims=judged)
+    return msgspec.structs.replace(report, sentences=sentences(report), claims=judged)
 
 
 def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
@@ -46,22 +46,28 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
         OSError: the disk is full.
     """
     cost = cost_of(path)
-    told = (
+    text = (
         f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
         f"{cost.beside:,.1f} s, {100 * cost.beside / ((cost.jobs + cost.measuring) or 1.0):.1f} % of both."
     )
-    made = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=told)
-    write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(made), indent=1))
+    report = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=text)
+    write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip
     rows = [
-        [*(getattr(one, name) for name in kept), one.accuracy, *(one.seconds_to(target) for target in study.targets)]
-        for one in made.trials
+        [
+            *(getattr(trial, name) for name in kept),
+            trial.accuracy,
+            *(trial.seconds_to(target) for target in study.targets),
+        ]
+        for trial in report.trials
     ]
     _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
-    points = [[one.arm, one.seed, *msgspec.structs.astuple(point)] for one in made.trials for point in one.points]
+    points = [
+        [trial.arm, trial.seed, *msgspec.structs.astuple(point)] for trial in report.trials for point in trial.points
+    ]
     _write(path / POINTS, ["arm", "seed", "seconds", "epochs", "samples", "steps", "loss", "accuracy"], points)
-    return made
+    return report
 
 
 def _write(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

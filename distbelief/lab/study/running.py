@@ -88,17 +88,17 @@ def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]
     # simulated one, and one that compresses needs what others have trained
     kinds = [(arm.place != "local", arm.compresses != "") for arm in arms]
     for kind in ((False, False), (True, False), (False, True)):
-        group = [arm for arm, own in zip(arms, kinds, strict=True) if own == kind]
+        group = [arm for arm, other in zip(arms, kinds, strict=True) if other == kind]
         for number, seed in enumerate(seeds):
             yield from ((arm, seed) for arm in group[:: -1 if number % 2 else 1])
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a trial, or a study, took, in seconds of this machine."""
+    """Cost of a trial, or a study, in seconds of this machine."""
 
     jobs: float = 0.0
     measuring: float = 0.0
-    """Of the models that jobs had kept, afterwards."""
+    """Seconds of measuring the models that jobs had kept, afterwards."""
     beside: float = 0.0
     """All else."""
 
@@ -107,7 +107,7 @@ Kind = TypeVar("Kind")
 
 
 def read_kept(file: Path, kind: type[Kind]) -> Kind:
-    """What a file of a study holds.
+    """Read a file of a study.
 
     Raises:
         UsageError: it cannot be read, or is spoilt.
@@ -148,7 +148,7 @@ def cost_of(path: Path) -> Cost:
     for line in file.read_bytes().splitlines() if file.is_file() else []:
         with contextlib.suppress(msgspec.MsgspecError):  # which a full disk has cut
             costs.append(msgspec.json.decode(line, type=Cost))
-    return Cost(*(sum(getattr(one, name) for one in costs) for name in Cost.__struct_fields__))
+    return Cost(*(sum(getattr(cost, name) for cost in costs) for name in Cost.__struct_fields__))
 
 
 def run(
@@ -201,15 +201,14 @@ def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple
 
 
 def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
-    """What trains the models from which all others begin: one for each of their seeds."""
+    """Return what trains the models from which all others begin: one for each of their seeds."""
     if study.start is None:
         return []
     due = [Due(arm, seed) for arm in study.arms for seed in (*study.seeds, *(study.tuning_seeds if arm.grid else ()))]
-    return [Due(study.start, seed) for seed in dict.fromkeys(seed for one in due for seed in one.member_seeds)]
+    return [Due(study.start, seed) for seed in dict.fromkeys(seed for trial in due for seed in trial.member_seeds)]
 
 
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
-    """The trials that choose the values of grids."""
     tuned = [arm for arm in study.arms if arm.grid]
     return [Due(arm, seed, value, True) for arm, seed in order(tuned, study.tuning_seeds) for value in arm.grid]
 
@@ -220,15 +219,13 @@ def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
     return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
 
 
-def choose(arm: Arm, targets: Sequence[float], found: Sequence[Trial]) -> float | None:
-    """The value of an arm's grid with the least median time to the highest target; with the highest median accuracy at
-    the end, where none reaches that.
-    """
+def choose(arm: Arm, targets: Sequence[float], before: Sequence[Trial]) -> float | None:
+    """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy."""
 
     def price(value: float) -> tuple[float, float]:
-        trials = [one for one in found if one.tuning and one.arm == arm.name and one.value == value]
-        times = [one.seconds_to(targets[-1]) for one in trials] if targets else [0.0]
-        return median(times), median([-(one.accuracy or 0.0) for one in trials])
+        trials = [trial for trial in before if trial.tuning and trial.arm == arm.name and trial.value == value]
+        times = [trial.seconds_to(targets[-1]) for trial in trials] if targets else [0.0]
+        return median(times), median([-(trial.accuracy or 0.0) for trial in trials])
 
     return min(arm.grid, key=price, default=None)
 
@@ -293,7 +290,7 @@ def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, co
     before, began = busy() if measured else 0.0, time.monotonic()
     results = [_play(prepared, run) for prepared, run in zip(members, runs, strict=True)]
     ran = time.monotonic() - began
-    taken = (before + busy()) / 2 if measured else None
+    share = (before + busy()) / 2 if measured else None
     began, job = time.monotonic(), cast(Job, members[0].job)
     task = resolve(job.reference, job.data_dir)
     points = measure_points(runs, task, job.seed)
@@ -301,11 +298,10 @@ def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, co
     cost = Cost(ran, time.monotonic() - began)
     for run in runs:
         tidy(run)
-    return {**of_result(*results), "points": points, "busy": taken, "cosine": alike}, cost
+    return {**of_result(*results), "points": points, "busy": share, "cosine": alike}, cost
 
 
 def _play(prepared: Prepared, run: Path) -> Json:
-    """Run one job; returns its result."""
     run.parent.mkdir(parents=True, exist_ok=True)
     job = cast(Job, prepared.job)
     result = prepared.run(replace(job, out=str(run), keep_checkpoints=KEPT, **_later(job)))

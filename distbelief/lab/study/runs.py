@@ -22,7 +22,7 @@ DEPTH = 5
 COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
 RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
 STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
-"""How a run ended; or that it runs, has no result, or cannot be read."""
+"""States of a run: how it ended; or that it runs, has no result, or cannot be read."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ def _line(path: Path) -> Run:
 
 
 def _result(run: RunFolder) -> Json:
-    """What `result.json` holds; nothing, where there is none yet.
+    """Read `result.json`; nothing, where there is none yet.
 
     Raises:
         UsageError: it is spoilt.
@@ -76,25 +76,25 @@ def _result(run: RunFolder) -> Json:
     if not run.result.is_file():
         return {}
     try:
-        found = msgspec.json.decode(run.result.read_bytes(), type=Json)
-        of_result(found)
+        result = msgspec.json.decode(run.result.read_bytes(), type=Json)
+        of_result(result)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{run.result} is spoilt, or of another version of distbelief ({type(error).__name__}: {error}); leave "
             "this run out"
         ) from error
-    return found
+    return result
 
 
 def _accuracy(path: Path, result: Json) -> float | None:
-    """As the job has measured it; else, where a study trained this one model, as that did afterwards.
+    """Return what the job has measured; else, where a study trained this one model, what that did afterwards.
 
     Raises:
         UsageError: what the study has kept is spoilt.
     """
-    found: float | None = result.get("test_accuracy")
+    accuracy: float | None = result.get("test_accuracy")
     trial = path.parent / TRIAL
-    return read_kept(trial, Trial).accuracy if found is None and path.name == RUN and trial.is_file() else found
+    return read_kept(trial, Trial).accuracy if accuracy is None and path.name == RUN and trial.is_file() else accuracy
 
 
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
@@ -107,20 +107,20 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
         raise unknown("column", by, COLUMNS)
     if (state := kept.get("state")) and state not in STATES:
         raise unknown("state", state, STATES)
-    chosen = [one for one in runs if all(getattr(one, name) == value for name, value in kept.items() if value)]
+    chosen = [run for run in runs if all(getattr(run, name) == value for name, value in kept.items() if value)]
     if by == "accuracy":
-        return sorted(chosen, key=lambda one: -(one.accuracy if one.accuracy is not None else -1.0))
-    return sorted(chosen, key=lambda one: getattr(one, by))
+        return sorted(chosen, key=lambda run: -(run.accuracy if run.accuracy is not None else -1.0))
+    return sorted(chosen, key=lambda run: getattr(run, by))
 
 
 def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, list[Trial]]:
-    """What some runs compare: an arm for all that differ in their seeds only.
+    """Return the study that some runs make: an arm for all that differ in their seeds only.
 
     Raises:
         UsageError: one is no run folder, has no result yet, or is spoilt; or a target is no fraction.
         CheckpointError: its `job.json` is corrupt.
     """
-    if wrong := next((one for one in targets if not 0 < one < 1), None):
+    if wrong := next((target for target in targets if not 0 < target < 1), None):
         raise UsageError(f"--targets {wrong:g}: is a test accuracy, a fraction from 0 to 1")
     results: list[Json] = []
     for path in paths:
@@ -132,28 +132,28 @@ def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, li
         results.append({**result, "run": str(path)})
     names = _names(results)
     trials = [_trial(name, result) for name, result in zip(names, results, strict=True)]
-    first = {one.arm: one for one in reversed(trials)}
+    first = {trial.arm: trial for trial in reversed(trials)}
     arms = tuple(
         Arm(name, first[name].task, first[name].strategy, first[name].place, ()) for name in dict.fromkeys(names)
     )
-    seeds = tuple(dict.fromkeys(one.seed for one in trials))
+    seeds = tuple(dict.fromkeys(trial.seed for trial in trials))
     return Study(f"{len(paths)} runs", arms, seeds, tuple(sorted(targets)), arms[0].name), trials
 
 
 def _names(results: Sequence[Json]) -> list[str]:
     """Strategy and task of each, and the settings in which runs of one strategy differ."""
     names = []
-    for one in results:
-        alike = [other["settings"] for other in results if other["strategy"] == one["strategy"]]
-        settings = one["settings"]
+    for result in results:
+        alike = [other["settings"] for other in results if other["strategy"] == result["strategy"]]
+        settings = result["settings"]
         differing = [
             name
             for name in settings
             if name != "seed" and any(other.get(name, settings[name]) != settings[name] for other in alike)
         ]
-        told = "".join(f", {name.replace('_', ' ')} {_short(settings[name])}" for name in differing)
-        where = " (simulated)" if "cluster" in one else ""
-        names.append(f"{one['strategy']} on {one['task']}{where}{told}")
+        changes = "".join(f", {name.replace('_', ' ')} {_short(settings[name])}" for name in differing)
+        where = " (simulated)" if "cluster" in result else ""
+        names.append(f"{result['strategy']} on {result['task']}{where}{changes}")
     return names
 
 

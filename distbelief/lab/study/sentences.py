@@ -1,4 +1,4 @@
-"""What a study has found, in sentences: each made of its figures by a rule, none by hand."""
+"""Findings of a study, in sentences: each made of its figures by a rule, none by hand."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ WIDE = 1.5
 """A slowest seed that took so many times as long as the fastest is worth a word."""
 
 
-def sentences(found: Report) -> list[str]:
+def sentences(report: Report) -> list[str]:
     """At most ten, those of what was asked for first."""
-    ran = [one for one in found.arms if one.trials > one.failed]
-    alike = [one for one in ran if one.baseline == found.study.baseline]
-    target = highest(found.study.targets, alike)
+    ran = [arm for arm in report.arms if arm.trials > arm.failed]
+    alike = [arm for arm in ran if arm.baseline == report.study.baseline]
+    target = highest(report.study.targets, alike)
     # how each of those that are compared with the baseline stands to the highest target that one of them reaches
-    at = {} if target is None else {one.name: one.at(target) for one in alike}
+    at = {} if target is None else {arm.name: arm.at(target) for arm in alike}
     rules = [
-        _failed(found), _first(found, alike), _elsewhere(found, ran), _why(found, at), _machine(found, ran),
-        _missed(at), _grid_ends(found, ran), _scaling(found), _fewest(at), _throughput(found, alike),
+        _failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran),
+        _missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike),
         _accuracy(alike), _staleness(alike), _spread(at), _bytes(alike),
     ]  # fmt: skip
     return [text for text in rules if text][:MOST]
@@ -52,19 +52,18 @@ def _several(texts: Sequence[str], between: str = ", ") -> str:
     return between.join(texts[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _elsewhere(found: Report, ran: Sequence[ArmFigures]) -> str:
+def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
     """The fastest of each other group of arms, which is compared with the baseline of its own."""
-    groups = [[one for one in group if one in ran] for group in found.groups()]
-    others = [group for group in groups if len(group) > 1 and group[0].baseline != found.study.baseline]
-    return " ".join(f"Of {kind(group)}: {text}" for group in others if (text := _first(found, group)))
+    groups = [[arm for arm in group if arm in ran] for group in report.groups()]
+    others = [group for group in groups if len(group) > 1 and group[0].baseline != report.study.baseline]
+    return " ".join(f"Of {kind(group)}: {text}" for group in others if (text := _first(report, group)))
 
 
-def _first(found: Report, alike: Sequence[ArmFigures]) -> str:
-    """Who is the first at a target, of arms that are compared with each other."""
-    target = highest(found.study.targets, alike)
+def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
+    target = highest(report.study.targets, alike)
     if target is None:
-        return f"No arm reaches {percent(found.study.targets[0])} in the median." if found.study.targets else ""
-    first = min(alike, key=lambda one: one.at(target).median)
+        return f"No arm reaches {percent(report.study.targets[0])} in the median." if report.study.targets else ""
+    first = min(alike, key=lambda arm: arm.at(target).median)
     at = first.at(target)
     seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
     text = f"{first.name} is first at {percent(target)}, after {number(at.median)} s {seeds}"
@@ -76,8 +75,8 @@ def _first(found: Report, alike: Sequence[ArmFigures]) -> str:
     return f"{text}: {told_interval(at.speed_up)} times as fast as {first.baseline}{sure}."
 
 
-def _why(found: Report, at: Mapping[str, Reached]) -> str:
-    base = found.study.baseline
+def _why(report: Report, at: Mapping[str, Reached]) -> str:
+    base = report.study.baseline
     first = min(at, key=lambda name: at[name].median, default=base)
     if first == base or base not in at or not math.isfinite(at[base].median):
         return ""
@@ -90,25 +89,27 @@ def _why(found: Report, at: Mapping[str, Reached]) -> str:
 
 
 def _missed(at: Mapping[str, Reached]) -> str:
-    missed = [f"{name} ({one.reached} of {one.of})" for name, one in at.items() if one.reached < one.of]
-    target = next((one.target for one in at.values()), 0.0)
+    missed = [
+        f"{name} ({reached.reached} of {reached.of})" for name, reached in at.items() if reached.reached < reached.of
+    ]
+    target = next((reached.target for reached in at.values()), 0.0)
     return f"These miss {percent(target)} with some seed or all: {_several(missed)}." if missed else ""
 
 
-def _grid_ends(found: Report, ran: Sequence[ArmFigures]) -> str:
-    """Where a better value may lie beyond what was looked through."""
+def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
+    """Say where a better value may lie beyond what was looked through."""
     ends = []
-    for one in ran:
-        arm = found.study.arm(one.name)
-        if one.value is not None and len(arm.grid) > 1 and one.value in (min(arm.grid), max(arm.grid)):
-            end = "least" if one.value == min(arm.grid) else "largest"
-            ends.append(f"{one.name} ({arm.tuned.removeprefix('--')} {one.value:g}, the {end})")
+    for arm in ran:
+        tuned, grid = report.study.arm(arm.name).tuned, report.study.arm(arm.name).grid
+        if arm.value is not None and len(grid) > 1 and arm.value in (min(grid), max(grid)):
+            end = "least" if arm.value == min(grid) else "largest"
+            ends.append(f"{arm.name} ({tuned.removeprefix('--')} {arm.value:g}, the {end})")
     what = "The best value lies at an end of its grid, so that a better one may lie beyond"
     return f"{what}: {_several(ends)}." if ends else ""
 
 
 def _fewest(at: Mapping[str, Reached]) -> str:
-    samples = {name: one.samples for name, one in at.items() if math.isfinite(one.samples)}
+    samples = {name: reached.samples for name, reached in at.items() if math.isfinite(reached.samples)}
     if len({*samples.values()}) < 2:
         return ""
     least, most = (pick(samples, key=lambda name: samples[name]) for pick in (min, max))
@@ -118,32 +119,32 @@ def _fewest(at: Mapping[str, Reached]) -> str:
     )
 
 
-def _throughput(found: Report, alike: Sequence[ArmFigures]) -> str:
+def _throughput(report: Report, alike: Sequence[ArmFigures]) -> str:
     if len(alike) < 2:
         return ""
-    base = found.arm(found.study.baseline)
-    first = max(alike, key=lambda one: one.samples_per_second)
+    base = report.arm(report.study.baseline)
+    first = max(alike, key=lambda arm: arm.samples_per_second)
     ratio = first.samples_per_second / base.samples_per_second
     text = f"{first.name} takes the most samples a second, {number(first.samples_per_second)}"
     return f"{text}." if first is base or base not in alike else f"{text}, {number(ratio)} times {base.name}'s."
 
 
 def _accuracy(alike: Sequence[ArmFigures]) -> str:
-    known = [one for one in alike if math.isfinite(one.accuracy)]
+    known = [arm for arm in alike if math.isfinite(arm.accuracy)]
     if len(known) < 2:
         return ""
-    best, worst = (pick(known, key=lambda one: one.accuracy) for pick in (max, min))
+    best, worst = (pick(known, key=lambda arm: arm.accuracy) for pick in (max, min))
     return (
         f"At the end of the budget {best.name} is the most accurate, {percent(best.accuracy)}, and {worst.name} the "
         f"least, {percent(worst.accuracy)} (medians)."
     )
 
 
-def _scaling(found: Report) -> str:
-    """What replicas bring, where they bring most: of what was measured, and of what was simulated."""
-    groups, texts = list(scaled(found)), []
+def _scaling(report: Report) -> str:
+    """Say what replicas bring, where they bring most: of what was measured, and of what was simulated."""
+    groups, texts = list(scaled(report)), []
     for place, how in HOW.items():
-        group = max((one for one in groups if one[0].place == place), key=_growth, default=None)
+        group = max((group for group in groups if group[0].place == place), key=_growth, default=None)
         if group:
             few, many, ratio = group[0].replicas, group[-1].replicas, _growth(group)
             texts.append(
@@ -158,7 +159,7 @@ def _growth(group: Sequence[ArmFigures]) -> float:
 
 
 def _staleness(alike: Sequence[ArmFigures]) -> str:
-    stale = max((one for one in alike if one.staleness > 0), key=lambda one: one.staleness, default=None)
+    stale = max((arm for arm in alike if arm.staleness > 0), key=lambda arm: arm.staleness, default=None)
     if stale is None:
         return ""
     return f"Gradients of {stale.name} are the stalest: {number(stale.staleness)} updates old in the mean."
@@ -166,13 +167,13 @@ def _staleness(alike: Sequence[ArmFigures]) -> str:
 
 def _spread(at: Mapping[str, Reached]) -> str:
     wide = {}
-    for name, one in at.items():
-        times = [value for value in one.seconds if math.isfinite(value)]
+    for name, reached in at.items():
+        times = [value for value in reached.seconds if math.isfinite(value)]
         if len(times) > 1 and min(times) > 0:
             wide[name] = max(times) / min(times)
     if not wide:
         return ""
-    name = max(wide, key=lambda one: wide[one])
+    name = max(wide, key=lambda name: wide[name])
     less = "" if wide[name] >= WIDE else "only "
     return (
         f"Seeds differ most in {name}: the slowest to {percent(at[name].target)} took {less}{number(wide[name])} times "
@@ -181,23 +182,23 @@ def _spread(at: Mapping[str, Reached]) -> str:
 
 
 def _bytes(alike: Sequence[ArmFigures]) -> str:
-    most = max((one for one in alike if one.bytes_per_step > 0), key=lambda one: one.bytes_per_step, default=None)
+    most = max((arm for arm in alike if arm.bytes_per_step > 0), key=lambda arm: arm.bytes_per_step, default=None)
     return f"{most.name} moves the most, {number(most.bytes_per_step / 1e6)} MB for each step." if most else ""
 
 
-def _failed(found: Report) -> str:
-    failed = [f"{one.name} ({one.failed} of {one.trials}: {one.reason})" for one in found.arms if one.failed]
+def _failed(report: Report) -> str:
+    failed = [f"{arm.name} ({arm.failed} of {arm.trials}: {arm.reason})" for arm in report.arms if arm.failed]
     return f"Some trials could not be run to their end: {_several(failed, '; ')}." if failed else ""
 
 
-def _machine(found: Report, ran: Sequence[ArmFigures]) -> str:
-    local = [one for one in ran if one.place == "local"]
+def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
+    local = [arm for arm in ran if arm.place == "local"]
     if not local:
-        return "All times are those of a simulated cluster." if found.arms else ""
-    if not found.machine:
+        return "All times are those of a simulated cluster." if report.arms else ""
+    if not report.machine:
         return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
-    busy = max((one.busy for one in local if math.isfinite(one.busy)), default=0.0)
-    where = f"Times of real processes are of one machine with {found.machine['cores']} cores"
+    busy = max((arm.busy for arm in local if math.isfinite(arm.busy)), default=0.0)
+    where = f"Times of real processes are of one machine with {report.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
     return f"{where}, of which something else took up to {100 * busy:.0f} %: they are no clean measurement."

@@ -1,4 +1,4 @@
-"""What trials add up to: medians in which a miss is infinite, and intervals of ratios; pure functions of numbers."""
+"""Statistics of trials: medians in which a miss is infinite, and intervals of ratios; pure functions of numbers."""
 
 from __future__ import annotations
 

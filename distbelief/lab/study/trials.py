@@ -49,19 +49,9 @@ class Point(msgspec.Struct, frozen=True):
     accuracy: float
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one run."""
+class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the jobs of a trial, as `of_result` has them."""
 
-    arm: str
-    seed: int
-    value: float | None = None
-    """Of the tuned option."""
-    tuning: bool = False
-    """Whether it is one of those that choose the value, which no figure is of."""
-    command: str
-    task: str
-    strategy: str
-    place: str
     outcome: str = str(Outcome.DONE)
     reason: str = ""
     """Why it could not be run, or failed; else how it ended."""
@@ -75,12 +65,27 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Moved to train."""
     staleness: dict[str, int] = {}
     """So many pushes of each staleness."""
-    busy: float | None = None
-    """The part of this machine that others took, just before and after; not known of a simulated one."""
     parts: dict[str, float] = {}
     """Seconds of a step, by `PARTS`; empty where they are not known."""
     losses: list[tuple[float, float]] = []
     """Seconds, and the mean loss of the training minibatches since."""
+
+
+class Trial(JobFigures, frozen=True, kw_only=True):
+    """One run of an arm."""
+
+    arm: str
+    seed: int
+    value: float | None = None
+    """Of the tuned option."""
+    tuning: bool = False
+    """Whether it is one of those that choose the value, which no figure is of."""
+    command: str
+    task: str
+    strategy: str
+    place: str
+    busy: float | None = None
+    """The part of this machine that others took, just before and after; not known of a simulated one."""
     points: list[Point] = []
     cosine: float | None = None
     """Of the gradient of a minibatch and that of the whole training set, at the end: the mean of some minibatches."""

@@ -153,12 +153,12 @@ class Agent:
         """Return what the process of a life must know: what the supervisor says, and of this host."""
         from distbelief.places.processes.spec import Opening, Spec
 
-        told = self._specs.pop((role, incarnation))
-        find(msgspec.msgpack.decode(told, type=Opening).strategy)
-        own = msgspec.msgpack.decode(told, type=Spec, dec_hook=read_own)
+        packed = self._specs.pop((role, incarnation))
+        find(msgspec.msgpack.decode(packed, type=Opening).strategy)
+        spec = msgspec.msgpack.decode(packed, type=Spec, dec_hook=read_own)
         processes = {"supervisor": os.getpid(), "forkserver": forkserver.pid(), "output": output}
         where = {"path": [os.getcwd(), *sys.path], "directory": os.getcwd(), "environment": dict(os.environb)}
-        return msgspec.msgpack.encode(msgspec.structs.replace(own, **processes, **where))
+        return msgspec.msgpack.encode(msgspec.structs.replace(spec, **processes, **where))
 
     # what is told
 
@@ -194,14 +194,14 @@ def greeting(port: int, mark: str) -> Greeting:
     )  # fmt: skip
 
 
-def look(asked: Look) -> Looked:
+def look(request: Look) -> Looked:
     """Return why the data of a task are not here, "" where they are."""
     lacks = ""
-    if asked.task:
+    if request.task:
         from distbelief.tasks import available  # with torch
 
         try:
-            lacks = available(asked.task, asked.data_dir or None) or ""
+            lacks = available(request.task, request.data_dir or None) or ""
         except DistbeliefError as error:
             lacks = str(error)
     return Looked(lacks)

@@ -15,7 +15,7 @@ from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, AgentWord, Look, MeasureWays, OpenJob, Way
+from distbelief.places.cluster.words import BEAT_SECONDS, Look, MeasureWays, OpenJob, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
@@ -50,7 +50,7 @@ Reports = dict[str, HostReport]
 
 
 def check_hosts(
-    engine: Engine, names: Sequence[str], interface: str, task: str, data_dir: str, every_two: bool, woken: Connection
+    engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
 ) -> list[HostReport]:
     """Start an agent on each host, have it look, and end it; what is wrong with one keeps nobody from the others.
 
@@ -58,8 +58,7 @@ def check_hosts(
         engine: starts the agents.
         names: of the hosts.
         interface: by whose address they reach each other; "" for any.
-        task: whose data are looked for; "" for none.
-        data_dir: where; "" for where a job would.
+        look: for what each looks.
         every_two: measure the way between each two, however many they are.
         woken: ready when a signal has come.
 
@@ -89,10 +88,9 @@ def check_hosts(
         _hear(every, greeted, reports, woken)
         for agent in every:
             _describe(agent, reports[agent.name])
-        opened.agents = there = [agent for agent in every if agent.greeting and not agent.gone]
-        same = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
-        opened.agents = same
-        _look(same, task, data_dir, reports, woken)
+        there = [agent for agent in every if agent.greeting and not agent.gone]
+        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
+        _look(opened.agents, look, reports, woken)
         _measure(opened, interface, every_two, reports, woken)
     finally:
         opened.agents = every
@@ -145,14 +143,10 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         report.problems.append(f"{greeting.memory >> 20} MB of memory are free: end what else runs there")
 
 
-def _ask(agents: Sequence[RemoteAgent], word: AgentWord) -> None:
-    for agent in agents:
-        agent.line.say(word)
-
-
-def _look(agents: Sequence[RemoteAgent], task: str, data_dir: str, reports: Reports, woken: Connection) -> None:
+def _look(agents: Sequence[RemoteAgent], look: Look, reports: Reports, woken: Connection) -> None:
     """Look for the data."""
-    _ask(agents, Look(task, data_dir))
+    for agent in agents:
+        agent.line.say(look)
     _hear(agents, lambda agent: agent.looked is not None, reports, woken)
     for agent in agents:
         if agent.looked and agent.looked.lacks:
@@ -177,9 +171,9 @@ def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, 
         after = opened.agents[number + 1 :]
         others = [*after, *opened.agents[:number]]
         chosen = others if len(opened.agents) <= opening.ALL_PAIRS else after if every_two else others[:2]
-        where = {one.name: joined(one.address, one.greeting.port) for one in chosen if one.greeting}
+        where = {host.name: joined(host.address, host.greeting.port) for host in chosen if host.greeting}
         agent.line.say(MeasureWays(where))
-        _hear([agent], lambda one: one.measured is not None, reports, woken)
+        _hear([agent], lambda agent: agent.measured is not None, reports, woken)
         if agent.measured:
             reports[agent.name].ways = agent.measured.ways
             for name in where.keys() - agent.measured.ways.keys():
@@ -189,20 +183,19 @@ def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, 
 
 
 def topology_of(reports: Sequence[HostReport]) -> str:
-    """The text of a topology.conf by the bandwidths that are measured; the faster of both ways counts, as whatever else
-    the hosts do makes one slower.
+    """Write a topology.conf by the measured bandwidths; of both ways the faster counts: other work slows one down.
 
     Raises:
         UsageError: there is one host, or two between which none was measured.
     """
     bandwidths: dict[tuple[str, str], float] = {}
-    for one, other in combinations(reports, 2):
-        ways = [way for way in (one.ways.get(other.name), other.ways.get(one.name)) if way]
+    for host, other in combinations(reports, 2):
+        ways = [way for way in (host.ways.get(other.name), other.ways.get(host.name)) if way]
         if not ways:
             raise UsageError(
-                f"no bandwidth was measured between hosts {one.name} and {other.name}: mend what is WRONG there"
+                f"no bandwidth was measured between hosts {host.name} and {other.name}: mend what is WRONG there"
             )
-        bandwidths[_bare(one), _bare(other)] = max(way.bandwidth for way in ways)
+        bandwidths[_bare(host), _bare(other)] = max(way.bandwidth for way in ways)
     if not bandwidths:
         raise UsageError("of a single host there is nothing to measure: name more with --hosts")
     return measured_topology([_bare(report) for report in reports], bandwidths)
@@ -222,17 +215,17 @@ def lines(reports: Sequence[HostReport]) -> list[str]:
       to b: 0.10 ms there and back, 0.96 Gbit/s
       WRONG: no data
     """
-    told = []
-    for one in reports:
-        where = f" ({one.address})" if one.address else ""
-        cores = f"{one.cores} core{'s' * (one.cores != 1)}"
-        gpus = f", {one.gpus} GPUs" if one.gpus else ""
+    lines = []
+    for report in reports:
+        where = f" ({report.address})" if report.address else ""
+        cores = f"{report.cores} core{'s' * (report.cores != 1)}"
+        gpus = f", {report.gpus} GPUs" if report.gpus else ""
         is_like = (
-            f"distbelief {one.version}, {cores}{gpus}, {one.memory / (1 << 30):.1f} GB of memory free, clock "
-            f"{abs(one.clock):.1f} s off"
+            f"distbelief {report.version}, {cores}{gpus}, {report.memory / (1 << 30):.1f} GB of memory free, clock "
+            f"{abs(report.clock):.1f} s off"
         )
-        told.append(f"host {one.name}{where}: {is_like if one.version else 'cannot be used'}")
-        for name, way in one.ways.items():
-            told.append(f"  to {name}: {way.latency * 1e3:.2f} ms there and back, {way.bandwidth * 8e-9:.2f} Gbit/s")
-        told += [f"  WRONG: {problem}" for problem in one.problems]
-    return told
+        lines.append(f"host {report.name}{where}: {is_like if report.version else 'cannot be used'}")
+        for name, way in report.ways.items():
+            lines.append(f"  to {name}: {way.latency * 1e3:.2f} ms there and back, {way.bandwidth * 8e-9:.2f} Gbit/s")
+        lines += [f"  WRONG: {problem}" for problem in report.problems]
+    return lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distbelief.core import roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
-from distbelief.core.settings import Settings, option
+from distbelief.core.settings import Check, Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
 from distbelief.places import signals
@@ -28,6 +28,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
+from distbelief.places.cluster.words import Look
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -84,12 +85,11 @@ class Cluster(Local):
         Raises:
             UsageError: none are written, or both ways, or not as hosts are; or the topology cannot be used.
         """
-        asked = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
-        return order(self._written, self.topology, show_topology() if asked and not self.topology else "")
+        in_slurm = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
+        return order(self._written, self.topology, show_topology() if in_slurm and not self.topology else "")
 
     @property
     def _written(self) -> tuple[Host, ...]:
-        """The hosts, as they are written."""
         if self.engine == RAY and (self.hosts or self.hostfile):
             named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
             raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")
@@ -180,27 +180,34 @@ class Cluster(Local):
         return meeting.meet(*self._start(), self.interface)
 
     def settings(self, job: Job) -> Settings:
-        """Return what every role of a job is told here.
+        """Return what every role of a job is told here; only the first of a launcher's processes goes on.
 
         Raises:
-            UsageError: as of `Local`; also of hosts that are not written well, or have too few slots.
+            UsageError: an option cannot be, or has no meaning here.
         """
         self.attend()
-        check_leave_within(self.leave_within, "have the whole job end when a host is told to go")
+        return super().settings(job)
+
+    def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
+        """Yield what refuses a job here: as `Local`, and hosts that are not written well, or have too few slots."""
+        yield partial(check_leave_within, self.leave_within, "have the whole job end when a host is told to go")
         for name, instead in ELSEWHERE.items():
-            if getattr(self, name) != getattr(Local, name):
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}"
-                )
-        if job.strategy.needs_memory(job.settings(), self.carrier):
+            yield partial(self._check_one_host, name, instead)
+        yield partial(self._check_memory, job, settings)
+        yield from super().checks(job, settings)
+        if self.slots:
+            yield partial(self.plan, settings, job.strategy.roles(measured=True))
+
+    def _check_one_host(self, name: str, instead: str) -> None:
+        if getattr(self, name) != getattr(Local, name):
+            raise UsageError(f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}")
+
+    def _check_memory(self, job: Job, settings: Settings) -> None:
+        if job.strategy.needs_memory(settings, self.carrier):
             raise UsageError(
                 f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
                 "train with another, such as downpour"
             )
-        settings = super().settings(job)
-        if self.slots:
-            self.plan(settings, job.strategy.roles(measured=True))
-        return settings
 
     def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
         """Return who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
@@ -280,7 +287,7 @@ class Cluster(Local):
         with signals.waitable() as woken:
             names = [host.name for host in self.named]
             try:
-                return check_hosts(self._starter(), names, self.interface, task, data_dir, every_two, woken)
+                return check_hosts(self._starter(), names, self.interface, Look(task, data_dir), every_two, woken)
             finally:
                 if self.engine in (LAUNCHED, RAY):
                     self._meeting().dismiss(0)
@@ -308,8 +315,8 @@ class Cluster(Local):
             for at, (host, agent) in enumerate(zip(ordered.hosts, opened.agents, strict=True)):
                 greeting = agent.greeting
                 assert greeting
-                own = greeting.gpus if job.device.startswith("cuda") else greeting.cores
-                sites.append(HostSlots(host.name, host.slots or own, greeting.keeps, ordered.switch_of(at)))
+                devices = greeting.gpus if job.device.startswith("cuda") else greeting.cores
+                sites.append(HostSlots(host.name, host.slots or devices, greeting.keeps, ordered.switch_of(at)))
             return self._place(settings, everybody, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)

@@ -94,8 +94,8 @@ def agent_command() -> str:
 
 def module_command(module: str) -> str:
     """Return the command of a shell on a host: a module with this Python, in this directory."""
-    own = [os.path.abspath(one) for one in sys.path if not one.startswith((sys.prefix, sys.base_prefix))]
-    words = ["env", f"PYTHONPATH={os.pathsep.join(own)}", sys.executable, "-m", module]
+    paths = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    words = ["env", f"PYTHONPATH={os.pathsep.join(paths)}", sys.executable, "-m", module]
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 
 
@@ -119,7 +119,7 @@ def passed_on() -> dict[str, str]:
     Raises:
         UsageError: one is no text.
     """
-    told = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-    for name, value in told.items():
+    variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    for name, value in variables.items():
         check_text(name + value, f"${name} {value!r}")
-    return told
+    return variables

@@ -1,6 +1,4 @@
-"""Processes of several hosts as a place: each life of a role is started by the agent of the host that it is placed on,
-or here, where the supervisor is.
-"""
+"""Processes of several hosts as a place: a host's agent starts each life placed there; the supervisor those here."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ NO_ROOM = ", and no other has a slot left for it"
 
 
 class HostProcesses:
-    """Starts the processes of a job on several hosts, hands on what they say, tells how each has ended, and leaves none
-    behind.
+    """Starts a job's processes on several hosts, hands on what they say, tells how each ended, leaves none behind.
 
     Args:
         hooks: as of `Processes`.
@@ -89,9 +86,9 @@ class HostProcesses:
         at = self._placement.where[role]
         if at == HOME:
             return msgspec.structs.replace(spec, bind=self._opened.home, advertise=self._opened.home)
-        own = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
+        bare = msgspec.structs.replace(spec, environment={}, path=[], directory="", forkserver=0, supervisor=0)
         address = self._agents[at].address
-        return msgspec.structs.replace(own, bind=address, advertise=address)
+        return msgspec.structs.replace(bare, bind=address, advertise=address)
 
     # a place
 
@@ -140,7 +137,7 @@ class HostProcesses:
 
     def rename(self, role: str, to: str, incarnation: int) -> bool:
         """Have whoever plays a role play another from now on; whether anybody does."""
-        life = next((one for one in self._lives.values() if one.role == role), None)
+        life = next((life for life in self._lives.values() if life.role == role), None)
         if life is None and not self._local.rename(role, to, incarnation):
             return False
         if life is not None:
@@ -175,8 +172,8 @@ class HostProcesses:
             elif beats:
                 agent.line.say(Beat())
         news, self._news = self._news, []
-        for one in news:
-            self._hooks.happens(one)
+        for event in news:
+            self._hooks.happens(event)
 
     def _hears(self, agent: RemoteAgent) -> bool:
         try:
@@ -185,7 +182,6 @@ class HostProcesses:
             return False
 
     def _take_word(self, agent: RemoteAgent, word: AgentWord) -> None:
-        """Take a word of an agent."""
         agent.take(word)
         life = self._lives.get(word.life) if isinstance(word, OfLife) else None
         match word:
@@ -249,13 +245,11 @@ class HostProcesses:
             self._opened = None
 
 
-def _as_heard(host: str, said: LifeSaid) -> ChannelMessage:
-    """A word of a role on another host, as it would be of this one: with a moment of this clock, and an error that says
-    where it was.
-    """
-    match said.word:
+def _as_heard(host: str, heard: LifeSaid) -> ChannelMessage:
+    """Return another host's word as one of this host: with a moment of this clock, and an error that names the host."""
+    match heard.word:
         case Noted() as noted:
-            return msgspec.structs.replace(noted, moment=time.monotonic() - said.age)
+            return msgspec.structs.replace(noted, moment=time.monotonic() - heard.age)
         case Failed() as failed:
             return msgspec.structs.replace(failed, host=host)
-    return said.word
+    return heard.word

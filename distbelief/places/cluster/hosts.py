@@ -34,8 +34,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     >>> parse_hosts("a:4,me@b,[::1]:2")
     (Host(name='a', slots=4), Host(name='me@b', slots=0), Host(name='::1', slots=2))
     """
-    found: dict[str, str] = {}
-    hosts = [_host(_WORD.fullmatch(word.strip()), f"--hosts {text}", word, word, found) for word in text.split(",")]
+    named: dict[str, str] = {}
+    hosts = [_host(_WORD.fullmatch(word.strip()), f"--hosts {text}", word, word, named) for word in text.split(",")]
     return _few(hosts, "--hosts")
 
 
@@ -52,29 +52,29 @@ def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
     >>> parse_hostfile("a slots=4  # the large one\n\nb:2\n", "hosts")
     (Host(name='a', slots=4), Host(name='b', slots=2))
     """
-    hosts, found = [], dict[str, str]()
+    hosts, named = [], dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         if bare := line.partition("#")[0].strip():
             where = f"--hostfile {name}, line {number}"
-            hosts.append(_host(_LINE.fullmatch(bare), where, bare, f"line {number}", found))
+            hosts.append(_host(_LINE.fullmatch(bare), where, bare, f"line {number}", named))
     if not hosts:
         raise UsageError(f"--hostfile {name} names no host: write one on each line, such as `node1 slots=4`")
     return _few(hosts, f"--hostfile {name}")
 
 
-def _host(match: re.Match[str] | None, where: str, word: str, called: str, found: dict[str, str]) -> Host:
-    """The host that a word or line is; `found` has those before it, and how they are called."""
+def _host(match: re.Match[str] | None, where: str, word: str, called: str, named: dict[str, str]) -> Host:
+    """The host that a word or line is; `named` has those before it, and how they are called."""
     if match is None:
         raise UsageError(f"{where}: {word[:80]!r} is no host; write NAME, NAME:SLOTS or, in a file, NAME slots=SLOTS")
-    name, given = match["name"].strip("[]"), match.groupdict()
-    count = given["slots"] or given.get("named")
+    name, groups = match["name"].strip("[]"), match.groupdict()
+    count = groups["slots"] or groups.get("named")
     if count is not None and not 1 <= int(count) <= MOST_SLOTS:
         raise UsageError(f"{where}: {name} with {int(count)} slots; a host has from 1 to {MOST_SLOTS}")
-    if name in found:
+    if name in named:
         raise UsageError(
-            f"{where}: host {name} is named twice, {found[name]!r} and {called!r}; name it once, with all its slots"
+            f"{where}: host {name} is named twice, {named[name]!r} and {called!r}; name it once, with all its slots"
         )
-    found[name] = called
+    named[name] = called
     return Host(name, int(count or 0))
 
 

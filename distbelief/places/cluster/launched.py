@@ -86,11 +86,11 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
                 f"{launcher} says that there are {size} processes ({known.size}), and that this is number {rank!r} "
                 f"({known.rank}): start the command with {launcher}, or with both variables unset"
             )
-        said = " ".join(environment.get(name, "") for name in known.names)
+        job = " ".join(environment.get(name, "") for name in known.names)
         cores = environment.get("SLURM_CPUS_ON_NODE", "") if launcher == "srun" else ""
         restarts = environment.get(RESTARTS.get(launcher, ""), "")
         here = int(local if local.isdecimal() else rank)
-        start = hashlib.sha256(said.encode()).hexdigest()[:16]
+        start = hashlib.sha256(job.encode()).hexdigest()[:16]
         return Launched(launcher, int(size), int(rank), here, start, int(restarts or 0), int(cores or 0))
     if (size := environment.get(UNKNOWN, "")).isdecimal() and int(size) > 1:
         raise UsageError(
@@ -119,9 +119,7 @@ def hostname() -> str:
 
 
 def parent_process() -> str:
-    """Return which process has started this one, the same as long as that runs and no other's; "" where it is out of
-    sight.
-    """
+    """Name the process that has started this one: the same as long as that runs; "" where it is out of sight."""
     try:
         with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"

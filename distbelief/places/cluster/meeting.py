@@ -108,8 +108,8 @@ class Meeting:
         self._listener = listen_anywhere(128)
         authority = Authority(f"start {secrets.token_hex(8)}")
         self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR))
-        own = own_addresses()
-        addresses = own.get(interface) or [one for several in own.values() for one in several]
+        by_interface = own_addresses()
+        addresses = by_interface.get(interface) or [address for several in by_interface.values() for address in several]
         port = self._listener.getsockname()[1]
         self._let_in: list[Attendant] = []
         self.attendants: dict[int, Attendant] = {}
@@ -155,34 +155,34 @@ class Meeting:
         end = time.monotonic() + MEET_SECONDS
         while len(self.attendants) < len(self._invitation.ranks):
             self._invitation.check()
-            wait([one.line.reads for one in self._let_in if not one.bridge.over], PAUSE)
-            for one in list(self._let_in):
-                if one.line.hear_all(one.take) and one.attend:
-                    self._let_in.remove(one)
-                    self._admit(one, one.attend)
+            wait([attendant.line.reads for attendant in self._let_in if not attendant.bridge.over], PAUSE)
+            for attendant in list(self._let_in):
+                if attendant.line.hear_all(attendant.take) and attendant.attend:
+                    self._let_in.remove(attendant)
+                    self._admit(attendant, attendant.attend)
             if time.monotonic() > end:
                 missing = [rank for rank in self._invitation.ranks if rank not in self.attendants]
                 raise JobFailed(f"within {MEET_SECONDS:.0f} s, {self._invitation.late(missing)}")
 
-    def _admit(self, one: Attendant, attend: AttendMeeting) -> None:
+    def _admit(self, attendant: Attendant, attend: AttendMeeting) -> None:
         if attend.version != VERSION:
             raise JobFailed(
                 f"host {attend.hostname} runs distbelief {attend.version}, this is {VERSION}: install the same on all"
             )
-        self.attendants[attend.rank] = one
+        self.attendants[attend.rank] = attendant
         self.restarts = max(self.restarts, attend.restarts)
 
     def _name_hosts(self) -> None:
         """One host for each that has processes, in the order of their ranks, with the processors of all of them."""
-        found: dict[str, list[tuple[AttendMeeting, Attendant | None]]] = {}
+        by_network: dict[str, list[tuple[AttendMeeting, Attendant | None]]] = {}
         if self._invitation.here:
-            own = _attend(self._invitation.here)
-            found[own.network] = [(own, None)]
-        for _, one in sorted(self.attendants.items()):
-            assert one.attend
-            found.setdefault(one.attend.network, []).append((one.attend, one))
+            mine = _attend(self._invitation.here)
+            by_network[mine.network] = [(mine, None)]
+        for _, attendant in sorted(self.attendants.items()):
+            assert attendant.attend
+            by_network.setdefault(attendant.attend.network, []).append((attendant.attend, attendant))
         hosts = []
-        for several in found.values():
+        for several in by_network.values():
             several.sort(key=lambda each: (each[1] is not None, each[0].local_rank))
             first, agent = several[0]
             name, number = first.hostname, 1
@@ -211,12 +211,12 @@ class Meeting:
     def dismiss(self, status: int) -> None:
         """Have all of the others end, with a status; who is an agent has ended what it has started first."""
         self.is_over = True
-        for one in self.attendants.values():
-            one.line.say(Dismiss(status))
-            one.line.close()
+        for attendant in self.attendants.values():
+            attendant.line.say(Dismiss(status))
+            attendant.line.close()
         end = time.monotonic() + GREET_SECONDS
-        for one in self.attendants.values():
-            one.bridge.wait(max(0.0, end - time.monotonic()))
+        for attendant in self.attendants.values():
+            attendant.bridge.wait(max(0.0, end - time.monotonic()))
         self.attendants.clear()
         self._invitation.close()
 
@@ -281,12 +281,12 @@ def _stay(start: Launched, far: TlsSocket) -> int:
 
 def _first_word(line: Line) -> AgentWord | None:
     """Return what is said first; None where the other end is gone before."""
-    said: list[AgentWord] = []
+    words: list[AgentWord] = []
     there = True
-    while there and not said:
+    while there and not words:
         wait([line.reads])
-        there = line.hear_all(said.append)
-    return said[0] if said else None
+        there = line.hear_all(words.append)
+    return words[0] if words else None
 
 
 def main() -> None:
@@ -329,8 +329,8 @@ def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
 def _connect(where: str, identity: Identity) -> TlsSocket:
     with contextlib.ExitStack() as closing:
         connection = closing.enter_context(socket.create_connection(cut(where), GREET_SECONDS))
-        own = context(ssl.PROTOCOL_TLS_CLIENT, identity)
-        far = closing.enter_context(own.wrap_socket(connection, do_handshake_on_connect=False))
+        tls = context(ssl.PROTOCOL_TLS_CLIENT, identity)
+        far = closing.enter_context(tls.wrap_socket(connection, do_handshake_on_connect=False))
         assert isinstance(far, TlsSocket)
         far.greet()
         if far.peer != roles.SUPERVISOR:

@@ -1,6 +1,4 @@
-"""Ways between hosts: whether others are reached at their addresses, with bytes, and which one of its own a host is
-told by.
-"""
+"""Ways between hosts: whether others are reached, with bytes, and the address by which a host is told."""
 
 from __future__ import annotations
 
@@ -144,13 +142,13 @@ def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
     return time.monotonic() - began
 
 
-def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]]) -> str:
+def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[str]]) -> str:
     """The address of a host that all who tried have reached.
 
     Args:
         name: of the host.
         addresses: of it, the best first.
-        told: what each of the others says of each address, as `try_all` does.
+        answers: what each of the others says of each address, as `try_all` does.
 
     Raises:
         UsageError: there is none; the message has both ends' names, and what was tried.
@@ -162,11 +160,11 @@ def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]
     distbelief.errors.UsageError: host a cannot reach host b: 10.0.0.2 (Connection refused); ...
     """
     for number, address in enumerate(addresses):
-        if not any(said[number] for said in told.values()):
+        if not any(answer[number] for answer in answers.values()):
             return address
-    other = next((one for one, said in told.items() if all(said)), next(iter(told), "any other"))
-    tried = ", ".join(f"{one} ({why or 'answers'})" for one, why in zip(addresses, told.get(other, []), strict=False))
-    who, whom = (one if one == HERE else f"host {one}" for one in (other, name))
+    other = next((host for host, answer in answers.items() if all(answer)), next(iter(answers), "any other"))
+    tried = ", ".join(f"{at} ({why or 'answers'})" for at, why in zip(addresses, answers.get(other, []), strict=False))
+    who, whom = (host if host == HERE else f"host {host}" for host in (other, name))
     raise UsageError(
         f"{who} cannot reach {whom}: {tried or 'it has no address'}; open the ports between the hosts, "
         "mend the route, or name the interface that others reach with --interface"
@@ -174,9 +172,7 @@ def choose(name: str, addresses: Sequence[str], told: Mapping[str, Sequence[str]
 
 
 def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[str]:
-    """Return which addresses of a host are tried: those by which it was reached already first; loopback only where all
-    hosts are one machine.
-    """
+    """Order the addresses to try: those that worked already first; loopback only where all hosts are one machine."""
     several = [address for address in dict.fromkeys([*first, *addresses]) if "%" not in address]  # of one cable
-    loopback = [one for one in several if ipaddress.ip_address(one).is_loopback]
-    return loopback[:1] if same and loopback else [one for one in several if one not in loopback]
+    loopback = [address for address in several if ipaddress.ip_address(address).is_loopback]
+    return loopback[:1] if same and loopback else [address for address in several if address not in loopback]

@@ -100,18 +100,18 @@ class Opened:
             for agent, greeting in zip(self.agents, greetings, strict=True):
                 tried[agent.name] = _candidates(agent.name, greeting.addresses, greeting.login[1:], same, interface)
                 ports[agent.name] = greeting.port
-            where = {name: [joined(one, ports[name]) for one in several] for name, several in tried.items()}
+            where = {name: [joined(address, ports[name]) for address in several] for name, several in tried.items()}
             for number, agent in enumerate(self.agents):
-                others = [one.name for one in [*self.agents[number + 1 :], *self.agents[:number]]]
+                others = [agent.name for agent in [*self.agents[number + 1 :], *self.agents[:number]]]
                 chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
                 agent.line.say(ReachHosts({name: where[name] for name in (HERE, *chosen)}))
-            own = network.try_all({name: several for name, several in where.items() if name != HERE})
+            mine = network.try_all({name: several for name, several in where.items() if name != HERE})
             self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others")
-        said = {HERE: own, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
-        told = {name: {other: found[name] for other, found in said.items() if name in found} for name in tried}
-        self.home = network.choose(HERE, tried[HERE], told[HERE])
+        heard = {HERE: mine, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
+        answers = {name: {other: answer[name] for other, answer in heard.items() if name in answer} for name in tried}
+        self.home = network.choose(HERE, tried[HERE], answers[HERE])
         for agent in self.agents:
-            agent.address = network.choose(agent.name, tried[agent.name], told[agent.name])
+            agent.address = network.choose(agent.name, tried[agent.name], answers[agent.name])
 
     def until(self, reached: Callable[[], bool], late: str) -> None:
         """Hear agents until something is so.
@@ -149,13 +149,15 @@ class Opened:
         raise JobFailed("; ".join(wrong[:3]) + more)
 
 
-def _candidates(name: str, own: dict[str, list[str]], logins: Sequence[str], same: bool, interface: str) -> list[str]:
+def _candidates(
+    name: str, by_interface: dict[str, list[str]], logins: Sequence[str], same: bool, interface: str
+) -> list[str]:
     """The addresses of a host that may be told to others, the best first."""
     if not interface:
-        return network.order([one for several in own.values() for one in several], logins, same)
-    if interface not in own:
+        return network.order([address for several in by_interface.values() for address in several], logins, same)
+    if interface not in by_interface:
         raise UsageError(
             f"--interface {interface}: {name if name == HERE else f'host {name}'} has none of that name with an "
-            f"address; it has {', '.join(f'{one} ({several[0]})' for one, several in own.items())}"
+            f"address; it has {', '.join(f'{other} ({several[0]})' for other, several in by_interface.items())}"
         )
-    return own[interface]
+    return by_interface[interface]

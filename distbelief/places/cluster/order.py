@@ -22,7 +22,7 @@ from distbelief.strategies.grouped.settings import reduction
 MOST_LOADED = 512
 """Replicas, or partitions of them, of which the loads of links are shown."""
 ELEMENTS = 1 << 20
-"""Of the gradient whose way is shown."""
+"""Elements of the gradient whose way is shown."""
 
 
 class OrderedHosts(NamedTuple):
@@ -31,7 +31,7 @@ class OrderedHosts(NamedTuple):
     hosts: tuple[Host, ...]
     topology: Topology | None = None
     numbers: tuple[int, ...] = ()
-    """Of these hosts in the topology."""
+    """Numbers of these hosts in the topology."""
     notes: tuple[str, ...] = ()
     """Why they are in this order."""
 
@@ -82,25 +82,25 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
     if settings.mesh.size > MOST_LOADED:
         return [*ordered.notes, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
     at = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}
-    routes, own = Routes(ordered.topology), reduction(settings)
+    routes, options = Routes(ordered.topology), reduction(settings)
     if shards := [role for role in at if roles.kind(role) is roles.Kind.SHARD]:
         why = "has no order of hosts: replicas push to shards, and fetch; these are spread over switches"
         loads = load_lines(routes, _served(at, shards, settings), "gradients a step")
         return [*ordered.notes, f"strategy {settings.strategy.name} {why}", *loads]
-    name, notes = own.algorithm, []
+    name, notes = options.algorithm, []
     if name in PLACED:
         name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; by a ring it would be:"]
-    hosts = by_host(settings.replicas, own.per_host) if name.startswith(HIERARCHICAL) else ()
-    made = schedule(name, settings.replicas, ELEMENTS, hosts)
-    return [*ordered.notes, *notes, *draw_on(made, routes, [at[role] for role in roles.leads(settings.mesh)])]
+    hosts = by_host(settings.replicas, options.per_host) if name.startswith(HIERARCHICAL) else ()
+    drawn = schedule(name, settings.replicas, ELEMENTS, hosts)
+    return [*ordered.notes, *notes, *draw_on(drawn, routes, [at[role] for role in roles.leads(settings.mesh)])]
 
 
 def _served(at: Mapping[str, int], shards: Sequence[str], settings: Settings) -> Traffic:
-    """What replicas push to shards and fetch, and shards send to standbys: of the gradient, which part."""
+    """Return what replicas push to shards and fetch, and shards send to standbys, as parts of the gradient."""
     share, parts = 1 / len(shards), dict[tuple[str, str], float]()
     for shard in shards:
         for cell in filter(roles.is_replica, at):
             parts[cell, shard] = parts[shard, cell] = share / settings.partitions
         if (standby := roles.standby_of(shard)) in at:
             parts[shard, standby] = share * (1 if settings.strategy.rounds else settings.replicas)
-    return {f"{one} to {other}": (at[one], at[other], part) for (one, other), part in parts.items()}
+    return {f"{sender} to {other}": (at[sender], at[other], part) for (sender, other), part in parts.items()}

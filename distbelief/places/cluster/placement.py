@@ -110,8 +110,8 @@ class Placement:
                 self.where[next(cells)] = at
         for cell in cells:  # of replicas that no host has room for: over the slots that are left, one after the other
             free = next((at for at, site in enumerate(self.sites) if loads[at] < site.slots), None)
-            found = min(range(len(self.sites)), key=self._fullness) if free is None else free
-            self.where[cell], loads[found] = found, loads[found] + 1
+            chosen = min(range(len(self.sites)), key=self._fullness) if free is None else free
+            self.where[cell], loads[chosen] = chosen, loads[chosen] + 1
 
     def _fullness(self, at: int, more: int = 1) -> float:
         """Return which part of a host's slots would be taken, with so many more."""
@@ -139,7 +139,7 @@ class Placement:
 
     def on(self, at: int) -> list[str]:
         """The roles of a host."""
-        return [role for role, one in self.where.items() if one == at]
+        return [role for role, site in self.where.items() if site == at]
 
     @property
     def beside(self) -> list[str]:
@@ -149,12 +149,12 @@ class Placement:
 
     def lines(self) -> list[str]:
         """Return who is where, one line a host, and what whoever runs the job should know of that."""
-        told = [f"here: {', '.join(self.on(HOME))}"]
+        rows = [f"here: {', '.join(self.on(HOME))}"]
         for at, site in enumerate(self.sites):
             slots = f"{site.slots} slot{'' if site.slots == 1 else 's'}"
-            told.append(f"host {site.name}, {slots}: {', '.join(self.on(at)) or 'nobody'}")
+            rows.append(f"host {site.name}, {slots}: {', '.join(self.on(at)) or 'nobody'}")
         why = "and its standby are on one host, since no other sees the run folder: both die with it"
-        return [*told, *(f"{shard} {why}" for shard in self.beside)]
+        return [*rows, *(f"{shard} {why}" for shard in self.beside)]
 
     # what happens
 
@@ -164,44 +164,42 @@ class Placement:
 
     def can_replace(self, at: int) -> bool:
         """Return whether the shards of a host could begin again on another."""
-        return any(one != at for one in self._alive(self._keepers))
+        return any(site != at for site in self._alive(self._keepers))
 
     def rename(self, role: str, to: str) -> None:
         """Whoever played a role plays another where it is."""
         self.where[to] = self.where.pop(role)
 
     def again(self, role: str) -> int | None:
-        """Return where the next life of a role is to begin: where it was; where that host is gone, on another with
-        slots left; None where there is none.
-        """
+        """Place the next life of a role where it was; where that host is gone, where slots are left; else None."""
         at = self.where.get(role)
         if at is not None and at not in self._lost:
             return at
         if roles.is_replica(role):
-            found = self._room(role)
+            chosen = self._room(role)
         elif roles.kind(role) is roles.Kind.STANDBY:
-            found = self._beside(role) if self._alive(self._keepers) else None
+            chosen = self._beside(role) if self._alive(self._keepers) else None
         else:
             keepers = self._alive(self._keepers)
             twin = self.where.get(roles.standby_of(role), HOME)
-            found = min(
-                keepers, key=lambda one: (one == twin, self._is_near(one, twin), self._servers[one], one), default=None
+            chosen = min(
+                keepers, key=lambda at: (at == twin, self._is_near(at, twin), self._servers[at], at), default=None
             )
-        if found is None:
+        if chosen is None:
             return None
         if roles.is_replica(role):
-            self.where[role] = found
-            self._loads[found] += 1
+            self.where[role] = chosen
+            self._loads[chosen] += 1
         else:
-            self._put(role, found)
-        return found
+            self._put(role, chosen)
+        return chosen
 
     def _alive(self, hosts: Collection[int]) -> list[int]:
         return [at for at in hosts if at not in self._lost]
 
     def _room(self, role: str) -> int | None:
         """A host for a replica, beside its partitions where these are placed again already."""
-        together = [self.where[one] for one in roles.partitions_of(role, self._partitions) if one != role]
+        together = [self.where[sibling] for sibling in roles.partitions_of(role, self._partitions) if sibling != role]
         alive = self._alive(range(len(self.sites)))
         free = [at for at in alive if self._loads[at] < self.sites[at].slots]
         if not free and self._oversubscribe:

@@ -66,11 +66,11 @@ class RayInvitation:
 
         name = secrets.token_hex(8)
         for rank, (node, _, cores) in zip(self.ranks, self._nodes, strict=True):
-            own = Launched("ray", len(self._nodes) + 1, rank, 0, name, cores=cores)
-            told = msgspec.json.encode((own, ticket)) + b"\n"
+            launched = Launched("ray", len(self._nodes) + 1, rank, 0, name, cores=cores)
+            words = msgspec.json.encode((launched, ticket)) + b"\n"
             affinity = NodeAffinitySchedulingStrategy(node, soft=False)
             task = self._ray.remote(num_cpus=cores, max_retries=0, scheduling_strategy=affinity)(_task())
-            self._tasks[rank] = task.remote(module_command(MEETING), self._ray.put(told))
+            self._tasks[rank] = task.remote(module_command(MEETING), self._ray.put(words))
 
     def check(self) -> None:
         """Raise where a task has ended: its agent will not come.
@@ -81,11 +81,11 @@ class RayInvitation:
         ended, _ = self._ray.wait(list(self._tasks.values()), num_returns=1, timeout=0)
         for rank, task in self._tasks.items():
             if task in ended:
-                said = ""
+                ending = ""
                 with contextlib.suppress(Exception):  # whatever Ray raises for a task that failed
-                    said = str(self._ray.get(task))
+                    ending = str(self._ray.get(task))
                 raise JobFailed(
-                    f"host {self._nodes[rank - 1][1]}: its agent has ended, {said or 'and Ray does not say how'}; "
+                    f"host {self._nodes[rank - 1][1]}: its agent has ended, {ending or 'and Ray does not say how'}; "
                     "distbelief and Python must be at the same path on every node"
                 )
 

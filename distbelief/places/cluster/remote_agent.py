@@ -118,9 +118,9 @@ class RemoteAgent:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # its line has ended: what it printed is there when it has
         self.read_printed()
-        said = self._last_words or f"its agent ended, and said nothing (status {self._process.poll()})"
-        remedy = next((one for text, one in REMEDIES.items() if text in said), "")
-        return f"{said}; {remedy.format(host=self.name)}" if remedy else said
+        words = self._last_words or f"its agent ended, and said nothing (status {self._process.poll()})"
+        remedy = next((advice for text, advice in REMEDIES.items() if text in words), "")
+        return f"{words}; {remedy.format(host=self.name)}" if remedy else words
 
     def hang_up(self) -> None:
         """End what it has started, and itself with its line; where it stays, that is ended when it is dismissed."""

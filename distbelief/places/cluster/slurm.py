@@ -29,10 +29,10 @@ def cores_of_nodes(text: str) -> list[int]:
     >>> cores_of_nodes("4(x2),8")
     [4, 4, 8]
     """
-    found = [_COUNT.fullmatch(word) for word in text.split(",")]
-    if not all(found):
+    matches = [_COUNT.fullmatch(word) for word in text.split(",")]
+    if not all(matches):
         raise UsageError(f"SLURM_JOB_CPUS_PER_NODE is {text[:80]!r}: are we in an allocation? (salloc, sbatch)")
-    return [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
@@ -48,13 +48,13 @@ def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
         raise UsageError(
             "--on slurm: there is no scontrol or srun here; install Slurm's (apt-get install slurm-client)"
         )
-    told = subprocess.run(
+    listed = subprocess.run(
         ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=LIST_SECONDS, check=False
     )
-    names, cores = told.stdout.split(), cores_of_nodes(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    if told.returncode or len(names) != len(cores):
+    names, cores = listed.stdout.split(), cores_of_nodes(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    if listed.returncode or len(names) != len(cores):
         raise UsageError(
-            f"--on slurm: the nodes {nodes} cannot be listed: {told.stderr.strip() or told.stdout.strip()}"
+            f"--on slurm: the nodes {nodes} cannot be listed: {listed.stderr.strip() or listed.stdout.strip()}"
         )
     return tuple(Host(name, count) for name, count in zip(names, cores, strict=True))
 
@@ -63,10 +63,10 @@ def show_topology() -> str:
     """Return what Slurm says of its switches; "" where it knows of none, or is not here."""
     if shutil.which("scontrol") is None:
         return ""
-    told = subprocess.run(
+    shown = subprocess.run(
         ["scontrol", "show", "topology"], capture_output=True, text=True, timeout=LIST_SECONDS, check=False
     )
-    return told.stdout if not told.returncode and "SwitchName=" in told.stdout else ""
+    return shown.stdout if not shown.returncode and "SwitchName=" in shown.stdout else ""
 
 
 class SlurmSteps:

@@ -114,8 +114,7 @@ def ticket_path(start: Launched, folder: str) -> Path:
 
 
 def told_of(start: Launched) -> Json:
-    """Return what a run folder keeps of its start, by which the next finds it where a launcher has started all of it
-    again.
+    """Return what a run folder keeps of its start, by which the next finds it after a launcher's restart.
 
     Each command is by itself: what a launcher has started may be a script with several, one after another.
     """
@@ -134,11 +133,11 @@ def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
         out: the folder that its command names.
         restarts: the most that the launcher counts on any host.
     """
-    own = told_of(start)
+    now = told_of(start)
     for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():
         before = _read(run / "job.json").get("start", {})
-        again = restarts or (own["by"] and own["by"] == before.get("by"))
-        if again and {**before, "by": own["by"]} == own and _read(run / "result.json").get("outcome") in UNFINISHED:
+        again = restarts or (now["by"] and now["by"] == before.get("by"))
+        if again and {**before, "by": now["by"]} == now and _read(run / "result.json").get("outcome") in UNFINISHED:
             return run
     return None
 
@@ -180,10 +179,10 @@ def read_ticket_file(path: Path) -> MeetingTicket | None:
     """
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise UsageError(
-                    f"{path} is of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}; a ticket is of user "
+                    f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
                     f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
                 )
             return msgspec.json.decode(file.read(TICKET_LIMIT), type=MeetingTicket)

@@ -38,7 +38,6 @@ class Greeting(AgentWord, frozen=True, tag=True):
     """Description of an agent's host."""
 
     version: str
-    """Version of its distbelief."""
     hostname: str
     cores: int
     gpus: int
@@ -218,7 +217,6 @@ AnyAgentWord = (
     | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed | StoppedLives | AgentFailed | ToldToEnd
     | AttendMeeting | Appoint | EndRoles | Dismiss | Beat
 )  # fmt: skip
-"""Everything that is said."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], AgentWord] = msgspec.msgpack.Decoder(AnyAgentWord).decode

@@ -38,10 +38,10 @@ class Authority:
             encipher_only=False,
             decipher_only=False,
         )
-        own = self._certify(
+        issued = self._certify(
             self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0), only_signs
         )
-        self._certificate = own.public_bytes(Encoding.PEM).decode()
+        self._certificate = issued.public_bytes(Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
         """A new key, and a certificate of it that names a role."""

@@ -63,8 +63,7 @@ class Guest:
     """Seconds in which what was begun is to be finished, once this guest is told to go; 0 for as long as it takes."""
 
     def run(self) -> None:
-        """Join, and stay until the job is over or this guest is asked to leave: then what it has begun is finished
-        first.
+        """Join, and stay until the job is over or this guest is to leave: then it finishes what it has begun.
 
         Raises:
             DistbeliefError: it may not take part, or failed in its last life.
@@ -85,9 +84,7 @@ class Guest:
 
 
 class _Stay:
-    """One guest while it takes part: its supervisor, its process, and the part that it is given, for which making one
-    waits.
-    """
+    """One guest while it takes part: its supervisor, its process, and its part, for which making one waits."""
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener
@@ -175,7 +172,7 @@ class _Stay:
         if wrong := wrong_strategy(named, guest.strategy):
             raise errors.UsageError(wrong)
         theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own)
-        own = msgspec.structs.replace(
+        spec = msgspec.structs.replace(
             theirs,
             data_dir=guest.data_dir,
             device=guest.device,
@@ -189,18 +186,18 @@ class _Stay:
             environment=dict(os.environb),
             script=guest.script,
         )
-        return msgspec.msgpack.encode(own)
+        return msgspec.msgpack.encode(spec)
 
 
 def leave(path: str) -> int:
     """Ask every guest on this machine that a ticket let in to leave its job; returns how many were asked."""
-    job, asked = read_ticket(path).job, 0
+    job, count = read_ticket(path).job, 0
     for number in range(LEAVE_LISTENERS):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.connect(_name(job, number))
             check_user(asking)
-            asked += 1
-    return asked
+            count += 1
+    return count
 
 
 def _open_leave_listener(ticket: Ticket) -> socket.socket | None:

@@ -1,6 +1,4 @@
-"""The join server of a job that others may join: it hands whoever holds the job's ticket a part to play. Also what is
-said there.
-"""
+"""The join server of a job, and its words: it hands whoever holds the job's ticket a part to play."""
 
 from __future__ import annotations
 
@@ -68,15 +66,12 @@ class JoinRequest(msgspec.Struct, frozen=True):
     script: bool = False
     """True if he has a script of his own to run."""
     version: str = ""
-    """Version of his distbelief."""
     strategy: str = ""
     """The strategy from outside the package that he names; "" for none."""
 
 
 class JoinGrant(msgspec.Struct, frozen=True, tag=True):
-    """The part of a guest: which life of which role, where the coordinator is, and the rest that a process must know,
-    encoded.
-    """
+    """The part of a guest: role, life, the coordinator's address, and the rest that a process must know, encoded."""
 
     role: str
     incarnation: int
@@ -137,9 +132,7 @@ class JoinServer:
         self._server.start()
 
     def close(self) -> None:
-        """Let nobody in any more: the ticket is worth nothing and goes, and whoever is served is cut off, which is
-        waited for, 5 s at most.
-        """
+        """Let nobody in any more: the ticket goes, and whoever is served is cut off and waited for, 5 s at most."""
         self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
@@ -150,8 +143,8 @@ class JoinServer:
         answering = [*self._visitors.items()]
         for visitor, _ in answering:
             _cut(visitor)
-        for _, one in answering:
-            one.join(max(0.0, end - time.monotonic()))
+        for _, thread in answering:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _serve(self) -> None:
         while self._open:

@@ -186,7 +186,7 @@ class Pool:
         self._first: Predicted | None = None
         self._sums: dict[str, float] = defaultdict(float)
         self.splits: list[str] = []
-        """How each model is split, where they are."""
+        """The split of each model, where they are split."""
 
     def run(self, replicas: int) -> Predicted:
         """Have all samples computed by so many replicas.

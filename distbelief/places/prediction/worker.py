@@ -1,6 +1,4 @@
-"""Process of a prediction: it loads the models of the runs, or its part of each, and computes the samples that it is
-dealt.
-"""
+"""Process of a prediction: it loads the runs' models, or its part of each, and computes the samples it is dealt."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from torch import Tensor
 from distbelief.codecs.file import ModelFile
 from distbelief.core import roles
 from distbelief.core.effects import RECEIVE, Batch, Receive, Send
-from distbelief.core.settings import DataSettings, Settings
+from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError, limit
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.channel_messages import Failed
@@ -92,7 +90,7 @@ class PredictionReady(msgspec.Struct, frozen=True, tag=True):
 
     samples: int
     splits: list[str]
-    """How each model is split, where they are."""
+    """The split of each model, where they are split."""
 
 
 class Predicted(msgspec.Struct, frozen=True, tag=True):
@@ -148,7 +146,7 @@ class _Predictor:
         self.data = _data(spec.source, self._task)
         self.splits: list[str] = []
         self.outputs = True
-        """Whether the outputs of the models are here."""
+        """True where the outputs of the models are here."""
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
             self._models: list[tuple[str, Answers]] = [*zip(spec.runs, models, strict=True)]
@@ -264,7 +262,7 @@ def _part(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
     if isinstance(values, ModelFile):
         fill(model, values)
     parts = Single(partitions=spec.partitions, split=spec.split, microbatches=STREAM, schedule="gpipe")
-    settings = Settings(DataSettings(batch_size=STREAM * spec.batch_size), strategy=parts)
+    settings = Settings(batch_size=STREAM * spec.batch_size, strategy=parts)
     try:
         part = answering_part(task, model, settings, spec.role, inputs, placed(spec.device, spec.number))
     except UsageError as error:
@@ -288,9 +286,7 @@ def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
 
 
 def _joined(spec: PredictionSpec, parts: list[AnsweringPart]) -> list[Answers]:
-    """The parts as models, which all partitions of the replica call alike: they share memory for what crosses, and wake
-    each other.
-    """
+    """The parts as models, which all partitions of the replica call alike, with memory shared for what crosses."""
     siblings, folder = Siblings(spec.role, 0, spec.partitions), f"/proc/{spec.supervisor}/fd"
     bells = [os.open(f"{folder}/{bell}", os.O_RDWR) for bell in spec.bells]
     lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]

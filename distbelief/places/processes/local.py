@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distbelief.core import roles
 from distbelief.core.records import Json
-from distbelief.core.settings import Settings
-from distbelief.job import Job
+from distbelief.core.settings import Check, Settings
+from distbelief.job import Job, refusals, refuse
 from distbelief.places import signals
 from distbelief.places.paths import path_of
 from distbelief.places.processes import forkserver, requirements
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.processes import Hooks, Processes
+from distbelief.places.view import View
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
     from distbelief.places.cluster.host_processes import HostProcesses
-    from distbelief.places.view import View
 
 
 @dataclass(frozen=True)
 class Local(LocalOptions):
     """Processes of this machine."""
 
+    def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
+        """Yield what refuses a job here."""
+        return requirements.checks(self, job, settings)
+
     def settings(self, job: Job) -> Settings:
         """Return what every role of a job is told here.
 
         Raises:
-            UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
+            UsageError: an option cannot be, or has no meaning here.
         """
-        return requirements.settings_of(self, job)
+        refuse(refusals(job, self))
+        return job.unchecked
 
     def run(self, job: Job, view: View | None = None) -> Json:
         """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
@@ -43,6 +48,8 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job)
+        if view:
+            view.show_start()
         self._begin(job, settings, self.logs)
         requirements.check_task(job)
         from distbelief.places.attempt import evaluates
@@ -69,6 +76,8 @@ class Local(LocalOptions):
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
         requirements.check_script(job, script)
+        if view:
+            view.show_start()
         self._begin(job, settings, listens=True)
         requirements.check_split(settings)
         return self._run(job, settings, view, began, evaluated=False, script=script)
@@ -97,7 +106,7 @@ class Local(LocalOptions):
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=self._kept(job, settings))
             make = self.make_processes(job, settings, evaluated, attempt)
-            return Running(self, job, settings, attempt, evaluated, script, make).run(woken)
+            return Running(self, attempt, evaluated, script, make).run(woken)
 
     def _kept(self, job: Job, settings: Settings) -> Json:
         """Return what `job.json` keeps of this place."""

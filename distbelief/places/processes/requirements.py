@@ -5,13 +5,14 @@ started.
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distbelief import errors
 from distbelief.core import roles
-from distbelief.core.settings import Settings, option
-from distbelief.core.values import admit, shown
-from distbelief.errors import UsageError, unknown
+from distbelief.core.settings import Check, Settings, among, option
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.paths import path_of
 from distbelief.places.processes.addresses import PORTS, check_network, host_and_port, listen_at
@@ -40,15 +41,27 @@ first replica has made it.
 """
 
 
-def settings_of(local: LocalOptions, job: Job) -> Settings:
-    """Return what every role of a job is told here.
+def checks(local: LocalOptions, job: Job, settings: Settings) -> Iterator[Check]:
+    """Yield what refuses a strategy or option that has no meaning here, and more processes than a machine may have."""
+    yield partial(among, "transport", local.transport, TRANSPORTS)
+    yield partial(_check_addresses, local)
+    yield partial(check_findable, job.strategy)
+    yield partial(job.strategy.check_machine, settings, local)
+    for name in ("replicas", "partitions", "shards"):
+        yield partial(_check_number, name, getattr(settings, name))
+    if local.compute:
+        yield partial(local.compute.check, settings.replicas)
+    yield partial(path_of, local.path, job.strategy, settings, local.carrier)
+    if local.carrier == "tcp":
+        yield partial(_check_ports, local, roles.shard(settings.shards - 1))
+
+
+def _check_addresses(local: LocalOptions) -> None:
+    """Refuse addresses where nobody listens.
 
     Raises:
-        UsageError: a strategy or option that has no meaning here, or more processes than a machine may have.
+        UsageError: naming the option.
     """
-    admit(job, Job, f"job={shown(job)}")
-    if local.transport not in TRANSPORTS:
-        raise unknown("transport", local.transport, TRANSPORTS)
     given = [
         option(name)
         for name in ("bind", "advertise", "insecure", "tls")
@@ -60,26 +73,18 @@ def settings_of(local: LocalOptions, job: Job) -> Settings:
         raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
     if local.tls and local.insecure:
         raise UsageError("--tls and --insecure exclude each other: leave one of them off")
-    settings = job.settings()
-    check_findable(job.strategy)
-    job.strategy.check_machine(settings, local)
-    for name in ("replicas", "partitions", "shards"):
-        if (count := getattr(settings, name)) > PROCESSES:
-            raise UsageError(
-                f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be "
-                "simulated"
-            )
-    if local.compute:
-        local.compute.check(settings.replicas)
-    path_of(local.path, job.strategy, settings, local.carrier)
-    _check_ports(local, roles.shard(settings.shards - 1))
-    if local.carrier == "tcp":
-        check_network(host_and_port(local.bound)[0], local.advertised)
-    return settings
+
+
+def _check_number(name: str, count: int) -> None:
+    if count > PROCESSES:
+        raise UsageError(
+            f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be "
+            "simulated"
+        )
 
 
 def _check_ports(local: LocalOptions, last: str) -> None:
-    """Refuse ports that there are not, by the option that named the first of them.
+    """Refuse ports that there are not, by the option that named the first of them, and a network without TLS.
 
     Raises:
         UsageError: naming it.
@@ -92,6 +97,7 @@ def _check_ports(local: LocalOptions, last: str) -> None:
             "is free"
         )
     listen_at(local.bound, last, f"{where} {first}")
+    check_network(host_and_port(local.bound)[0], local.advertised)
 
 
 def check_task(job: Job) -> None:

@@ -15,8 +15,7 @@ import msgspec
 from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.records import Json
-from distbelief.core.settings import Holder, Settings
-from distbelief.job import Job
+from distbelief.core.settings import Holder
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
 from distbelief.places.cluster.host_processes import HostProcesses
@@ -64,16 +63,15 @@ class Running:
     def __init__(
         self,
         cluster: LocalOptions,
-        job: Job,
-        settings: Settings,
         attempt: Attempt,
         evaluates: bool,
         script: list[str] | None = None,
         make: Callable[[Hooks], Processes | HostProcesses] = Processes.of,
     ) -> None:
-        self.cluster, self.job, self.settings, self.attempt, self.evaluates = cluster, job, settings, attempt, evaluates
+        self.cluster, self.attempt, self.evaluates = cluster, attempt, evaluates
+        self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
-        told = tell(cluster, job, settings, attempt, self._script, evaluates)
+        told = tell(cluster, attempt, self._script, evaluates)
         lasts = not job.strategy.alone and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(

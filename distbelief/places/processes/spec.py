@@ -17,21 +17,20 @@ from distbelief.places.processes.options import LocalOptions
 from distbelief.transport.secure import Identity
 
 if TYPE_CHECKING:
-    from distbelief.job import Job
     from distbelief.places.attempt import Attempt
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """Surroundings in which a process is to work as if it were the one that has it started."""
 
-    threads: int
-    supervisor: int
+    threads: int = 1
+    supervisor: int = 0
     """Process id of the one that has it started; nobody outlives it."""
-    forkserver: int
+    forkserver: int = 0
     """Process id of the forkserver; nobody outlives it either: who it has started, it alone can wait for."""
-    path: list[str]
-    directory: str
-    environment: dict[bytes, bytes]
+    path: list[str] = []
+    directory: str = ""
+    environment: dict[bytes, bytes] = {}
     """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was
     started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
     here can know. It goes no further than this machine, over the pipe that starts the process.
@@ -52,22 +51,22 @@ class Spec(Opening, frozen=True, kw_only=True):
 
     job: str
     task: str
-    data_dir: str | None
+    data_dir: str | None = None
     settings: Settings
-    device: str
+    device: str = "cpu"
     transport: str
-    bind: str
-    advertise: str
+    bind: str = "127.0.0.1"
+    advertise: str = ""
     insecure: bool
-    compute: ComputeModel | None
-    identity: Identity | None
+    compute: ComputeModel | None = None
+    identity: Identity | None = None
     """Proof of this role, where links are TLS."""
-    successor: Identity | None
+    successor: Identity | None = None
     """Proof of a standby when it is its shard."""
-    run: str
-    start: StartingPoint
-    init_from: str | None
-    memory: int
+    run: str = ""
+    start: StartingPoint = ANEW
+    init_from: str | None = None
+    memory: int = -1
     """The supervisor's descriptor of the memory that replicas read or update themselves; -1 for none."""
     direct: bool = False
     """True if replicas update it themselves."""
@@ -88,10 +87,9 @@ class Spec(Opening, frozen=True, kw_only=True):
     """Records of its journal that the supervisor has."""
 
 
-def tell(
-    cluster: LocalOptions, job: Job, settings: Settings, attempt: Attempt, script: list[str], evaluator: bool
-) -> Spec:
+def tell(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
     """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
+    job, settings = attempt.job, attempt.settings
     return Spec(
         job=secrets.token_hex(16),
         task=job.reference,
@@ -105,14 +103,10 @@ def tell(
         advertise=cluster.advertised,
         insecure=cluster.insecure,
         compute=cluster.compute,
-        identity=None,
-        successor=None,
         run=str(attempt.folder.path if attempt.folder else ""),
         start=attempt.start,
         init_from=job.init_from,
         supervisor=os.getpid(),
-        forkserver=0,
-        memory=-1,
         direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
         direct_asked=cluster.path == DIRECT,
         path=[os.getcwd(), *sys.path],
@@ -127,10 +121,5 @@ def tell_guest(told: Spec, identity: Identity | None) -> Spec:
     """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
     called here is not its affair.
     """
-    return Spec(
-        job=told.job, task=told.task, strategy=told.strategy, data_dir=None, settings=told.settings, device="cpu",
-        threads=1, transport=told.transport, bind="127.0.0.1",
-        advertise="", insecure=told.insecure, compute=None, identity=identity, successor=None, run="", start=ANEW,
-        init_from=None, supervisor=0, forkserver=0, memory=-1, path=[], directory="", environment={}, script=[],
-        evaluator=False,
-    )  # fmt: skip
+    of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
+    return Spec(**of_job, identity=identity, evaluator=False)

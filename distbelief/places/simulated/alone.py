@@ -12,8 +12,6 @@ import torch
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
-from distbelief.core.settings import Settings
-from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import Stopwatch
 from distbelief.places.place import NEVER, Said
@@ -29,24 +27,28 @@ class Alone:
     """A simulation of a loop; a step takes what the compute model says, and the time of the update that it ends with.
 
     Args:
-        job: what is run.
-        settings: of it.
+        attempt: of the job; takes the records, and knows where to go on.
         stopwatch: of its steps.
         costs: of its updates.
-        attempt: takes the records, and knows where to go on.
         clock: of the simulation.
         stopped: says, after each step, why the loop is to end; None while it is not.
         computes: whether anything is computed; else only time passes.
     """
 
     def __init__(
-        self, job: Job, settings: Settings, stopwatch: Stopwatch, costs: HandlingCosts, attempt: Attempt,
-        clock: VirtualClock, stopped: Callable[[], str | None], computes: bool,
-    ) -> None:  # fmt: skip
-        self._job, self._settings, self._attempt, self._computes = job, settings, attempt, computes
+        self,
+        attempt: Attempt,
+        stopwatch: Stopwatch,
+        costs: HandlingCosts,
+        clock: VirtualClock,
+        stopped: Callable[[], str | None],
+        computes: bool,
+    ) -> None:
+        self._attempt, self._computes = attempt, computes
         self._clock, self._stopwatch, self._message_costs = clock, stopwatch, costs
         self.supervisor = Supervisor(0, deadlines=NEVER)
-        task, folder = task_of(job), attempt.folder
+        job, settings, folder = attempt.job, attempt.settings, attempt.folder
+        task = task_of(job)
         run = str(folder.path) if folder is not None and computes else ""
         self.model = model_of(job, task)
         self._loop = job.strategy.loop(
@@ -60,7 +62,7 @@ class Alone:
     def run(self) -> None:
         """Train to the end."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(self._job.threads)
+        torch.set_num_threads(self._attempt.job.threads)
         try:
             self._loop.run()
         finally:
@@ -69,7 +71,7 @@ class Alone:
     def _timed(self, steps: LoopSteps) -> LoopSteps:
         """The steps of the loop, on simulated time; of a phantom, only the time."""
         clock, seconds = self._clock, self._message_costs.update(steps.trained)
-        counted = phantom(steps.samples, self._settings.data.batch_size)
+        counted = phantom(steps.samples, self._attempt.settings.batch_size)
 
         def compute(batch: Batch) -> Computed:
             computed = steps.compute(batch) if self._computes else counted(batch, lambda _: None)

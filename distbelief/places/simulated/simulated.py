@@ -6,28 +6,12 @@ The machines and stories are those of a real job, and so is the driver; only the
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from distbelief.core import roles
-from distbelief.core.outcomes import cause_of
-from distbelief.core.records import Finished
-from distbelief.core.settings import Settings
-from distbelief.errors import Interrupted, JobFailed
+from distbelief.core.records import Json
 from distbelief.job import Job
-from distbelief.places.attempt import Attempt, evaluates
-from distbelief.places.explanation import Explanation
-from distbelief.places.signals import WORDS, handled
-from distbelief.places.simulated.alone import Alone
-from distbelief.places.simulated.handling import HandlingCosts
-from distbelief.places.simulated.simulation import Simulation, task_of
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.view import View
-from distbelief.record.checkpoints import Checkpoints, read_manifest
-from distbelief.runtime.clock import VirtualClock
 
 
 @dataclass(frozen=True)
@@ -40,82 +24,16 @@ class Simulated(VirtualCluster):
     (23, 2.7)
     """
 
-    def run(self, job: Job, view: View | None = None) -> dict[str, Any]:
+    def run(self, job: Job, view: View | None = None) -> Json:
         """Run a job to its end; returns what `result.json` holds, with `seconds` of virtual time.
 
         Raises:
-            UsageError: a strategy or option that has no meaning here.
+            UsageError: an option cannot be, or has no meaning here.
             JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
         """
         settings = self.settings(job)
-        evaluates(settings, task_of(job))
-        with _interrupts() as stopped:
-            return self._run(job, settings, view, stopped)
+        if view:
+            view.show_start()
+        from distbelief.places.simulated.running import run
 
-    def _run(
-        self, job: Job, settings: Settings, view: View | None, stopped: Callable[[], str | None]
-    ) -> dict[str, Any]:
-        more = {"cluster": self.described()}
-        attempt = Attempt(job, settings, view, 0.0, self.keep or job.out is not None, more)
-        clock = VirtualClock()
-        try:
-            if not job.strategy.alone:
-                simulation = Simulation(job, settings, self, attempt.record, attempt, clock, stopped=stopped)
-                attempt.live.ask = lambda: _tell_shards(simulation, attempt)
-                supervisor = simulation.supervisor
-                simulation.run()
-                attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
-            else:
-                stopwatch, costs = (
-                    self.compute.stopwatch(0, job.seed),
-                    HandlingCosts(self.handling, settings, lambda: 0),
-                )
-                alone = Alone(job, settings, stopwatch, costs, attempt, clock, stopped, not self.phantom)
-                supervisor = alone.supervisor
-                alone.run()
-            attempt.keep_folder(clock.now())
-        except BaseException as error:
-            twice = isinstance(error, KeyboardInterrupt)
-            told = _cut_short(attempt) if twice else error
-            attempt.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
-            attempt.finish()
-            if twice:
-                raise told from None
-            raise
-        failure, record = supervisor.conclude()
-        if record is not None:
-            attempt.record(clock.now(), roles.SUPERVISOR, record)
-        result = attempt.finish()
-        if failure is not None:
-            raise failure
-        return {**result, "events": clock.events}
-
-
-def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
-    """Tell whoever shows the job how its shards stand."""
-    for shard in simulation.shards:
-        attempt.live.stands(roles.shard(shard.index), shard.standing())
-
-
-def _cut_short(attempt: Attempt) -> JobFailed:
-    """The error for a simulation that was interrupted twice, with what to go on from where it has a run folder."""
-    what = "interrupted twice: ended at once, without a checkpoint"
-    if attempt.folder is None:
-        return Interrupted(what)
-    run = attempt.folder.path
-    newest = Checkpoints(run).latest()
-    return Explanation(read_manifest(newest).number if newest else 0, str(run)).failed(what, Interrupted)
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], str | None]]:
-    """A question which signal came; the second one ends what runs at once."""
-    came: list[str] = []
-
-    def interrupt(number: int, _frame: object) -> None:
-        came.append(WORDS[signal.Signals(number)])
-        if len(came) > 1:
-            raise KeyboardInterrupt
-
-    with handled(interrupt):
-        yield lambda: came[0] if came else None
+        return run(self, job, settings, view)

@@ -146,19 +146,17 @@ class Simulation:
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
-        lines = self.clock, cluster.network, self.job.seed, cluster.phantom
-        hosts = settings.strategy.host_replicas, cluster.hosts, settings.replicas
+        given = self.clock, cluster.network, settings, cluster.phantom, cluster.hosts
         routed = cluster.routed(settings, self.job.seed)
-        self.network = RoutedNetwork(*lines, *hosts, *routed) if routed else VirtualNetwork(*lines, *hosts)
+        self.network = RoutedNetwork(*given, routed) if routed else VirtualNetwork(*given)
         self._lengths: dict[int, int] = {}
         """Bytes that each shard holds, by its number."""
         self._revives = self.settings.restarts > 0 and any(
             crash.role == roles.COORDINATOR for crash in self.cluster.crashes
         )
         self.driver = Driver(self.clock, self._record, lasts=self._revives)
-        self.supervisor = Supervisor(
-            settings.restarts, lasts=self._revives, deadlines=NEVER, pause=cluster.restart_seconds
-        )
+        deadlines = msgspec.structs.replace(NEVER, pause=cluster.restart_seconds)
+        self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=deadlines)
         self.network.left, self.network.adds = self._left, _adds
         self._direct = cluster.path_of(self.job.strategy, settings) == DIRECT
         self._in_memory: dict[str, ShardInMemory] = {}
@@ -166,7 +164,7 @@ class Simulation:
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
         task = task_of(self.job)
-        own_data = settings.data.own_data and settings.partitions == 1
+        own_data = settings.own_data and settings.partitions == 1
         self.task = task if own_data else with_data(task, load(task, "training"))
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()

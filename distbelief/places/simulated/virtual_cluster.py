@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from distbelief.core import roles
-from distbelief.core.settings import Settings, option
-from distbelief.core.values import Checked, CheckedStruct, admit, shown
+from distbelief.core.settings import Check, Settings, option
+from distbelief.core.values import Checked, CheckedStruct
 from distbelief.errors import UsageError
-from distbelief.job import Job
+from distbelief.job import Job, refusals, refuse
 from distbelief.network.routes import Routes
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.paths import AUTO, path_of
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.topologies import topology
 from distbelief.strategies import Strategy
+from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts
-from distbelief.transport.virtual import NetworkModel
 
 PHANTOM_LACKS: Mapping[str, str] = {
     "target_accuracy": "that could reach it",
@@ -113,26 +114,33 @@ class VirtualCluster(Checked):
         """Return what every role of a job is told here.
 
         Raises:
-            UsageError: a strategy or option that has no meaning here.
+            UsageError: an option cannot be, or has no meaning here.
         """
-        admit(job, Job, f"job={shown(job)}")
-        settings = job.settings()
-        self._check_used(job)
-        job.strategy.check_virtual(settings, self)
-        if self.phantom:
-            settings = job.strategy.phantom(msgspec.structs.replace(settings.unmeasured(), checkpoint_every=0))
-        self.network.check()
-        self.compute.check(settings.replicas)
-        self.handling.check()
+        refuse(refusals(job, self))
+        return self._played(job, job.unchecked)
+
+    def _played(self, job: Job, settings: Settings) -> Settings:
+        """Return the settings of what is played: a phantom measures and keeps nothing."""
+        if not self.phantom:
+            return settings
+        return job.strategy.phantom(dataclasses.replace(settings.unmeasured(), checkpoint_every=0))
+
+    def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
+        """Yield what refuses a job here."""
+        strategy, played = job.strategy, self._played(job, settings)
+        yield partial(self._check_used, job)
+        yield partial(strategy.check_virtual, settings, self)
+        yield self.network.check
+        yield partial(self.compute.check, played.replicas)
+        yield self.handling.check
         if self.hosts is not None:
-            self.hosts.check()
-            self._check_hosts(settings, self.hosts)
-        self._check_crashes(job.strategy, settings)
-        self._check_leaves(job.strategy, settings)
-        self._check_outages(job.strategy, settings)
-        self.path_of(job.strategy, settings)
-        self.routed(settings, job.seed, job.strategy.needs_memory(settings, "virtual"))
-        return settings
+            yield self.hosts.check
+            yield partial(self._check_hosts, played, self.hosts)
+        yield partial(self._check_crashes, strategy, played)
+        yield partial(self._check_leaves, strategy, played)
+        yield partial(self._check_outages, strategy, played)
+        yield partial(self.path_of, strategy, played)
+        yield partial(self.routed, played, job.seed, strategy.needs_memory(played, "virtual"))
 
     def routed(self, settings: Settings, seed: int, shared: bool = False) -> tuple[Routes, tuple[int, ...]] | None:
         """The routes between the hosts of a job, and which hosts of the topology these are; None without one. A job

@@ -29,22 +29,22 @@ def branches(
         UsageError: no fork has as many branches with work as there are partitions.
     """
     inside = set(nodes)
-    found: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
+    homes: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
     widest = 1
     for paths in _forks(nodes, inside):
         cost = [sum(work_of(traced, node, work) for node in path) for path in paths]
         load = [0.0] * partitions
-        for number in sorted(range(len(paths)), key=lambda one: (-cost[one], one)):
-            home = min(range(partitions), key=lambda one: (load[one], one))
+        for number in sorted(range(len(paths)), key=lambda path: (-cost[path], path)):
+            home = min(range(partitions), key=lambda candidate: (load[candidate], candidate))
             load[home] += cost[number]
-            found |= dict.fromkeys(paths[number], home)
-        widest = max(widest, sum(one > 0 for one in cost))
+            homes |= dict.fromkeys(paths[number], home)
+        widest = max(widest, sum(seconds > 0 for seconds in cost))
     if widest < partitions:
         raise UsageError(
             f"--partitions {partitions}: the widest fork has {widest} branch{'es' * (widest > 1)}; split over "
             "fewer, or another way"
         )
-    return found
+    return homes
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
@@ -84,13 +84,10 @@ def _components(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[fx.
     among = set(nodes) & inside
     for node in nodes:
         joined = [node]
-        for one in node.all_input_nodes:
-            if one in among and group[one] is not joined:
-                joined = _merged(group[one], joined)
-        for one in joined:
-            group[one] = joined
-    return list({id(one): one for one in group.values()}.values())
-
-
-def _merged(one: list[fx.Node], other: list[fx.Node]) -> list[fx.Node]:
-    return [*one, *(node for node in other if node not in one)]
+        for input_node in node.all_input_nodes:
+            if input_node in among and group[input_node] is not joined:
+                first = group[input_node]
+                joined = [*first, *(other for other in joined if other not in first)]
+        for input_node in joined:
+            group[input_node] = joined
+    return list({id(component): component for component in group.values()}.values())

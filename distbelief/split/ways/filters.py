@@ -28,10 +28,10 @@ def filters(call: LayerCall) -> Divided:
         first, last = start // each, (stop - 1) // each
         groups = last - first + 1
         takes = Indices(1, first * looks, (last + 1) * looks)
-        own = Indices(0, start, stop)
-        holds = {name: own for name, _ in layer.named_parameters()}
-        made = part_of(layer, holds, in_channels=groups * looks, out_channels=stop - start, groups=groups)
-        parts.append(HomePart((takes,), Indices(1, start, stop), made, holds))
+        outputs = Indices(0, start, stop)
+        holds = {name: outputs for name, _ in layer.named_parameters()}
+        part = part_of(layer, holds, in_channels=groups * looks, out_channels=stop - start, groups=groups)
+        parts.append(HomePart((takes,), Indices(1, start, stop), part, holds))
     return Divided(tuple(parts), 1, bounds)
 
 

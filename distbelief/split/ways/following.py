@@ -62,7 +62,7 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
         node: one whose inputs are tensors.
         cuts: of each of its inputs: where it is cut, or None where it is whole.
     """
-    cut = next(one for one in cuts if one is not None)
+    cut = next(known for known in cuts if known is not None)
     takes = [traced.shapes[input_node] for input_node in node.all_input_nodes if input_node in traced.shapes]
     if node not in traced.shapes or len(takes) != len(node.all_input_nodes):
         return None
@@ -85,25 +85,26 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
 
 def _alike(cut: Cut, make: Callable[[Indices], nn.Module] | None = None) -> Divided:
     parts = [Indices(cut.dimension, *bounds) for bounds in pairwise(cut.edges)]
-    return Divided(tuple(HomePart((own,), own, make(own) if make else None) for own in parts), cut.dimension, cut.edges)
+    home_parts = tuple(HomePart((indices,), indices, make(indices) if make else None) for indices in parts)
+    return Divided(home_parts, cut.dimension, cut.edges)
 
 
 def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape], gives: Shape) -> Divided | None:
     """Dimensions are counted from the last: that of the cut is whole in what is broadcast along it."""
-    behind = next(len(one.fixed) - cut.dimension for one in takes if _side(one, cut.dimension) == cut.edges[-1])
+    behind = next(len(shape.fixed) - cut.dimension for shape in takes if _side(shape, cut.dimension) == cut.edges[-1])
     at = len(gives.fixed) - behind
     if draws(node, traced.layer(node) if node.op == "call_module" else None):
         if node.op != "call_module" or not isinstance(layer := traced.layer(node), nn.Dropout):
             return None
         share = layer.share if isinstance(layer, DroppedPart) else (0, 1)
-        return _alike(cut, lambda own: DroppedPart(layer.p, share, own, cut.edges[-1]))
+        return _alike(cut, lambda indices: DroppedPart(layer.p, share, indices, cut.edges[-1]))
     parts = []
     for start, stop in pairwise(cut.edges):
         needs = []
-        for one in takes:
-            own = len(one.fixed) - behind
-            broadcast = own < 0 or (one.growth[own] == 0 and one.fixed[own] == 1)
-            needs.append(None if broadcast else Indices(own, start, stop))
+        for shape in takes:
+            dimension = len(shape.fixed) - behind
+            broadcast = dimension < 0 or (shape.growth[dimension] == 0 and shape.fixed[dimension] == 1)
+            needs.append(None if broadcast else Indices(dimension, start, stop))
         parts.append(HomePart(tuple(needs), Indices(at, start, stop)))
     return Divided(tuple(parts), at, cut.edges)
 
@@ -120,8 +121,8 @@ def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
         return None
     bounds = tuple(edge * each for edge in cut.edges)
     parts = [
-        HomePart((Indices(1, *own),), Indices(1, *run), call=flatten)
-        for own, run in zip(pairwise(cut.edges), pairwise(bounds), strict=True)
+        HomePart((Indices(1, *side),), Indices(1, *run), call=flatten)
+        for side, run in zip(pairwise(cut.edges), pairwise(bounds), strict=True)
     ]
     return Divided(tuple(parts), 1, bounds)
 
@@ -135,17 +136,17 @@ def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
     assert isinstance(layer, _BATCH_NORMS)
     parts = []
     for home, (start, stop) in enumerate(pairwise(cut.edges)):
-        own = Indices(1, start, stop)
-        made = type(layer)(
+        features = Indices(1, start, stop)
+        part = type(layer)(
             stop - start, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, dtype=_dtype(layer)
         )
         names = ("weight", "bias", "running_mean", "running_var")
         holds: dict[str, Indices | None] = {name: Indices(0, start, stop) for name in names}
         if home == 0:  # each home counts; the state has one count
             holds["num_batches_tracked"] = None
-        parts.append(HomePart((own,), own, made, holds))
+        parts.append(HomePart((features,), features, part, holds))
     return Divided(tuple(parts), 1, cut.edges)
 
 
 def _dtype(layer: nn.Module) -> torch.dtype | None:
-    return next((one.dtype for one in (*layer.parameters(), *layer.buffers()) if one.is_floating_point()), None)
+    return next((t.dtype for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()), None)

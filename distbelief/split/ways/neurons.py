@@ -28,10 +28,10 @@ def columns(call: LayerCall) -> Divided:
     bounds, last = edges(layer.out_features, call.homes), len(call.gives.fixed) - 1
     parts = []
     for start, stop in pairwise(bounds):
-        own = Indices(0, start, stop)
-        holds = {name: own for name, _ in layer.named_parameters()}
-        made = part_of(layer, holds, out_features=stop - start)
-        parts.append(HomePart((None,), Indices(last, start, stop), made, holds))
+        rows = Indices(0, start, stop)
+        holds = {name: rows for name, _ in layer.named_parameters()}
+        part = part_of(layer, holds, out_features=stop - start)
+        parts.append(HomePart((None,), Indices(last, start, stop), part, holds))
     return Divided(tuple(parts), last, bounds)
 
 
@@ -50,8 +50,8 @@ def rows(call: LayerCall) -> Divided:
         holds: dict[str, Indices | None] = {"weight": Indices(1, start, stop)}
         if home == 0 and layer.bias is not None:  # it is added once
             holds["bias"] = None
-        made = part_of(layer, holds, in_features=stop - start)
-        parts.append(HomePart((Indices(last, start, stop),), None, made, holds))
+        part = part_of(layer, holds, in_features=stop - start)
+        parts.append(HomePart((Indices(last, start, stop),), None, part, holds))
     return Divided(tuple(parts), None)
 
 
@@ -72,11 +72,11 @@ def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
         if node in homes:
             continue
         partner = _partner(traced, node)
-        own = sum(parameter.numel() for parameter in traced.layer(node).parameters())
+        elements = sum(parameter.numel() for parameter in traced.layer(node).parameters())
         if partner in nodes and partner not in homes:
             homes[node], homes[partner] = "columns", "rows"
         else:
-            homes[node] = "columns" if own >= SMALL * total else 0
+            homes[node] = "columns" if elements >= SMALL * total else 0
     return homes
 
 

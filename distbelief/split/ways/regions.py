@@ -30,9 +30,9 @@ def regions(call: LayerCall) -> Divided:
     names = [name for name, _ in layer.named_parameters()]
     for home, bounds, need in _windows(call, layer.kernel_size[0], layer.stride[0], before, layer.dilation[0]):
         holds: dict[str, Indices | None] = dict.fromkeys(names)
-        made = part_of(layer, holds, padding=(0, aside))
-        own = home == call.owner
-        parts.append(HomePart((need,), bounds, made, holds if own else {}, borrows=() if own else tuple(names)))
+        part = part_of(layer, holds, padding=(0, aside))
+        owned = home == call.owner
+        parts.append(HomePart((need,), bounds, part, holds if owned else {}, borrows=() if owned else tuple(names)))
     return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.homes))
 
 
@@ -41,7 +41,7 @@ def pooled(call: LayerCall) -> Divided | None:
     layer = call.layer
     if not isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
         return None
-    size, step, before = (_first(one) for one in (layer.kernel_size, layer.stride, layer.padding))
+    size, step, before = (_first(side) for side in (layer.kernel_size, layer.stride, layer.padding))
     spread = _first(layer.dilation) if isinstance(layer, nn.MaxPool2d) else 1
     aside = layer.padding if isinstance(layer.padding, int) else layer.padding[1]
     if isinstance(layer, nn.AvgPool2d) and (before and not layer.count_include_pad):
@@ -61,11 +61,11 @@ def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) ->
     rows = call.gives.fixed[ROWS]
     if rows < call.homes:
         raise call.refuse("rows", rows)
-    found = []
+    windows = []
     for home, (start, stop) in enumerate(pairwise(edges(rows, call.homes))):
         need = Indices(ROWS, start * step - before, (stop - 1) * step - before + (size - 1) * spread + 1)
-        found.append((home, Indices(ROWS, start, stop), need))
-    return found
+        windows.append((home, Indices(ROWS, start, stop), need))
+    return windows
 
 
 def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:

@@ -31,48 +31,48 @@ def before_dense(traced: Traced) -> set[fx.Node]:
     Raises:
         UsageError: none of them calls a layer that has something to train.
     """
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in traced.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         dense = node.op == "call_module" and rule_of(traced.layer(node), "columns")
         known = all(
-            input_node in found or input_node.op in ("placeholder", "get_attr") for input_node in node.all_input_nodes
+            input_node in nodes or input_node.op in ("placeholder", "get_attr") for input_node in node.all_input_nodes
         )
         if known and not dense:
-            found.add(node)
-    if not any(node.op == "call_module" and any(True for _ in traced.layer(node).parameters()) for node in found):
+            nodes.add(node)
+    if not any(node.op == "call_module" and any(True for _ in traced.layer(node).parameters()) for node in nodes):
         raise UsageError(
             "--split samples: no layer with weights comes before the fully connected ones; split these by neurons"
         )
-    return found
+    return nodes
 
 
 def rounds(
-    traced: Traced, placed: Mapping[fx.Node, int | Divided], own: Collection[fx.Node], homes: int
+    traced: Traced, placed: Mapping[fx.Node, int | Divided], in_parts: Collection[fx.Node], homes: int
 ) -> tuple[Traced, Placed]:
     """The model with a copy of each node for each part of the minibatch, and where those are computed.
 
     Args:
         traced: the model.
         placed: where some of its nodes are computed.
-        own: nodes each of whose copies is computed by the home of that part.
+        in_parts: nodes each of whose copies is computed by the home of that part.
         homes: how many, and how many parts.
 
     Raises:
         UsageError: something is computed of several samples together.
     """
-    made = _Rounds(traced, homes)
+    rewritten = _Rounds(traced, homes)
     for node in traced.graph.nodes:
-        made.take(node)
-    found: Placed = {}
-    for node, copies in made.copies.items():
-        for number, one in enumerate(dict.fromkeys(copies)):
-            if node in own:
-                found[one] = number
+        rewritten.take(node)
+    placed_copies: Placed = {}
+    for node, copies in rewritten.copies.items():
+        for number, part in enumerate(dict.fromkeys(copies)):
+            if node in in_parts:
+                placed_copies[part] = number
             elif node in placed:
-                found[one] = placed[node]
-    return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), found
+                placed_copies[part] = placed[node]
+    return replace(traced, model=rewritten.model, graph=rewritten.graph, shapes=rewritten.shapes), placed_copies
 
 
 class _Rounds:
@@ -100,35 +100,35 @@ class _Rounds:
 
     def _parts_of(self, node: fx.Node) -> list[fx.Node]:
         """An input in parts; one that has no samples stays whole."""
-        made = self.graph.placeholder(node.name)
-        made.meta = dict(node.meta)
+        whole = self.graph.placeholder(node.name)
+        whole.meta = dict(node.meta)
         shape = self._traced.shapes.get(node)
         if shape is None and node.name != "samples":
-            return [made] * self._parts
+            return [whole] * self._parts
         if shape is not None:
-            self.shapes[made] = shape
+            self.shapes[whole] = shape
             if not (shape.growth and shape.growth[0]):
-                return [made] * self._parts
+                return [whole] * self._parts
         function = samples_of if shape is None else share_of
-        parts = [self.graph.call_function(function, (made, number, self._parts)) for number in range(self._parts)]
-        for number, one in enumerate(parts):
-            one.meta.update(path="", flops=0)
+        parts = [self.graph.call_function(function, (whole, number, self._parts)) for number in range(self._parts)]
+        for number, part in enumerate(parts):
+            part.meta.update(path="", flops=0)
             if shape is not None:
-                self.shapes[one] = replace(shape, share=(number, self._parts))
+                self.shapes[part] = replace(shape, share=(number, self._parts))
         return parts
 
     def _copy(self, node: fx.Node, number: int | None) -> fx.Node:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: self.copies[one][number or 0])
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda input_node: self.copies[input_node][number or 0])
         name = node.name if number is None else f"{node.name}_part_{number}"
-        made = self.graph.create_node(node.op, self._target(node, number), args, kwargs, name)
-        made.meta = {**node.meta, "copied from": node.name}
+        copy = self.graph.create_node(node.op, self._target(node, number), args, kwargs, name)
+        copy.meta = {**node.meta, "copied from": node.name}
         shape = self._traced.shapes.get(node)
         if number is not None:
-            made.meta["flops"] = node.meta.get("flops", 0) // self._parts
+            copy.meta["flops"] = node.meta.get("flops", 0) // self._parts
             shape = shape and replace(shape, share=(number, self._parts))
         if shape is not None:
-            self.shapes[made] = shape
-        return made
+            self.shapes[copy] = shape
+        return copy
 
     def _target(self, node: fx.Node, number: int | None) -> Target:
         """Return what a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
@@ -155,10 +155,10 @@ class _Rounds:
             if shape is None or not shape.growth or (shape.fixed[0], shape.growth[0]) != (0, 1):
                 raise self._refusal(node)
             samples = next(iter(self.graph.nodes))  # the first placeholder is their number
-            made = self.graph.call_function(joined, (parts, samples))
-            made.meta.update(path=node.meta["path"], flops=0)
-            self.shapes[made] = shape
-            self._whole[node] = made
+            whole = self.graph.call_function(joined, (parts, samples))
+            whole.meta.update(path=node.meta["path"], flops=0)
+            self.shapes[whole] = shape
+            self._whole[node] = whole
         return self._whole[node]
 
     def _refuse_together(self, node: fx.Node) -> None:
@@ -184,8 +184,8 @@ class _Rounds:
 
     def _holds(self, node: fx.Node) -> bool:
         """Return whether tensors are taken out of what a node gives."""
-        taken = (user for user in node.users if user.target in (operator.getitem, getattr))
-        return any(user in self._traced.shapes or self._holds(user) for user in taken)
+        readers = (user for user in node.users if user.target in (operator.getitem, getattr))
+        return any(user in self._traced.shapes or self._holds(user) for user in readers)
 
     def _refusal(self, node: fx.Node) -> UsageError:
         what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
@@ -212,5 +212,5 @@ def _of_all_samples(layer: nn.Module) -> bool:
 
 def joined(parts: Sequence[torch.Tensor], samples: int) -> torch.Tensor:
     """Return what all parts give, one behind the other, without what those gave that have copies."""
-    made = torch.cat([*parts])
-    return made if len(made) == samples else made[:samples]
+    whole = torch.cat([*parts])
+    return whole if len(whole) == samples else whole[:samples]

@@ -49,11 +49,11 @@ def unrolled(
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
-    made = _Unrolling(traced, partitions, chunks, _works(traced, stacks))
+    unrolling = _Unrolling(traced, partitions, chunks, _works(traced, stacks))
     for node in traced.graph.nodes:
-        made.take(node, node in stacks)
-    made.drop_unused()
-    return replace(traced, model=made.model, graph=made.graph, shapes=made.shapes), made.homes
+        unrolling.take(node, node in stacks)
+    unrolling.drop_unused()
+    return replace(traced, model=unrolling.model, graph=unrolling.graph, shapes=unrolling.shapes), unrolling.homes
 
 
 def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
@@ -81,11 +81,11 @@ def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
     def grown(chunk: int) -> float:
         return float(growth ** (chunk - longest))  # of the largest, so that it cannot be more than a number may be
 
-    found = [0]
+    cuts = [0]
     for chunk in range(1, chunks + 1):
         wanted = round(steps * (grown(chunk) - grown(0)) / (grown(chunks) - grown(0)))
-        found.append(min(max(wanted, found[-1] + 1), steps - (chunks - chunk)))
-    return tuple(found)
+        cuts.append(min(max(wanted, cuts[-1] + 1), steps - (chunks - chunk)))
+    return tuple(cuts)
 
 
 class _Unrolling:
@@ -111,11 +111,11 @@ class _Unrolling:
             self._new[node] = self._unrolled(node)
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._new.__getitem__)
-            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
-            made.meta = dict(node.meta)
-            self._new[node] = made
+            copy = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+            copy.meta = dict(node.meta)
+            self._new[node] = copy
             if node in self._traced.shapes:
-                self.shapes[made] = self._traced.shapes[node]
+                self.shapes[copy] = self._traced.shapes[node]
 
     def drop_unused(self) -> None:
         """Leave out what was put together and nobody takes: states, mostly."""
@@ -141,12 +141,9 @@ class _Unrolling:
         layers = [self._layer(stack, path, number) for number in range(stack.num_layers)]
         states = [self._first(state, number, path) for number in range(stack.num_layers)]
         outputs: list[fx.Node] = []
-        for given in self._chunks_of(sequence, dimension, bounds, path):
-            flow = given
+        for flow in self._chunks_of(sequence, dimension, bounds, path):
             for number, name in enumerate(layers):
-                flow, states[number] = self._step(
-                    node, name, flow, states[number], stack, homes[number], len(bounds) - 1
-                )
+                flow, states[number] = self._step(node, name, flow, states[number], homes[number], len(bounds) - 1)
             outputs.append(flow)
         whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
         output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
@@ -179,8 +176,8 @@ class _Unrolling:
         """Return how much longer a home works than the one before it, in the mean over all."""
         if self._partitions == 1:
             return 1.0
-        first, last = (sum(work for work, at in zip(self._works, homes, strict=True) if at == home)
-                       for home in (0, self._partitions - 1))  # fmt: skip
+        works = list(zip(homes, self._works, strict=True))
+        first, last = (sum(work for at, work in works if at == home) for home in (0, self._partitions - 1))
         return float((last / first) ** (1 / (self._partitions - 1)))
 
     def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
@@ -203,13 +200,13 @@ class _Unrolling:
         takes = stack.input_size if number == 0 else stack.hidden_size
         kind = {"nonlinearity": stack.nonlinearity} if isinstance(stack, nn.RNN) else {}
         make: Any = type(stack)
-        made = make(
+        layer = make(
             takes, stack.hidden_size, bias=stack.bias, batch_first=stack.batch_first, device="meta", **kind
         ).train(stack.training)
-        for name in list(made._parameters):
-            setattr(made, name, getattr(stack, f"{name.removesuffix('0')}{number}"))
+        for name in list(layer._parameters):
+            setattr(layer, name, getattr(stack, f"{name.removesuffix('0')}{number}"))
         target = f"{path.replace('.', '_')}_layer_{number}"
-        self.model._modules[target] = made
+        self.model._modules[target] = layer
         return target
 
     def _first(self, state: State | None, number: int, path: str) -> State | None:
@@ -224,25 +221,27 @@ class _Unrolling:
         return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, stack: nn.RNNBase, home: int, chunks: int
+        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, home: int, chunks: int
     ) -> tuple[fx.Node, State]:
         """One layer over one chunk, of as many steps as the others more or less."""
-        made = self.graph.call_module(name, (flow,) if state is None else (flow, state))
-        made.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
-        self.homes[made] = home
-        taken = self.shapes[flow]
-        gives = replace(taken, fixed=(*taken.fixed[:-1], stack.hidden_size), differentiable=True)
-        output = self._call(operator.getitem, (made, 0), made.meta["path"], gives, home)
-        batch = [(taken.fixed[at], taken.growth[at]) for at in range(len(taken.fixed) - 1)]
+        stack = self._traced.layer(node)
+        assert isinstance(stack, nn.RNNBase)
+        call = self.graph.call_module(name, (flow,) if state is None else (flow, state))
+        call.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
+        self.homes[call] = home
+        shape = self.shapes[flow]
+        gives = replace(shape, fixed=(*shape.fixed[:-1], stack.hidden_size), differentiable=True)
+        output = self._call(operator.getitem, (call, 0), call.meta["path"], gives, home)
+        batch = [(shape.fixed[at], shape.growth[at]) for at in range(len(shape.fixed) - 1)]
         if len(batch) == 2:
             batch = [(1, 0), batch[0] if stack.batch_first else batch[1], (stack.hidden_size, 0)]
         else:
             batch = [(1, 0), (stack.hidden_size, 0)]
-        held = replace(gives, fixed=tuple(one for one, _ in batch), growth=tuple(more for _, more in batch))
+        held = replace(gives, fixed=tuple(side for side, _ in batch), growth=tuple(more for _, more in batch))
         if not isinstance(stack, nn.LSTM):
-            return output, self._call(operator.getitem, (made, 1), made.meta["path"], held, home)
-        both = self._call(operator.getitem, (made, 1), made.meta["path"], None, home)
-        return output, tuple(self._call(operator.getitem, (both, one), made.meta["path"], held, home) for one in (0, 1))
+            return output, self._call(operator.getitem, (call, 1), call.meta["path"], held, home)
+        both = self._call(operator.getitem, (call, 1), call.meta["path"], None, home)
+        return output, tuple(self._call(operator.getitem, (both, at), call.meta["path"], held, home) for at in (0, 1))
 
     def _last(self, states: Sequence[Any], path: str, home: int) -> Any:
         if isinstance(states[0], tuple):
@@ -258,10 +257,10 @@ class _Unrolling:
         shape: Shape | None,
         home: int | None = None,
     ) -> fx.Node:
-        made = self.graph.call_function(function, args)
-        made.meta.update(path=path, flops=0)
+        node = self.graph.call_function(function, args)
+        node.meta.update(path=path, flops=0)
         if shape is not None:
-            self.shapes[made] = shape
+            self.shapes[node] = shape
         if home is not None:
-            self.homes[made] = home
-        return made
+            self.homes[node] = home
+        return node

@@ -1,10 +1,8 @@
-"""Allreduce: no server; replicas add up their gradients among themselves, and each makes the same update (Goyal et al.
-2017, section 3).
-"""
+"""Allreduce: no server; replicas add up gradients themselves, each makes the same update (Goyal 2017, section 3)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -31,9 +29,6 @@ class Allreduce(Reducing, Splittable, Scaled):
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of every replica."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew; with --on-death stop, the coordinator only.
-    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

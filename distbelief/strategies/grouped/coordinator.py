@@ -1,5 +1,4 @@
-"""The coordinator of a job without a server: it forms groups of the replicas that are there, deals to a whole group at
-once, and forms the next when one dies or comes.
+"""The coordinator without a server: it forms a group of the replicas, deals to all at once, and forms it anew.
 
 A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
 source of what the others lack; all are told who is in it. What is dealt and not done is then dealt again. So every
@@ -40,9 +39,7 @@ from distbelief.strategies.grouped.settings import reduction
 AHEAD = 2
 """Round batches that a group has at a time."""
 BARREN, BARREN_WITH_GUESTS = 5, 2
-"""Groups in a row that may break up without having made a round, though nobody has died; and with guests, who may be
-where the others do not reach them.
-"""
+"""Groups in a row that may break up without a round or a death; and with guests, whom others may not reach."""
 
 
 class AllreduceCoordinator(Answering):
@@ -184,8 +181,8 @@ class AllreduceCoordinator(Answering):
 
     def _round_batches(self, plan: Plan) -> RoundBatches:
         """All that is to be done from the newest checkpoint on."""
-        data, own = plan.settings.data, reduction(plan.settings)
-        return RoundBatches(plan.samples, data.batch_size, data.epochs, self._kept.position, own.accumulate)
+        s = plan.settings
+        return RoundBatches(plan.samples, s.batch_size, s.epochs, self._kept.position, reduction(s).accumulate)
 
     def _gathered(self) -> list[Effect]:
         """Begin, once all are there who will come."""
@@ -195,7 +192,7 @@ class AllreduceCoordinator(Answering):
         self._enter(GroupPhase.TRAINING)
         s, plan = self.settings, self.plan
         begun = records.Started(
-            len(here), 0, plan.layout.parameters, plan.samples, s.data.batch_size, s.data.epochs, self.samples
+            len(here), 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self.samples
         )
         effects: list[Effect] = [WriteRecord(begun), *(WriteRecord(records.Joined(role)) for role in here)]
         if self.data.finished:
@@ -203,9 +200,7 @@ class AllreduceCoordinator(Answering):
         return [*effects, *budget_timer(s), *self._regroup()]
 
     def _regroup(self) -> list[Effect]:
-        """Have all who are in a group halt; or, where that was asked already, form the next one if nobody is waited
-        for.
-        """
+        """Have a group's members halt; where that was asked already, form the next once nobody is waited for."""
         halting = self._groups.break_up()
         self._out = False
         return [*(Send(role, grouping.Halt(self._groups.number)) for role in halting), *self._assemble()]
@@ -226,8 +221,8 @@ class AllreduceCoordinator(Answering):
         checkpoint = self._kept.checkpoint if nothing else ""
         begins = self.rounds if nothing else groups.most
         members, source = groups.form(begins, alike=not checkpoint)
-        told = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
-        return [*effects, *(Send(role, told) for role in groups.group)]
+        assemble = grouping.Assemble(groups.number, self.plan, members, source, begins, self.samples, checkpoint)
+        return [*effects, *(Send(role, assemble) for role in groups.group)]
 
     def _whole(self, rounds: int) -> list[Effect]:
         """All of a group hold what it begins with: what was dealt to the last and is not in that is dealt again."""
@@ -242,11 +237,11 @@ class AllreduceCoordinator(Answering):
     def _record_gone(self, lost: list[int]) -> list[Effect]:
         """Tell who is gone since the last group was formed, and how many minibatches of theirs are dealt again."""
         held = dict(zip(self._groups.dealt, lost, strict=False))
-        told: list[Effect] = [
+        effects: list[Effect] = [
             WriteRecord(records.Gone(role, held.get(role, 0), reason, died)) for role, reason, died in self._fallen
         ]
         self._fallen = []
-        return told
+        return effects
 
     def _rewind(self) -> list[Effect]:
         """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
@@ -263,8 +258,8 @@ class AllreduceCoordinator(Answering):
             self._enter(GroupPhase.TRAINING)
             self._cause, self._duties = Cause.EPOCHS_DONE, []
         whence = f"go back to checkpoint {self.number - 1}" if self._kept.checkpoint else "begin anew"
-        told = f"every replica that held the parameters is gone; those that came again {whence}"
-        return [*held, WriteRecord(records.Note(told)), WriteRecord(records.Rewound(self.samples))]
+        text = f"every replica that held the parameters is gone; those that came again {whence}"
+        return [*held, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(self.samples))]
 
     def _on_broken(self, sender: str, event: grouping.Broken) -> list[Effect]:
         """A member cannot go on: should nobody have died, the same group is formed again."""
@@ -272,11 +267,11 @@ class AllreduceCoordinator(Answering):
             return []
         self._barren += 1
         if self._barren > BARREN:
-            told = (
+            why = (
                 f"{BARREN} groups of replicas broke up one after the other without a round; the last since "
                 f"{event.reason}"
             )
-            return self._end(Cause.NO_ROUND, told)
+            return self._end(Cause.NO_ROUND, why)
         sent_away = self._send_guests_away(event.reason) if self._barren >= BARREN_WITH_GUESTS else []
         return [
             *sent_away,
@@ -328,14 +323,14 @@ class AllreduceCoordinator(Answering):
         """Return how many may be dealt now: no more than there are to the next measure or checkpoint by minibatches."""
         s, held = self.settings, sum(self._held)
         every = (
-            (s.evaluate_minibatches * self._evaluates, self._unmeasured.done),
-            (s.snapshot_minibatches, self._minibatches),
+            (s.evaluations.minibatches * self._evaluates, self._unmeasured.done),
+            (s.snapshots.minibatches, self._minibatches),
         )
         left = [max(0, -(-(whole - done - held) // members)) for whole, done in every if whole]
-        return min(ROUNDS_LIMIT, s.snapshot_pushes or ROUNDS_LIMIT, *left)
+        return min(ROUNDS_LIMIT, s.snapshots.pushes or ROUNDS_LIMIT, *left)
 
     def _measures_after(self, epoch: int) -> bool:
-        return self._evaluates and is_due(self.settings.evaluate_every, epoch)
+        return self._evaluates and is_due(self.settings.evaluations.epochs, epoch)
 
     def _keeps_after(self, epoch: int) -> bool:
         return is_due(self.settings.checkpoint_every, epoch)
@@ -378,9 +373,9 @@ class AllreduceCoordinator(Answering):
         return effects + self._in_time()
 
     def _stepped(self, role: str, share: Share) -> records.Stepped:
-        told = self._told.pop(role, None)
-        losses = told.losses if told else 0
-        loss = told.loss / losses if told and losses else None
+        report = self._told.pop(role, None)
+        losses = report.losses if report else 0
+        loss = report.loss / losses if report and losses else None
         return records.Stepped(role, share.steps, share.samples, share.steps, loss, 0, losses)
 
     # what the first member does for all
@@ -389,7 +384,7 @@ class AllreduceCoordinator(Answering):
         """Ask for a checkpoint by the pushes made, and set the clock for the next where any were made."""
         if snapshot_due(self.settings, self._pushes, minibatches=self._minibatches):
             self._want_checkpoint()
-        every = self.settings.evaluate_minibatches * self._evaluates
+        every = self.settings.evaluations.minibatches * self._evaluates
         if self._may(GroupMay.DEAL) and self._unmeasured.due(every):
             self._duties.append((Duty.MEASURE, self.epochs))
         return self._timer.start(self.settings, self._pushes) if self._may(GroupMay.DEAL) else []
@@ -424,9 +419,7 @@ class AllreduceCoordinator(Answering):
         return self._out and self._groups.group[:1] == [sender] and self._duties[0][0] is what
 
     def _is_done(self, what: Duty, sender: str) -> bool:
-        """Return whether this is the answer to what the first member was asked for last; the next may be asked for
-        then.
-        """
+        """Return whether this answers what the first member was asked for last; the next may be asked for then."""
         if not self._does(what, sender):
             return False
         self._duties.pop(0)

@@ -36,17 +36,17 @@ class Followers:
         self._siblings, self.collect = siblings, collect
         self._said: dict[tuple[str, type[Message]], Message] = {}
 
-    def enter(self, own: grouping.Enter) -> grouping.Enter:
+    def enter(self, enter: grouping.Enter) -> grouping.Enter:
         """Return what the lead enters the job with, for all."""
         joined = self._siblings.joined
-        entered = [one for role in self._siblings.followers if isinstance(one := joined[role], grouping.Enter)]
-        parts = tuple(grouping.PartPlace(Address(one.address, one.incarnation), one.store) for one in entered)
-        return replace(own, digest=" ".join([own.digest, *(one.digest for one in entered)]), parts=parts)
+        entered = [entry for role in self._siblings.followers if isinstance(entry := joined[role], grouping.Enter)]
+        parts = tuple(grouping.PartPlace(Address(entry.address, entry.incarnation), entry.store) for entry in entered)
+        return replace(enter, digest=" ".join([enter.digest, *(entry.digest for entry in entered)]), parts=parts)
 
-    def assemble(self, told: grouping.Assemble) -> list[Send]:
+    def assemble(self, assemble: grouping.Assemble) -> list[Send]:
         """Have each form a group with the same partitions of the other replicas."""
         return [
-            Send(role, replace(told, members=grouping.column(told.members, partition)))
+            Send(role, replace(assemble, members=grouping.column(assemble.members, partition)))
             for partition, role in enumerate(self._siblings.followers, 1)
         ]
 
@@ -63,12 +63,12 @@ class Followers:
     def missing(self, kind: type[Said], fits: Callable[[Said], bool]) -> list[str]:
         """Those of which the last word of a kind is not the one that is waited for."""
         last = [(role, self._said.get((role, kind))) for role in self._siblings.followers]
-        return [role for role, said in last if not (isinstance(said, kind) and fits(said))]
+        return [role for role, word in last if not (isinstance(word, kind) and fits(word))]
 
     def said(self, kind: type[Said]) -> list[Said]:
         """The last word of a kind, of each that has said one; it is not said again."""
-        found = [self._said.pop((role, kind), None) for role in self._siblings.followers]
-        return [said for said in found if isinstance(said, kind)]
+        words = [self._said.pop((role, kind), None) for role in self._siblings.followers]
+        return [word for word in words if isinstance(word, kind)]
 
     def forget(self) -> None:
         """Forget what they have said."""

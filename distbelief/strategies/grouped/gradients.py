@@ -16,10 +16,8 @@ from distbelief.strategies.grouped.settings import reduction
 class GradientVectors(Protocol):
     """Vectors in which gradients are added up, as a carrier sees them."""
 
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two vectors of so many bytes (1-D uint8), which may be one: where this replica writes its gradient, and where
-        it finds the sum.
-        """
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Open two vectors of so many bytes (1-D uint8), perhaps one: for this replica's gradient, and for the sum."""
         ...
 
     def ready(self, bucket: int) -> None:
@@ -36,7 +34,7 @@ class OwnVector:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def open(self, size: int, found: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector for both."""
         vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
         return vector, vector
@@ -61,11 +59,11 @@ class Gradients:
         self, plan: Plan, partition: int, parameters: Sequence[torch.Tensor], vector: torch.Tensor,
         vectors: GradientVectors, overlaps: bool,
     ) -> None:  # fmt: skip
-        layout, own = plan.layout, reduction(plan.settings)
+        layout, options = plan.layout, reduction(plan.settings)
         home = layout.homes[partition]
         base = home.all.start
-        found = buckets(layout, own.bucket_mb, partition)
-        both = (*found, *(of_buffers(layout, partition) if own.buffers == "broadcast" else ()))
+        trained_buckets = buckets(layout, options.bucket_mb, partition)
+        both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
         self.slot, self.sum = vectors.open(home.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
         """Copy of the sum on the model's device, where it is added up in the memory of the host."""
@@ -74,11 +72,11 @@ class Gradients:
         trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
         self._views = [typed(self.slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
         self._bucket = [
-            next((i for i, b in enumerate(found) if b.start <= e.start - base < b.stop), -1) for e in trained
+            next((i for i, b in enumerate(trained_buckets) if b.start <= e.start - base < b.stop), -1) for e in trained
         ]
-        self._counts = [self._bucket.count(i) for i in range(len(found))]
+        self._counts = [self._bucket.count(i) for i in range(len(trained_buckets))]
         self._all = len(both)
-        self._sums = [typed(self.sum, b.start, b.stop, b.dtype) for b in found]
+        self._sums = [typed(self.sum, b.start, b.stop, b.dtype) for b in trained_buckets]
         self._buffers = [
             (vector[b.start : b.stop], self.slot[b.start : b.stop], self.sum[b.start : b.stop])
             for b in both
@@ -93,9 +91,7 @@ class Gradients:
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
 
     def weigh(self, weight: float, first: bool, last: bool) -> None:
-        """Set the weight of the next gradient, and whether it is the first of its round, which is written, and the
-        last.
-        """
+        """Set the weight of the next gradient; whether it is its round's first, which is written, and its last."""
         self._weight, self._first, self._last = weight, first, last
         self._missing, self._left = [True] * len(self._views), list(self._counts)
 
@@ -134,7 +130,7 @@ class Gradients:
         """Return the ranges with a gradient of this replica in this round, buffers too; none where all have."""
         if all(self._has):
             return ()
-        return self._moving.without(one for one, has in zip(self._ranges, self._has, strict=True) if not has)
+        return self._moving.without(section for section, has in zip(self._ranges, self._has, strict=True) if not has)
 
     def contribute_nothing(self) -> None:
         """Have zeros there."""
@@ -142,8 +138,8 @@ class Gradients:
         self._tell_rest(everything=True)
 
     def _tell_rest(self, everything: bool = False) -> None:
-        for own, slot, _ in self._buffers:
-            slot.copy_(own)
+        for buffer, slot, _ in self._buffers:
+            slot.copy_(buffer)
         for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
             self._ready(bucket)
 
@@ -166,8 +162,8 @@ class Gradients:
 
     def adopt_buffers(self) -> None:
         """Take the buffers in the vector as the model's own."""
-        for own, _, there in self._buffers:
-            own.copy_(there)
+        for buffer, _, there in self._buffers:
+            buffer.copy_(there)
 
 
 def typed(vector: torch.Tensor, start: int, stop: int, dtype: str) -> torch.Tensor:

@@ -382,9 +382,7 @@ class AllreduceReplica:
         rounds = [round_of(portion, width, number) for number in range(-(-portion.count // width))]
         self._coming = deque(Batch(portion.epoch, index) for taken in rounds for index in taken[self._rank :: count])
         for taken in rounds:
-            sizes = [
-                min(settings.data.batch_size, self._plan.samples - index * settings.data.batch_size) for index in taken
-            ]
+            sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
             computed = None
             own = sizes[self._rank :: count]
             for at, size in enumerate(own):

@@ -1,7 +1,4 @@
-"""Round batches: the minibatches of an epoch dealt to a whole group at once, a round of them after the other, and taken
-back
-where the group breaks up.
-"""
+"""Round batches: an epoch's minibatches, dealt to a whole group round by round, and taken back as it breaks up."""
 
 from __future__ import annotations
 
@@ -105,12 +102,12 @@ class RoundBatches(Epochs):
         shares = [Share() for _ in range(self._members)]
         for _ in range(rounds):
             portion, done = self._out.popleft()
-            taken = round_of(portion, self._width, done)
-            for turn, index in enumerate(taken):
+            batches = round_of(portion, self._width, done)
+            for turn, index in enumerate(batches):
                 member = turn % self._members
                 steps, samples = shares[member]
                 shares[member] = Share(steps + 1, samples + self.samples_of(index))
-            self._count(portion.epoch, len(taken))
+            self._count(portion.epoch, len(batches))
             if (done + 1) * self._width < portion.count:
                 self._out.appendleft((portion, done + 1))
         return shares

@@ -33,7 +33,8 @@ class Reducing(StrategyOptions):
     own).
     """
     on_death: str = field(default="regroup", kw_only=True)
-    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once)."""
+    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once, and
+    --restarts is of the coordinator only)."""
     per_host: int = field(default=0, kw_only=True)
     """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared
     memory); 0 for all.
@@ -60,7 +61,7 @@ class Reducing(StrategyOptions):
 
     def global_batch(self, settings: Settings) -> int:
         """Return what all accumulate for a round."""
-        return settings.replicas * settings.data.batch_size * self.accumulate
+        return settings.replicas * settings.batch_size * self.accumulate
 
 
 def reduction(settings: Settings) -> Reducing:

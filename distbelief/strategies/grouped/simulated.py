@@ -1,6 +1,4 @@
-"""A replica of a simulated job without a server: it sends the others the pieces of its gradients over the virtual
-network.
-"""
+"""A replica of a simulated job without a server: it sends pieces of gradients over the virtual network."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
-from distbelief.schedules.price import CHOICES, LinkModel, cheapest
+from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica
@@ -46,21 +44,20 @@ def simulated_replica(context: Context, stage: VirtualStage) -> Part:
 def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int) -> str:
     """The cheapest algorithm for a bucket on this network."""
     network, inside = stage.endpoint.network.model, stage.endpoint.network.inside
-    link = LinkModel(network.latency, network.bandwidth, stage.addition)
-    within = LinkModel(inside.latency, inside.bandwidth, stage.addition) if inside else None
-    return cheapest(ranks, bucket.length, bucket.item, link, within, by_host(ranks, per_host), CHOICES, HEADER)
+    link = LinkModel(network.latency, network.bandwidth, stage.addition, HEADER)
+    within = LinkModel(inside.latency, inside.bandwidth, stage.addition, HEADER) if inside else None
+    return cheapest(by_host(ranks, per_host), bucket.length, bucket.item, link, within)
 
 
 def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
-    """The first bucket of a whole replica is ready before a step is over; when the others are, the story asks the
-    clock.
+    """Time a step: a whole replica's first bucket is ready before its end; of the others the story asks the clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
     after its round.
     """
-    own = reduction(plan.settings)
+    options = reduction(plan.settings)
     if plan.settings.partitions == 1:
-        stage.timing.first = shares([*buckets(plan.layout, own.bucket_mb)])[0]
+        stage.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
     if (work := stage.endpoint.work) is not None:
         trained = plan.layout.homes[partition].trained.size
-        stage.timing.more = work.copy(trained) + work.update(trained) / own.accumulate
+        stage.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

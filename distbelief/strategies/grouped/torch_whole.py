@@ -19,9 +19,7 @@ from distbelief.tasks.flat import FlatModule
 
 
 class _Stepped(TorchSlice):
-    """The slice of a replica that holds everything: the model's own buffers are in it, and are no business of an
-    update's.
-    """
+    """The slice of a replica that holds everything: the model's own buffers are in it, and take no update."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
         moving = plan.layout.homes[partition].moving.size
@@ -156,7 +154,7 @@ class TorchWhole:
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
         arrays = self.arrays().items()
-        return [(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), one.nbytes) for name, one in arrays]
+        return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes) for name, t in arrays]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
         """A copy of bytes [start, stop) of one of these arrays."""

@@ -1,6 +1,4 @@
-"""Whole model of a replica, as a story asks for it: parameters with their optimizer, and the vector in which gradients
-are added up.
-"""
+"""Whole model of a replica, as a story asks for it: parameters with their optimizer, and the vector of gradients."""
 
 from __future__ import annotations
 
@@ -28,14 +26,10 @@ class Whole(Protocol):
         ...
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """Set the weight of the next gradient: its minibatch's share of its round; and whether it is this replica's
-        first there, or last.
-        """
+        """Set the weight of the next gradient, its share of its round; and whether it is the first there, or last."""
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, added to the round's others, and the buffers behind it; a
-        parameter without one adds zero.
-        """
+        """Add the step's gradient to the round's vector, zero where there is none, with the buffers behind it."""
 
     def take_written(self) -> None:
         """Go on from what the script has written to its parameters."""

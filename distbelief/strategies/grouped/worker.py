@@ -1,6 +1,4 @@
-"""A replica of a job without a server, as one process of a machine: it computes, and adds up its gradients with those
-of the others.
-"""
+"""A replica without a server, as one process of a machine: it computes, and adds up its gradients with the others'."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
 from distbelief.fabric.base import Told
 from distbelief.fabric.in_order import InOrder
+from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
@@ -65,7 +64,7 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
 class OneRank(OwnVector):
     """Vector of a job of one replica, which has nobody to add up with."""
 
-    def form(self, group: Assemble, told: Told) -> bool:
+    def form(self, group: Assemble, interrupted: Told) -> bool:
         """It is all of the group."""
         return True
 
@@ -81,15 +80,16 @@ def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
     """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
     they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    index, own, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
+    index, options, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
     if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):  # and no guest joins
         return OneRank(device)
     if stage.transport == "shared":
-        return SharedMemory(stage.descriptor(), index, settings.replicas, own.algorithm, own.per_host)
+        return SharedMemory(stage.descriptor(), index, settings.replicas, options.algorithm, options.per_host)
     if stage.encrypted:
         endpoint, address = stage.open_endpoint()
-        return Links(index, settings.replicas + GUESTS, device, own.algorithm, own.per_host, endpoint, address)
+        lines = LinkLines(endpoint, index, settings.replicas + GUESTS)
+        return Links(lines, index, device, options.algorithm, options.per_host, address)
     if interface := interface_of(stage.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, device, own.algorithm, own.per_host, stage.advertise)
+    return ProcessGroup(index, device, options.algorithm, options.per_host, stage.advertise)

@@ -1,6 +1,4 @@
-"""The strategies on a parameter server, one for each answer to what may be stale: downpour, synchronous, softsync,
-bounded.
-"""
+"""Strategies on a parameter server, by what may be stale: downpour, synchronous, softsync, bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from distbelief.core import consistency
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.rounds import Rounds, quorum_of
-from distbelief.core.settings import Pushing, Settings, at_least, option
+from distbelief.core.settings import Accruing, Pushing, Settings, at_least, option
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Scaled, Served, Splittable
@@ -66,7 +64,7 @@ class Downpour(Asynchronous):
 
 
 @dataclass(frozen=True)
-class Synchronous(ServedWithOptimizer, Scaled):
+class Synchronous(Accruing, ServedWithOptimizer, Scaled):
     """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union
     (Chen et al. 2016).
     """
@@ -77,8 +75,6 @@ class Synchronous(ServedWithOptimizer, Scaled):
     gathers: ClassVar[bool] = True
     one_moment: ClassVar[bool] = True
 
-    push_every: int = 1
-    """Minibatches whose gradients each replica accumulates for a round."""
     backup_workers: int = 0
     """Replicas that a round does not wait for: the last gradients are dropped, and their minibatches dealt again."""
     quorum: float = field(default=0.0, kw_only=True)

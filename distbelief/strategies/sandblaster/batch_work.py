@@ -1,5 +1,4 @@
-"""Work as a batch method deals it: its story is played, replicas compute work units of portions, and shards operate on
-vectors.
+"""Work of a batch method: its story is played, replicas compute work units, and shards operate on vectors.
 
 It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
 the history and, as the position, the few numbers that the story goes on with. When a shard dies and has no standby, all
@@ -48,14 +47,14 @@ class BatchWork:
         assert job.plan is not None
         last = job.data.evaluation if isinstance(job.data, Evaluating) else 0
         work = Evaluating(job.plan, job.saving.position, job.saving.samples, last)
-        self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.data.epochs, work.state).story()
+        self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
         self._kinds, self._told = (), []
         return work
 
     def again(self, shard: str) -> list[Effect]:
         """Send a shard the operations since all shards had answered."""
-        return [Send(shard, told) for told in self._told]
+        return [Send(shard, operate) for operate in self._told]
 
     def defers(self) -> bool:
         """Until the job is at rest."""
@@ -80,27 +79,27 @@ class BatchWork:
             assert self._story is not None
             self._resting, answer, self._answer = False, self._answer, None
             try:
-                asked = self._story.send(answer)
+                request = self._story.send(answer)
             except StopIteration as end:
                 return effects + job.finish(*end.value)
-            if isinstance(asked, AskEvaluation):
-                gather = _dealt(job).begin(asked.batch, job.membership.served)
+            if isinstance(request, AskEvaluation):
+                gather = _dealt(job).begin(request.batch, job.membership.served)
                 self._waits = True
-                effects += self._operate(job, (*asked.commands, gather))
-            elif isinstance(asked, AskOperation):
-                effects += self._operate(job, asked.commands)
+                effects += self._operate(job, (*request.commands, gather))
+            elif isinstance(request, AskOperation):
+                effects += self._operate(job, request.commands)
                 self._waits = bool(self._kinds)
                 self._answer = []
             else:
-                effects += self._iterated(job, asked)
+                effects += self._iterated(job, request)
         return effects
 
     def _operate(self, job: Coordinator, commands: Sequence[AnyCommand]) -> list[Effect]:
         self._operation += 1
         self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
         unready = job.shards.unready  # they are told later
-        self._told.append(told := operations.Operate(self._operation, tuple(commands)))
-        return [Send(shard, told) for shard in job.shards.roles if shard not in unready]
+        self._told.append(operate := operations.Operate(self._operation, tuple(commands)))
+        return [Send(shard, operate) for shard in job.shards.roles if shard not in unready]
 
     def _iterated(self, job: Coordinator, done: IterationDone) -> list[Effect]:
         """At rest between two iterations: write down, measure, save."""
@@ -151,8 +150,8 @@ class BatchWork:
             return self._more(job, sender)
         samples, steps = work.samples_of(work_unit), work_unit.portion.count
         effects.append(WriteRecord(records.Stepped(sender, steps, samples, 1, event.loss / samples, 0, steps)))
-        if job.may(May.DEAL) and (found := work.take()) is not None:
-            self._answer, self._waits = found, False
+        if job.may(May.DEAL) and (loss_sum := work.take()) is not None:
+            self._answer, self._waits = loss_sum, False
             return effects + self.deal(job)
         withdrawn = {effect.to for effect in effects if isinstance(effect, Send)} | {sender}
         return effects + [more for role in sorted(withdrawn) for more in self._more(job, role)]

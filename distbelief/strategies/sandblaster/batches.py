@@ -8,8 +8,7 @@ from distbelief.strategies.sandblaster.settings import Descent
 
 
 class BatchWindows:
-    """The batches of a job: batch 0, 1, 2, ... is each the whole training set, or a window that moves over it, pass
-    after pass.
+    """The batches of a job, 0, 1, 2, ...: each the whole training set, or a window that moves over it, pass after pass.
 
     The training set is cut into `portions` portions, in the order of its seeded permutation of each pass. Consecutive
     windows overlap.

@@ -31,7 +31,7 @@ class Evaluating:
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
         self.descent, self._size, self._all = (
             plan.settings.own(Descent),
-            plan.settings.data.batch_size,
+            plan.settings.batch_size,
             plan.samples,
         )
         self.epochs, self.state = position.epoch, dict(position.state)
@@ -39,7 +39,7 @@ class Evaluating:
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
         self.again = 0
         """Work units that were dealt to one more, since somebody last set it to 0."""
-        self._iterations = plan.settings.data.epochs
+        self._iterations = plan.settings.epochs
         self._batches = BatchWindows(self.descent, plan.samples, self._size)
         self._cut: list[WorkUnit] = []
         self._work_units: WorkUnits | None = None

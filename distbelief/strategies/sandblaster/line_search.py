@@ -27,9 +27,7 @@ class SearchPoint(NamedTuple):
 
 
 class SearchStart(NamedTuple):
-    """Start of a search: the loss and the slope at step 0, the first step to try, the largest component of the
-    direction, and c2.
-    """
+    """Start of a search: loss and slope at step 0, the first step, the direction's largest component, and c2."""
 
     loss: float
     slope: float
@@ -46,31 +44,29 @@ def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
     return SearchPoint(step, loss if math.isfinite(loss) else math.inf, slope)
 
 
-def cubic(one: SearchPoint, other: SearchPoint, least: float, most: float) -> float:
-    """The minimum of the cubic through two trials, within bounds; their middle where there is none (Nocedal and Wright,
-    eq. 3.59).
+def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
+    """Return the minimum of the cubic through two trials, within bounds, or their middle (Nocedal and Wright, 3.59).
 
     >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
     """
-    if one.step > other.step:
-        one, other = other, one
-    if not all(map(math.isfinite, (*one, *other))):
+    if a.step > b.step:
+        a, b = b, a
+    if not all(map(math.isfinite, (*a, *b))):
         return (least + most) / 2
-    d1 = one.slope + other.slope - 3 * (one.loss - other.loss) / (one.step - other.step)
-    square = d1 * d1 - one.slope * other.slope
+    d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.step - b.step)
+    square = d1 * d1 - a.slope * b.slope
     if square < 0:
         return (least + most) / 2
     d2 = math.sqrt(square)
-    below = other.slope - one.slope + 2 * d2
+    below = b.slope - a.slope + 2 * d2
     if not below:
         return (least + most) / 2
-    return min(max(other.step - (other.step - one.step) * ((other.slope + d2 - d1) / below), least), most)
+    return min(max(b.step - (b.step - a.step) * ((b.slope + d2 - d1) / below), least), most)
 
 
 def wolfe(start: SearchStart) -> Search:
-    """A step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, algorithms 3.5 and
-    3.6).
+    """Find a step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, 3.5 and 3.6).
 
     Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
 

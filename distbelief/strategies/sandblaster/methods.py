@@ -1,5 +1,4 @@
-"""The batch methods: how each makes a direction of the gradient and of what it has learnt, and what it learns of a
-step.
+"""The batch methods: how each makes a direction of the gradient and its history, and what it learns of a step.
 
 `learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
 """
@@ -31,9 +30,7 @@ Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """Commands that make the direction, the slope of the loss along it, the first step to try, and a bound on its
-    largest component.
-    """
+    """Commands that make the direction, the loss's slope along it, the first step, and a bound on its components."""
 
     command: AnyCommand
     slope: float
@@ -65,7 +62,7 @@ class Method(Protocol):
         """The next direction."""
         ...
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
         ...
 
@@ -79,9 +76,7 @@ class Method(Protocol):
 
 
 class GradientDescent:
-    """Steepest descent on whole batches: d = -g. The first step of a search is the one that would change the loss as
-    the last did.
-    """
+    """Steepest descent on whole batches: d = -g; a search tries first the step that changes the loss as the last."""
 
     curvature, step_name = CURVATURE, "s"
 
@@ -107,9 +102,9 @@ class GradientDescent:
         """Down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """The new gradient's norms are all there is to learn."""
-        self._last = found.step * direction.slope
+        self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
@@ -144,20 +139,18 @@ class ConjugateGradient(GradientDescent):
         super().begin(scalars[:3])
 
     def direction(self) -> Direction:
-        """The gradient, with what it has in common with the last direction; the steepest descent where that leads
-        upwards.
-        """
+        """Make the gradient conjugate to the last direction; the steepest descent where that leads upwards."""
         slope = -self._square + self._beta * self._along
         if not self._beta or slope >= 0:
             return super().direction()
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Beta, of the old gradient and the new."""
-        self._last = found.step * direction.slope
+        self._last = point.step * direction.slope
         old = self._square
-        asks = (*super().asks(), Dots(((G, "y"), (G, self._old))))
-        *norms, change_along, self._along = yield (step, Combine(change, "y"), Copy(D, self._old), *asks)
+        dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
+        *norms, change_along, self._along = yield (step, Combine(change, "y"), Copy(D, self._old), *dots)
         super().begin(norms)
         self._beta = max(0.0, change_along / old) if old else 0.0
         return ""
@@ -174,9 +167,7 @@ class ConjugateGradient(GradientDescent):
 
 
 class Lbfgs:
-    """L-BFGS, vector-free: the direction is one combination of 2m + 1 vectors, whose factors come of their dot
-    products.
-    """
+    """L-BFGS, vector-free: the direction combines 2m + 1 vectors, whose factors come of their dot products."""
 
     curvature = CURVATURE
 
@@ -192,9 +183,7 @@ class Lbfgs:
 
     @property
     def _free(self) -> int:
-        """A slot for the next pair: there is one more than pairs, for the oldest goes only once the newest is known to
-        be good.
-        """
+        """Return a slot for the next pair: one more than pairs, for the oldest stays until the newest is good."""
         return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
 
     @property
@@ -220,7 +209,7 @@ class Lbfgs:
             step *= 1.0 / max(1.0, self._sum)
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
-    def learn(self, step: Combine, change: Terms, found: SearchPoint, direction: Direction) -> Learning:
+    def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
@@ -251,7 +240,6 @@ class Lbfgs:
 METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
     "lbfgs": Lbfgs, "cg": ConjugateGradient, "gradient": GradientDescent,
 }  # fmt: skip
-"""Methods by name."""
 
 
 def method_of(descent: Descent, state: Json) -> Method:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-
-import msgspec
 
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
@@ -22,8 +21,7 @@ SEARCHED = "its line search finds each step"
 
 @dataclass(frozen=True)
 class Sandblaster(Descent, Splittable, Served):
-    """Replicas compute the gradient of large batches in small portions, and the shards step along what L-BFGS makes of
-    it.
+    """Replicas compute the gradient of large batches in small portions, and the shards step as L-BFGS has it.
 
     >>> Sandblaster(2, batch_size=40).sums
     ('g.head', 'g.middle', 'g.tail')
@@ -50,7 +48,7 @@ class Sandblaster(Descent, Splittable, Served):
 
     def phantom(self, settings: Settings) -> Settings:
         """There is no loss to search for."""
-        return msgspec.structs.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
+        return dataclasses.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
     def check_script(self) -> None:
         """Refuse every script.

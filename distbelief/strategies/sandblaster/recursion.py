@@ -41,8 +41,8 @@ class Gram:
 
     def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
         """Take dot products in."""
-        for (one, other), value in zip(pairs, values, strict=True):
-            self._known[one, other] = self._known[other, one] = value
+        for (left, right), value in zip(pairs, values, strict=True):
+            self._known[left, right] = self._known[right, left] = value
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
         return self._known[pair]
@@ -74,8 +74,7 @@ def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[st
 
 
 def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> dict[str, float]:
-    """The direction as a combination of the history and the gradient: the two-loop recursion on scalars (Chen et al.
-    2014).
+    """Combine history and gradient into the direction: the two-loop recursion on scalars (Chen et al. 2014).
 
     Args:
         gram: knows all dot products of these vectors.

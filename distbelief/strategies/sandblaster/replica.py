@@ -125,7 +125,7 @@ class WorkUnitTraining:
             yield from self._look()
             if self._computing is None and self._replica.split is None:
                 return None
-            self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.data.batch_size)
+            self._vectors.accrue(self._slot, index == portion.first, computed.samples / self._settings.batch_size)
             losses.append((computed.loss or 0.0) * computed.samples)
         self._vectors.carry_buffers(self._slot)
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
@@ -226,7 +226,7 @@ class WorkUnitTraining:
             self._assigned.append(event)
             return
         named = event.evaluation, event.number
-        self._assigned = deque(one for one in self._assigned if (one.evaluation, one.number) != named)
+        self._assigned = deque(unit for unit in self._assigned if (unit.evaluation, unit.number) != named)
         if self._computing and (self._computing.evaluation, self._computing.number) == named:
             self._computing = None
 
@@ -239,10 +239,10 @@ class WorkUnitTraining:
 
     def waits(self) -> str:
         """Return what it waits for: one sentence."""
-        sent = [one for one in self._sent if one]
-        if any(one.owing for one in sent):
+        sent = [unit for unit in self._sent if unit]
+        if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"
-        parts = [self._parts.get((one.assigned.evaluation, one.assigned.number), {}) for one in sent]
+        parts = [self._parts.get((unit.assigned.evaluation, unit.assigned.number), {}) for unit in sent]
         if late := [role for role in self._siblings.followers if any(role not in done for done in parts)]:
             return f"for the shards to take the parts of {', '.join(late)} of its work unit"
         return self._links.waits_for_answers() or (

@@ -1,5 +1,4 @@
-"""Work units at a shard of a job that descends in batches: it sums those of an evaluation, each once, and operates on
-its slices of named vectors.
+"""Work units at a shard: it sums those of an evaluation, each once, and operates on slices of named vectors.
 
 A work unit is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
 copy that reaches it, by the work unit's number, and ignores the others: it need not ask whether other shards took the
@@ -69,22 +68,22 @@ class WorkUnitSums:
         return _vectors(shard).accepted()
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
-        asks, mirror = any(map(operations.scalars, event.commands)), shard.mirror
+        answers, mirror = any(map(operations.scalars, event.commands)), shard.mirror
         if event.number <= self._newest.number:  # told again, for the life before may not have done it
-            return mirror.after([Send(sender, self._newest)]) if asks and event.number == self._newest.number else []
+            return mirror.after([Send(sender, self._newest)]) if answers and event.number == self._newest.number else []
         scalars: list[float] = []
         floor = shard.policy.floor
         for command in event.commands:
             scalars += self._do(shard, command)
         self._newest = answer = operations.Operated(event.number, tuple(scalars))
         incarnation = shard.version.incarnation
-        told = mirror.repeat(
+        effects = mirror.repeat(
             lambda number, _: mirroring.OperationsDone(incarnation, number, event, answer.scalars),
             None,
             shard.policy.floor,
         )
-        told += mirror.after([Send(sender, answer)] if asks else [])
-        return told + (shard.let_go() if shard.policy.floor > floor else [])
+        effects += mirror.after([Send(sender, answer)] if answers else [])
+        return effects + (shard.let_go() if shard.policy.floor > floor else [])
 
     def _do(self, shard: Shard, command: operations.AnyCommand) -> list[float]:
         if isinstance(command, operations.Gather):
@@ -103,8 +102,8 @@ class WorkUnitSums:
     def _contribute(
         self, shard: Shard, sender: str, event: operations.Contribute, payload: Payload | None
     ) -> list[Effect]:
-        own, floor = shard.own.moving, shard.policy.floor
-        if event.start != own.start or event.stop != own.stop or payload is None:
+        moving, floor = shard.own.moving, shard.policy.floor
+        if event.start != moving.start or event.stop != moving.stop or payload is None:
             raise RemoteProtocolError(
                 f"{sender} contributes [{event.start}, {event.stop}) to {shard.role}, which does not hold that"
             )
@@ -117,18 +116,16 @@ class WorkUnitSums:
                 f"{sender} contributes work unit {event.number}, part {event.part}, of evaluation {event.evaluation}; "
                 f"{shard.role} is at {floor}"
             )
-        told: list[Effect] = []
+        effects: list[Effect] = []
         if event.evaluation == floor and event.number not in self._taken:
-            told = shard.mirror.repeat(_took(shard, event.number, event.part, payload), payload)
+            effects = shard.mirror.repeat(_took(shard, event.number, event.part, payload), payload)
             self._take(shard, event.number, event.part, payload)
-        return told + shard.mirror.after(
+        return effects + shard.mirror.after(
             [Send(sender, operations.Contributed(event.incarnation, event.evaluation, event.number))]
         )
 
     def _take(self, shard: Shard, number: int, part: int, payload: Payload) -> None:
-        """Add a work unit to its part of the batch; where that is to be in order, keep a copy of what is before its
-        time.
-        """
+        """Add a work unit to its part of the batch; where that is in order, keep a copy until its time."""
         vectors = _vectors(shard)
         self._taken.add(number)
         if self._ordered and number != self._next:
@@ -154,9 +151,7 @@ class WorkUnitSums:
         return _vectors(shard).everything(), summing, early
 
     def state_limit(self, plan: Plan) -> int:
-        """Limit a state to twice the vectors of the history and the optimizer, in slices: low precision has twice the
-        slice.
-        """
+        """Limit a state to twice the vectors of history and optimizer, in slices: low precision has twice the slice."""
         return 2 * (2 * (plan.settings.own(Descent).history + 1) + STATE_LIMIT)
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
@@ -174,9 +169,7 @@ class WorkUnitSums:
         event: mirroring.OperationsDone | mirroring.WorkUnitTaken,
         payload: Payload | None,
     ) -> None:
-        """Do the operations, but for the scalars, which the other tells; take the work unit, which before all is here
-        waits for its turn there.
-        """
+        """Repeat the operations with the scalars of the other; take the work unit, which may have to wait its turn."""
         if isinstance(event, mirroring.OperationsDone):
             if not whole:
                 raise RemoteProtocolError(f"{shard.role} sent its standby operations before the state that they change")

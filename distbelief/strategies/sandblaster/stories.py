@@ -1,5 +1,4 @@
-"""The stories of the batch methods: each reads like Algorithm 1.2 of the paper, and yields what it wants of the shards
-and of the replicas.
+"""The stories of the batch methods: each reads like the paper's Algorithm 1.2, and asks shards and replicas.
 
 A story knows vectors by name and scalars by value. What it yields is an `AskOperation`, answered by the scalars of its
 commands, an `AskEvaluation`, answered by a `LossSum`, or an `IterationDone`, at which the job may rest: a story that
@@ -21,9 +20,7 @@ from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, 
 from distbelief.strategies.sandblaster.settings import Descent
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, each as it is and as it was when the iteration began; the direction. `x0` is what evaluators
-and checkpoints see.
-"""
+"""Parameters and gradient, as they are and were at the iteration's begin; the direction. Evaluators see `x0`."""
 TAIL = "g.tail0"
 
 
@@ -41,9 +38,7 @@ class AskEvaluation(NamedTuple):
 
 
 class LossSum(NamedTuple):
-    """The sum of the losses of a batch's samples, and how many samples, and how many portions' worth, each of its parts
-    has.
-    """
+    """The sum of the losses of a batch, and how many samples, and portions' worth, each of its parts has."""
 
     loss: float
     samples: int
@@ -87,22 +82,20 @@ class Descend:
         self._weights: tuple[float, ...] = ()
 
     def story(self) -> Steps[tuple[Cause, str]]:
-        """Algorithm 1.2: evaluate a batch, make a direction of it and of the history, search along it, update; returns
-        why it ends.
-        """
+        """Play Algorithm 1.2: evaluate a batch, make a direction, search along it, update; return why it ends."""
         method = self.method
         loss, scalars = yield from self._evaluate((), method.asks())
         method.begin(scalars)
         if not math.isfinite(loss):
-            told = (
+            why = (
                 f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start "
                 "elsewhere"
             )
-            return Cause.LOSS_NOT_FINITE, told
+            return Cause.LOSS_NOT_FINITE, why
         while (over := self._over()) is None:
             direction = method.direction()
-            found, then = yield from self._search(loss, direction)
-            if found is None:
+            point, then = yield from self._search(loss, direction)
+            if point is None:
                 back = () if self._whole else (Copy(TAIL, self._part[-1]),)
                 yield AskOperation((Copy(X0, X), Copy(G0, G), *back))
                 if not method.forget():
@@ -116,21 +109,21 @@ class Descend:
             after = (
                 then
                 if self._whole and then is not None
-                else (yield from self._evaluate(self._moved(found.step, then)))[0]
+                else (yield from self._evaluate(self._moved(point.step, then)))[0]
             )
-            note = yield from self._learn(found, direction)
+            note = yield from self._learn(point, direction)
             loss = after
             yield AskOperation((Copy(X, X0),))
-            yield self._iterated(loss, found.step, note)
+            yield self._iterated(loss, point.step, note)
         return over
 
     def _over(self) -> tuple[Cause, str] | None:
         if self.method.largest <= self.descent.tolerance:
-            told = (
+            why = (
                 f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance "
                 f"{self.descent.tolerance:g})"
             )
-            return Cause.CONVERGED, told
+            return Cause.CONVERGED, why
         return (Cause.EPOCHS_DONE, "all iterations are done") if self._iteration >= self.iterations else None
 
     def _iterated(self, loss: float, step: float, note: str) -> IterationDone:
@@ -139,21 +132,19 @@ class Descend:
         return IterationDone(self._iteration, loss, self.method.largest, step, evaluations, note, state)
 
     def _evaluate(
-        self, at: tuple[AnyCommand, ...], asks: tuple[AnyCommand, ...] = ()
+        self, at: tuple[AnyCommand, ...], wanted: tuple[AnyCommand, ...] = ()
     ) -> Steps[tuple[float, list[float]]]:
-        """The loss of the iteration's batch at parameters that `at` makes, its gradient left in `g`; and the scalars of
-        `asks`.
-        """
-        found: LossSum = yield AskEvaluation(0 if self._whole else self._iteration, at)
+        """The loss of the batch at parameters that `at` makes, its gradient left in `g`; and scalars of `wanted`."""
+        gathered: LossSum = yield AskEvaluation(0 if self._whole else self._iteration, at)
         self._evaluations += 1
-        self._weights = found.weights
-        scale = 1.0 / sum(found.weights)
+        self._weights = gathered.weights
+        scale = 1.0 / sum(gathered.weights)
         mean: AnyCommand = Scale(scale, G) if self._whole else Combine(tuple((scale, part) for part in self._part), G)
         decay = self.descent.weight_decay
         regular: tuple[AnyCommand, ...] = (Add(decay, X, G), Dots(((X, X),))) if decay else ()
-        scalars = yield AskOperation((mean, *regular, *asks)) if regular or asks else AskOperation((mean,))
+        scalars = yield AskOperation((mean, *regular, *wanted)) if regular or wanted else AskOperation((mean,))
         square, scalars = (scalars[0], scalars[1:]) if decay else (0.0, scalars)
-        return found.loss / found.samples + 0.5 * decay * square, scalars
+        return gathered.loss / gathered.samples + 0.5 * decay * square, scalars
 
     def _search(self, loss: float, direction: Direction) -> Steps[tuple[SearchPoint | None, float | None]]:
         """Search along a direction; returns what was found, and the loss there where it was evaluated."""
@@ -179,9 +170,9 @@ class Descend:
         """The commands that go to the step that was found, where the search has not left the parameters there."""
         return self._at(step) if tried is None else ()
 
-    def _learn(self, found: SearchPoint, direction: Direction) -> Steps[str]:
+    def _learn(self, point: SearchPoint, direction: Direction) -> Steps[str]:
         """Have the method take in what the iteration has shown."""
-        s = Combine(((found.step, D),), self.method.step_name)
+        s = Combine(((point.step, D),), self.method.step_name)
         decay = self.descent.weight_decay
         if self._whole:
             change: Terms = ((1.0, G), (-1.0, G0))
@@ -192,12 +183,12 @@ class Descend:
                 if decay
                 else ((head, self._part[0]), (-head, TAIL))
             )
-        learning = self.method.learn(s, change, found, direction)
-        asked = next(learning)
+        learning = self.method.learn(s, change, point, direction)
+        commands = next(learning)
         while True:
-            scalars = yield AskOperation(asked)
+            scalars = yield AskOperation(commands)
             try:
-                asked = learning.send(scalars)
+                commands = learning.send(scalars)
             except StopIteration as end:
                 note: str = end.value
                 return note

@@ -15,9 +15,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 
 BLOCK = 1 << 14
-"""Elements of each vector that are made float64 at a time for dot products: small enough to stay in the processor's
-cache.
-"""
+"""Elements of a vector made float64 at a time for dot products: few enough for the processor's cache."""
 
 PARAMETERS, ACCEPTED = "x", "x0"
 """The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
@@ -44,9 +42,7 @@ class VectorSlice(Slice, Protocol):
 
 
 class TorchVectorSlice(TorchSlice):
-    """A slice in memory; a vector has one tensor for each run of trained parameters of one dtype and group, float32 for
-    those of low precision.
-    """
+    """A slice in memory; a vector has a tensor for each run of parameters of one dtype and group, float32 at least."""
 
     def __init__(
         self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
@@ -68,23 +64,23 @@ class TorchVectorSlice(TorchSlice):
 
     def _accept(self) -> None:
         self._accepted.copy_(self._moving)
-        for own, x in zip(self._named[ACCEPTED], self._named[PARAMETERS], strict=True):
-            own.copy_(x)
+        for accepted, x in zip(self._named[ACCEPTED], self._named[PARAMETERS], strict=True):
+            accepted.copy_(x)
 
-    def vector(self, name: str, made: bool = False) -> list[torch.Tensor]:
+    def vector(self, name: str, create: bool = False) -> list[torch.Tensor]:
         """The tensors of a vector; one that is to be made begins as zeros.
 
         Raises:
             RemoteProtocolError: there is none of that name.
         """
-        found = self._named.get(name)
-        if found is None:
-            if not made:
+        tensors = self._named.get(name)
+        if tensors is None:
+            if not create:
                 raise RemoteProtocolError(
                     f"there is no vector {name!r} here; there are {', '.join(sorted(self._named))}"
                 )
-            found = self._named[name] = [torch.zeros_like(x) for x in self._named[PARAMETERS]]
-        return found
+            tensors = self._named[name] = [torch.zeros_like(x) for x in self._named[PARAMETERS]]
+        return tensors
 
     @torch.no_grad()
     def operate(self, command: AnyCommand) -> list[float]:
@@ -120,23 +116,21 @@ class TorchVectorSlice(TorchSlice):
 
     def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
         """An operation on each tensor of a vector, with those of others."""
-        for tensors in zip(self.vector(into, made=True), *map(self.vector, of), strict=True):
+        for tensors in zip(self.vector(into, create=True), *map(self.vector, of), strict=True):
             operation(*tensors)
 
     def _combine(self, command: operations.Combine) -> None:
         terms = [(factor, self.vector(name)) for factor, name in command.terms]
-        for i, into in enumerate(self.vector(command.into, made=True)):
+        for i, into in enumerate(self.vector(command.into, create=True)):
             # its own share first, and in place
-            own = sum(factor for factor, tensors in terms if tensors[i] is into)
-            into.mul_(own) if own else into.zero_()
+            kept = sum(factor for factor, tensors in terms if tensors[i] is into)
+            into.mul_(kept) if kept else into.zero_()
             for factor, tensors in terms:
                 if tensors[i] is not into:
                     into.add_(tensors[i], alpha=factor)
 
     def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Block by block in float64; each product is summed by itself, so that it has the same bits whatever else is
-        asked for beside it.
-        """
+        """Multiply in float64, block by block; each product by itself, so that its bits depend on no other."""
         names = sorted({name for pair in pairs for name in pair})
         rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
         sums = [0.0] * len(pairs)
@@ -147,15 +141,15 @@ class TorchVectorSlice(TorchSlice):
                     name: row[:size].copy_(self.vector(name)[i].view(-1)[start : start + size])
                     for name, row in rows.items()
                 }
-                for number, (one, other) in enumerate(pairs):
-                    sums[number] += torch.dot(part[one], part[other]).item()
+                for number, (left, right) in enumerate(pairs):
+                    sums[number] += torch.dot(part[left], part[right]).item()
         return sums
 
     def _norm(self, kind: str, name: str) -> float:
-        found = [t for t in self.vector(name) if t.numel()]
+        tensors = [t for t in self.vector(name) if t.numel()]
         if kind == "max":
-            return max((float(t.abs().max()) for t in found), default=0.0)
-        return sum(float(t.abs().sum(dtype=torch.float64)) for t in found)
+            return max((float(t.abs().max()) for t in tensors), default=0.0)
+        return sum(float(t.abs().sum(dtype=torch.float64)) for t in tensors)
 
     def _publish(self) -> None:
         """Have parameters of low precision follow their masters."""
@@ -172,8 +166,8 @@ class TorchVectorSlice(TorchSlice):
     def contribute(self, payload: Payload, into: str) -> None:
         """Add a work unit's gradient to a vector."""
         assert isinstance(payload, torch.Tensor)
-        for own, piece in zip(self.vector(into), self._trained, strict=True):
-            own.add_(piece.typed(payload))
+        for target, piece in zip(self.vector(into), self._trained, strict=True):
+            target.add_(piece.typed(payload))
 
     def keep(self, payload: Payload) -> Payload:
         """A copy of a work unit's gradient."""
@@ -207,7 +201,7 @@ class TorchVectorSlice(TorchSlice):
             prefix = f"state.{piece.number}."
             for name, value in arrays.items():
                 if name.startswith(prefix):
-                    self.vector(name.removeprefix(prefix), made=True)[i].copy_(value)
+                    self.vector(name.removeprefix(prefix), create=True)[i].copy_(value)
         self._publish_accepted()
 
 

@@ -1,6 +1,4 @@
-"""Work units: who computes what of a batch, so that the slow and the dead hold nobody up, and every work unit counts
-exactly
-once.
+"""Work units: who computes what of a batch, so that the slow and the dead hold nobody up, and each counts once.
 
 Each replica begins with a run of consecutive work units of its own, the same in every evaluation, and is dealt them one
 after another, some in reserve (so that it need not wait). Who has none left takes half of what is left of the longest

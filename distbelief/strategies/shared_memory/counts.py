@@ -86,8 +86,8 @@ class Counts:
         >>> Counts([0] * size_of(1), 1, 0).holder(7)
         'process 7'
         """
-        found = [at for at in range(self._replicas) if self._memory[at * ROW + PROCESS] == process]
-        return roles.replica(found[0]) if found else f"process {process}"
+        holders = [at for at in range(self._replicas) if self._memory[at * ROW + PROCESS] == process]
+        return roles.replica(holders[0]) if holders else f"process {process}"
 
 
 def size_of(replicas: int) -> int:

@@ -1,6 +1,4 @@
-"""Locks of a simulated mapping: who has each, and who waits for it, first come, first served; and whose turn it is to
-update it, where replicas take turns.
-"""
+"""Locks of a simulated mapping, first come, first served; and whose turn it is, where replicas take turns."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Queues:
         return queue[0] if held and queue else ""
 
     def release_dead(self, role: str) -> list[str]:
-        """Whoever dies gives back all that he has, and waits for nothing any more; returns who has something now and
-        had to wait.
-        """
+        """Give back all that a dead role has, and its place in lines; return who has something now and had to wait."""
         return [now for number, queue in self._queues.items() if role in queue and (now := self.give(role, number))]
 
     def holder(self, number: int) -> str:
@@ -66,9 +62,7 @@ class RoundRobin:
         self._present.add(replica)
 
     def leave(self, replica: int) -> int | None:
-        """One has nothing to compute, or is dead: it waits for nothing, and nobody for it; returns who has his turn now
-        and waited for it, None for nobody.
-        """
+        """Leave the turns, with nothing to compute or dead; return who has his turn now and waited for it, or None."""
         self._present.discard(replica)
         self._waiting.discard(replica)
         return self._pass_on()

@@ -1,6 +1,4 @@
-"""A replica whose model lives in memory that others update too: it computes there, and steps it with `torch.optim` on
-views of it, in place.
-"""
+"""A replica whose model lives in memory that others update too: it computes there, and steps views of it in place."""
 
 from __future__ import annotations
 
@@ -65,11 +63,11 @@ class MappedModel:
         layout, settings = plan.layout, plan.settings
         check(layout, settings)
         self.flat, self.counts, self._process, self._plan = flat, counts, process, plan
-        self._factor, self._live, self._scheduled = 1.0, False, settings.rate.varies
-        found = mapped_layout(plan)
+        self._factor, self._live, self._scheduled = 1.0, False, settings.rate_varies
+        mapped = mapped_layout(plan)
         self._key = mapping.state_of(settings.optimizer)
-        self._vector, self._state = memory[: layout.total], memory[found.state : found.steps]
-        self._steps = memory[found.steps : found.counts].view(torch.float32)
+        self._vector, self._state = memory[: layout.total], memory[mapped.state : mapped.steps]
+        self._steps = memory[mapped.steps : mapped.counts].view(torch.float32)
         self._made = 0
         """Number of the steps' counts whose optimizer counts there."""
         flat.bind([], [self._vector])
@@ -99,11 +97,11 @@ class MappedModel:
     def _pieces(self, part: Range) -> Iterator[_MappedPiece]:
         """The parts of dense parameters that lie in a range."""
         layout = self._plan.layout
-        for one in layout.trained_in(part):
-            if not layout.is_sparse(one.entry):
-                source, here = self.flat.trained[one.number], one.part
-                view = source if one.elements is None else self._vector[here.start : here.stop].view(source.dtype)
-                yield _MappedPiece(view, source, one.elements, here.start, one.entry.tensor.group)
+        for piece in layout.trained_in(part):
+            if not layout.is_sparse(piece.entry):
+                source, here = self.flat.trained[piece.number], piece.part
+                view = source if piece.elements is None else self._vector[here.start : here.stop].view(source.dtype)
+                yield _MappedPiece(view, source, piece.elements, here.start, piece.entry.tensor.group)
 
     def _rows(self) -> Iterator[tuple[Entry, _MappedPiece]]:
         """The parameters whose gradients are some of their rows."""
@@ -152,25 +150,25 @@ class MappedModel:
             gradient = piece.source.grad
             check_dense(gradient)
             piece.parameter.grad = None if gradient is None else gradient.contiguous().view(-1)[piece.within]
-        found = list(self._locked_steps)
+        steps = list(self._locked_steps)
         for entry, source, step in self._sparse:
             if source.grad is not None:
                 locks, size = self._touched(entry, source.grad)
-                found.append(LockedStep(locks, size, step))
+                steps.append(LockedStep(locks, size, step))
         if self._buffers:
-            found.append(
+            steps.append(
                 LockedStep(
                     (0,) if self._locks == "shard" else (), sum(there.nbytes for _, there in self._buffers), self._carry
                 )
             )
         if self._locks in mapping.WHOLE:
-            return [LockedStep((0,), sum(one.size for one in found), lambda: [one.act() for one in found])]
-        return found
+            return [LockedStep((0,), sum(step.size for step in steps), lambda: [step.act() for step in steps])]
+        return steps
 
     def _carry(self) -> None:
         """Have the buffers that the forward pass has written be those of the mapping."""
-        for own, there in self._buffers:
-            there.copy_(own)
+        for buffer, there in self._buffers:
+            there.copy_(buffer)
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> tuple[tuple[int, ...], int]:
         """The ranges that a gradient's rows lie in, where these are locked, and the bytes of the rows."""
@@ -201,17 +199,15 @@ class MappedModel:
         self._steps.fill_(float(self._steps.max()))
 
     def look(self) -> None:
-        """Begin a step: the model's tensors are those of the mapping, but for buffers where there are locks, which are
-        a copy of them as they are.
-        """
+        """Begin a step on the mapping's tensors; where there are locks, on a copy of the buffers as they are."""
         if not self._live:
             self.flat.swap(0)
             self.counts.sign(self._process)
-            for own, there in self._buffers:
-                own.data = there.clone()
+            for buffer, there in self._buffers:
+                buffer.data = there.clone()
             self._live = True
-        for own, there in self._buffers:
-            own.copy_(there)
+        for buffer, there in self._buffers:
+            buffer.copy_(there)
         self.counts.look()
 
     def arrays(self) -> dict[str, torch.Tensor]:

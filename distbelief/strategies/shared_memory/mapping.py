@@ -1,5 +1,4 @@
-"""The mapping: memory of one machine that replicas without a server update themselves, with locks or without (Niu et
-al. 2011).
+"""The mapping: memory of one machine that replicas without a server update, with locks or without (Niu et al. 2011).
 
 It holds, one behind the other: the flat vector; the optimizer's state, element by element as the vector; the steps that
 the optimizer counts; and what replicas count (`counts.py`). Nothing in it is of one moment: each element is
@@ -66,8 +65,7 @@ def state_of(optimizer: Optimizer) -> str:
 
 
 def ranges(layout: Layout, count: int) -> tuple[Range, ...]:
-    """The trained parameters in so many parts, as equal as can be, each cut at a multiple of `ALIGNMENT` bytes from the
-    beginning of a tensor.
+    """Cut the trained parameters in so many parts, as equal as can be, at multiples of `ALIGNMENT` in a tensor.
 
     Raises:
         UsageError: there are more parts than parameters.
@@ -106,9 +104,7 @@ class MappingLayout(msgspec.Struct, frozen=True):
 
 
 def mapping_layout(layout: Layout, optimizer: Optimizer, shards: int, replicas: int) -> MappingLayout:
-    """Return where everything lies: a vector of this layout, stepped by this optimizer in so many ranges, and counted
-    by so many replicas.
-    """
+    """Return where everything lies, for this layout and optimizer, so many locked ranges, and so many replicas."""
 
     def after(start: int, size: int) -> int:
         return -(-(start + size) // ALIGNMENT) * ALIGNMENT

@@ -1,11 +1,9 @@
-"""Hogwild and locking: no server; replicas update one memory themselves, without locks or with them (Niu et al.
-2011).
-"""
+"""Hogwild and locking: replicas update one memory themselves, without locks or with them (Niu et al. 2011)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.optimizer import Optimizer, optim
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mapped(MemoryUpdates, Replicated):
-    """A strategy whose replicas, processes of one machine, update one mapping of parameters and optimizer state in
-    place.
-    """
+    """A strategy whose replicas, processes of one machine, update one mapping of parameters and state in place."""
 
     most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
@@ -35,12 +31,8 @@ class Mapped(MemoryUpdates, Replicated):
         "replicas update one memory that holds the whole model, so that none is split",
     )
 
-    replicas: int = 2
-    """Copies of the model, each in its own process; its parameters are the mapping itself."""
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer with which every replica steps the mapping: sgd, momentum, nesterov or adagrad."""
-    restarts: int = field(default=3, kw_only=True)
-    """Times that each replica or the coordinator that died is started anew."""
 
     @classmethod
     def players(cls) -> Players:
@@ -72,9 +64,9 @@ class Mapped(MemoryUpdates, Replicated):
             UsageError: naming the option.
         """
         if machine.carrier != "shared":
-            asked = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
+            option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
             raise UsageError(
-                f"{asked}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
+                f"{option}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
             )
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:

@@ -1,5 +1,4 @@
-"""The story of a replica that updates memory which it shares with others: Hogwild's loop, with locks or without (Niu et
-al. 2011, section 2).
+"""The story of a replica that updates shared memory: Hogwild's loop, with locks or without (Niu 2011, section 2).
 
 It computes a gradient at the parameters as they are, and steps them itself; what is stale, torn or locked is the
 worker's. Between two steps it hears what the coordinator has to say: that updates are to rest while a checkpoint is
@@ -145,17 +144,17 @@ class SharedMemoryReplica:
             self._plan, self._attached = plan, True
             yield Attach(plan, 0, 0)
 
-    def _run(self, asked: events.Event) -> Steps[None]:
-        if isinstance(asked, initialising.Restore):
-            yield from self._attach(asked.plan)
-            loaded: events.Loaded | None = (yield Load(asked.checkpoint, asked.plan, 0)) if asked.checkpoint else None
+    def _run(self, event: events.Event) -> Steps[None]:
+        if isinstance(event, initialising.Restore):
+            yield from self._attach(event.plan)
+            loaded: events.Loaded | None = (yield Load(event.checkpoint, event.plan, 0)) if event.checkpoint else None
             yield Begin(loaded.arrays, loaded.facts) if loaded else Begin(None, {})
             yield Send(roles.COORDINATOR, initialising.Restored(loaded=True))
             return
         arrays, facts = self._holds()
-        if isinstance(asked, checkpointing.Snapshot):
-            saved: events.Saved = yield Save(asked.number, "shard-0", arrays, facts)
-            yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(asked.number, saved.error))
+        if isinstance(event, checkpointing.Snapshot):
+            saved: events.Saved = yield Save(event.number, "shard-0", arrays, facts)
+            yield Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, saved.error))
         else:
             staleness = {int(at): count for at, count in facts["staleness"].items()}
             yield Send(
@@ -186,7 +185,6 @@ class SharedMemoryReplica:
             yield from self._run(self._requests.popleft())
 
     def _take(self, arrival: Arrival) -> None:
-        """Note what arrived."""
         event = arrival.event
         if isinstance(event, dealing.Deal):
             self._work.deal(event.portion)

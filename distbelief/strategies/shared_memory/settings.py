@@ -1,4 +1,4 @@
-"""How the replicas of hogwild and locking update one memory."""
+"""Settings of the updates that replicas of hogwild and locking make in one memory."""
 
 from __future__ import annotations
 

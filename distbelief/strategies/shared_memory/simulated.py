@@ -94,7 +94,7 @@ class SimulatedUpdater:
         if self._by_turns:
             self._go_on_with(self._race.order.leave(self._index))
 
-    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
+    def update(self, samples: int, interrupted: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Make one part of the update after the other."""
 
         def done() -> None:
@@ -197,10 +197,10 @@ class PhantomModel:
         self.counts = counts
         settings, locks = plan.settings, plan.settings.own(MemoryUpdates).locking
         locked = {"none": mapping.RANGES, "shard": settings.shards, **dict.fromkeys(mapping.WHOLE, 1)}[locks]
-        found = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
+        parts = cut or mapping.ranges(plan.layout, min(locked, plan.layout.parameters))
         self._parts = [
             LockedStep(() if locks == "none" else (number,), part.size, lambda: None)
-            for number, part in enumerate(found)
+            for number, part in enumerate(parts)
         ]
 
     def begin(self, arrays: Mapping[str, torch.Tensor] | None, facts: Mapping[str, object]) -> None:

@@ -1,5 +1,4 @@
-"""Updates by turns: replicas update a mapping one after another, in the order of their numbers and round again (the
-round-robin that Niu et al. 2011 compare with, section 5).
+"""Updates by turns: replicas update a mapping in the order of their numbers, round and round (Niu 2011, section 5).
 
 A replica takes part from the beginning of a gradient until it waits for the coordinator, or dies: so long it holds a
 lock of its own, which the kernel takes from the dead. Whoever waits passes over those who take no part. An update is
@@ -43,16 +42,15 @@ class UpdateTurns:
             self._locks.give([self._lock(self._index)])
             self._entered = False
 
-    def take(self, numbers: Sequence[int], told: Callable[[], bool]) -> bool:
-        """Wait for the turn, however long the gradients of others take, and take the lock of all; where `told` says
-        that something has arrived, not, and False.
+    def take(self, numbers: Sequence[int], interrupted: Callable[[], bool]) -> bool:
+        """Take the lock of all when it is this one's turn; False where `interrupted` says that something has come.
 
         Raises:
             JobFailed: the lock was not to be had for `LOCK_SECONDS`.
         """
         self._waiting = True
         try:
-            while try_until(self._may_have_turn, told) and self._locks.take(numbers, told):
+            while try_until(self._may_have_turn, interrupted) and self._locks.take(numbers, interrupted):
                 counts = self._counts()
                 counts.turn = following(counts.turn, filter(self._is_there, range(self._replicas)))
                 if counts.turn == self._index:
@@ -75,9 +73,7 @@ class UpdateTurns:
         return self._locks.waits() or (waits_for(turn) if turn != self._index else "")
 
     def _may_have_turn(self) -> bool:
-        """Return whether it is this one's turn, or nobody's who takes part; which is certain under the lock of all
-        only.
-        """
+        """Return whether it is this one's turn, or no member's; that is certain only under the lock of all."""
         turn = self._counts().turn
         return turn == self._index or not self._is_there(turn)
 

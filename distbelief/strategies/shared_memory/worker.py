@@ -57,14 +57,14 @@ class ProcessUpdater:
         if self._turns:
             self._turns.leave()
 
-    def update(self, samples: int, told: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
+    def update(self, samples: int, interrupted: Callable[[], bool], answer: Callable[[bool], None]) -> bool | None:
         """Step the parameters, each part under its locks; under those of the last the update is counted too."""
         locks: Sequence[int] = ()
         with torch.no_grad():
             left = self._left = self._left or self._held().locked_steps()
             while left:
                 locks = left[0].locks
-                if locks and not self._locks.take(locks, told):
+                if locks and not self._locks.take(locks, interrupted):
                     return False
                 left.pop(0).act()
                 if left:
@@ -131,14 +131,14 @@ def replica(context: Context) -> Part:
 
 def reader(context: Context) -> Worker:
     """Return who measures for the evaluator: a copy of the mapping as it is."""
-    flat, found = context.module, list[tuple[torch.Tensor, torch.Tensor]]()
+    flat, copies = context.module, list[tuple[torch.Tensor, torch.Tensor]]()
 
     def attach(plan: Plan, arena: Arena) -> None:
         flat.bind((), arena.parameters)
-        found.append((arena.parameters[0], memory_of(context, plan)[: plan.layout.total]))
+        copies.append((arena.parameters[0], memory_of(context, plan)[: plan.layout.total]))
 
     def measure_copy() -> Measured:
-        copy, there = found[-1]
+        copy, there = copies[-1]
         copy.copy_(there)
         return measure(context.task, flat.module)
 

@@ -1,6 +1,4 @@
-"""The strategy `single`: the plain PyTorch loop in one process, with the records, checkpoints and result of every other
-strategy.
-"""
+"""The strategy `single`: the plain PyTorch loop in one process, with records, checkpoints and result of all others."""
 
 from __future__ import annotations
 
@@ -68,16 +66,7 @@ class SingleLoop:
         task, model, settings, run = context.task, context.model, context.settings, context.run
         self.task, self.model, self.settings = task, model, settings
         self._note, self._stopped, self._now = context.note, context.stopped, context.now or time.monotonic
-        self._trainer = Trainer(
-            task,
-            model,
-            settings.data.batch_size,
-            settings.seed,
-            settings.clip_norm,
-            settings.data.drop_last,
-            settings.arithmetic,
-            settings.data.order,
-        )
+        self._trainer = Trainer(task, model, settings, settings.seed, settings.clip_norm, settings.arithmetic)
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)
@@ -94,15 +83,15 @@ class SingleLoop:
         self._store = Checkpoints(run) if run else None
         self._start = start = context.start
         self._steps, self._samples, self._number = 0, start.samples, start.number
-        self._dealer = Dealer(self._plan.batches, settings.data.epochs, 1, start.position)
+        self._dealer = Dealer(self._plan.batches, settings.epochs, 1, start.position)
         self._epochs = self._dealer.completed
         self._saved = self._now(), 0
         """When there was a checkpoint last, and after how many steps."""
         self._unsaved = ""
         self._target, self._began = Target(), self._now()
         self._since, self._times = _Since(), _Times()
-        own = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
-        self._timed = context.timed(own)
+        steps = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
+        self._timed = context.timed(steps)
         if settings.evaluates and task.test is not None:
             check_measure(task, model)
 
@@ -112,11 +101,9 @@ class SingleLoop:
             self._load(self._start.checkpoint)
         self._began = self._now()
         self._saved = self._began, self._steps
-        plan, data = self._plan, self.settings.data
+        plan, s = self._plan, self.settings
         self._note(
-            records.Started(
-                1, 0, plan.layout.parameters, plan.samples, data.batch_size, data.epochs, self._start.samples
-            )
+            records.Started(1, 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._start.samples)
         )
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
@@ -141,7 +128,7 @@ class SingleLoop:
                     return ended
             if dealer.finished:
                 continue
-            every = self.settings.evaluate_minibatches
+            every = self.settings.evaluations.minibatches
             reached = self._test() if every and self._steps % every == 0 else ""
             ended = (Cause.TARGET_REACHED, reached) if reached else self._told_to_end()
             if ended or self._is_time():
@@ -166,7 +153,7 @@ class SingleLoop:
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
         self._note(records.EpochDone(done))
-        reached = self._test() if last or is_due(s.evaluate_every, done) else ""
+        reached = self._test() if last or is_due(s.evaluations.epochs, done) else ""
         if last or reached or is_due(s.checkpoint_every, done):
             self._save()
         return (Cause.TARGET_REACHED, reached) if reached else None
@@ -279,9 +266,9 @@ def _build(
         for sparse in (False, True)
     ]
     return [
-        optimizers.build(settings, own, sparse)
-        for own, sparse in zip(both, (False, True), strict=True)
-        if any(g["params"] for g in own)
+        optimizers.build(settings, groups, sparse)
+        for groups, sparse in zip(both, (False, True), strict=True)
+        if any(g["params"] for g in groups)
     ]
 
 
@@ -297,7 +284,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
     A shard has float32 masters and states of parameters of a lower precision.
     """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
-    made = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
+    state_of = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)
     flat.write(vector)
     arrays = {"vector.moving": vector[: layout.moving], "vector.frozen": vector[layout.moving :]}
@@ -306,7 +293,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
         dtype = getattr(torch, section.dtype)
         if dtype in MASTERED:
             arrays[f"master.{number}"] = vector[section.start : section.stop].view(dtype).float()
-        states: list[dict[str, Any]] = [made.get(tensors[name], {}) for name in names]
+        states: list[dict[str, Any]] = [state_of.get(tensors[name], {}) for name in names]
         for key in dict.fromkeys(key for state in states for key in state):
             known = {name: state[key] for name, state in zip(names, states, strict=True) if state.get(key) is not None}
             if known and all(

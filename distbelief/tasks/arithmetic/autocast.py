@@ -1,5 +1,4 @@
-"""Gradients in bf16 or fp16: products in few bits, parameters and sums in float32 (torch.autocast), and the loss of
-fp16 scaled so that small gradients do not become zero.
+"""Gradients in bf16 or fp16: products in few bits, sums in float32, and a scaled loss where fp16 would lose gradients.
 
 A gradient that overflows is never given to anybody: its minibatch is computed again with half the scale, and that is
 counted and told.

@@ -1,1 +1,1 @@
-"""What the data of built-in tasks are read from, or made of."""
+"""Sources of the data of built-in tasks."""

@@ -59,22 +59,19 @@ class Constrained(nn.Module):
         return kept.view(self._shape)
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
-        """What the file has in the place of the weight."""
+        """Return what the file has in the place of the weight."""
         return self._values.to(weight)
 
 
 def layers(model: nn.Module) -> list[str]:
     """The names of the weights that can be pruned and shared, in the order of the model; not those that are tied."""
-    tied = {id(p) for p in model.parameters() if sum(p is other for other in _by_every_name(model).values()) > 1}
+    named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+    tied = {id(p) for p in model.parameters() if sum(p is other for other in named) > 1}
     return [
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules()
         if isinstance(module, LAYERS) and id(module.weight) not in tied and not parametrize.is_parametrized(module)
     ]
-
-
-def _by_every_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def fill(model: nn.Module, file: ModelFile) -> nn.Module:
@@ -83,17 +80,17 @@ def fill(model: nn.Module, file: ModelFile) -> nn.Module:
     Raises:
         LayoutError: they do not fit each other; the first difference is named.
     """
-    state, own = file.state(), model.state_dict()
-    for name, tensor in own.items():
+    state, tensors = file.state(), model.state_dict()
+    for name, tensor in tensors.items():
         if name not in state:
             raise LayoutError(f"{file.name} has no tensor {name!r}, which the model has; name the model it was made of")
-        theirs, ours = ((list(one.shape), str(one.dtype).removeprefix("torch.")) for one in (state[name], tensor))
+        theirs, ours = ((list(side.shape), str(side.dtype).removeprefix("torch.")) for side in (state[name], tensor))
         if theirs != ours:
             raise LayoutError(
                 f"{name!r} is {theirs[0]} {theirs[1]} in {file.name}, the model's is {ours[0]} {ours[1]}; name the "
                 "model that it was made of"
             )
-    if more := [name for name in state if name not in own]:
+    if more := [name for name in state if name not in tensors]:
         raise LayoutError(
             f"{file.name} has a tensor {more[0]!r}, which the model has not; name the model it was made of"
         )

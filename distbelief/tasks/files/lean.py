@@ -49,11 +49,11 @@ def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.
 
 def held_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters and buffers, whichever of them its state has."""
-    return sum(one.nbytes for one in {id(one): one for one in chain(model.parameters(), model.buffers())}.values())
+    return sum({id(tensor): tensor.nbytes for tensor in chain(model.parameters(), model.buffers())}.values())
 
 
 def _replace_products(model: nn.Module) -> None:
-    found = 0
+    replaced = 0
     for module in list(model.modules()):
         # attention and what else torch composes may read the weights of its layers itself
         if type(module).__module__.startswith(nn.modules.__name__) and not isinstance(module, CONTAINERS):
@@ -65,8 +65,8 @@ def _replace_products(model: nn.Module) -> None:
                 setattr(module, name, Int8Conv2d(child))
             else:
                 continue
-            found += 1
-    if not found:
+            replaced += 1
+    if not replaced:
         raise UsageError("--inference int8: the model has no linear layer or 2-D convolution of its own; leave it off")
 
 
@@ -121,7 +121,7 @@ class Int8Conv2d(_Int8):
         if isinstance(layer.padding, str):
             sides = [(w // 2, w - w // 2) if layer.padding == "same" else (0, 0) for w in wide]
         else:
-            sides = [(one, one) for one in layer.padding]
+            sides = [(padding, padding) for padding in layer.padding]
         self._padding = (*sides[1], *sides[0])
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _whole(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _replace_weights(model: nn.Module, file: ModelFile | None) -> None:
-    shared = {name: one for name, one in (file.tensors if file else {}).items() if one.ids is not None}
+    shared = {name: tensor for name, tensor in (file.tensors if file else {}).items() if tensor.ids is not None}
     if not shared:
         raise UsageError(
             "--inference ids: is of a compressed file whose weights share values; make one with distbelief compress "
@@ -199,5 +199,5 @@ class FromIds(nn.Module):
         return kept.view(self._shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """What is looked up in, in the place of the weight."""
+        """Return the table that takes the place of the weight."""
         return self._table.to(weight)

@@ -38,8 +38,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | str | None = None, inf
     """
     file = read(Path(admit(path, str | os.PathLike, f"load({shown(path)})")))
     admit(model, nn.Module | str | None, f"load(model={shown(model)})")
-    made = model if isinstance(model, nn.Module) else task_of(file, model).model()
-    return lean(fill(made, file).eval(), admit(inference, str, f"load(inference={shown(inference)})"), file)
+    whole = model if isinstance(model, nn.Module) else task_of(file, model).model()
+    return lean(fill(whole, file).eval(), admit(inference, str, f"load(inference={shown(inference)})"), file)
 
 
 def task_of(file: ModelFile, task: str | None = None, data_dir: str | None = None) -> Task:

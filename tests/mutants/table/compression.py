@@ -48,7 +48,7 @@ MUTANTS = [
         '            raise ValueError(f"no tensor is like {self}")\n', "            pass\n",
         ("tests/core/test_model_files.py::test_a_header_that_lies_is_refused_before_anything_is_made_of_it",)),
     Mutant("a-file-with-more-tensors-fits", FILE, "tasks/files/constrained.py",
-        "    if more := [name for name in state if name not in own]:",
+        "    if more := [name for name in state if name not in tensors]:",
         "    if more := [name for name in state if name not in state]:",
         ("tests/core/test_model_files.py::test_a_model_that_does_not_fit_is_refused_with_the_first_difference",)),
     Mutant("what-a-file-names-is-imported", FILE, "tasks/files/loading.py",

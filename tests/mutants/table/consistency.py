@@ -236,7 +236,7 @@ MUTANTS = [
         ("tests/core/test_settings.py::test_the_learning_rate_is_what_its_options_say",)),
     Mutant(
         "the-warm-up-begins-at-nothing", RATE, "core/learning_rate.py",
-        "return 1.0 + (scale - 1.0) * samples / warming if", "return scale * samples / warming if",
+        "else 1.0 + (scale - 1.0) * samples / warming", "else scale * samples / warming",
         ("tests/core/test_settings.py::test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one",),
     ),
     Mutant("a-rate-is-of-the-samples-after-its-update", RATE, "server/shard.py",

@@ -28,13 +28,13 @@ MUTANTS = [
         (f"{PLAYED}[hogwild clip_norm]",)),
     Mutant(
         "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/gradients.py",
-        "found = buckets(layout, own.bucket_mb, partition)", "found = buckets(layout, 25.0)",
+        "trained_buckets = buckets(layout, options.bucket_mb, partition)", "trained_buckets = buckets(layout, 25.0)",
         (
             "tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own",
         ), seconds=15,
     ),
     Mutant("a-short-minibatch-is-dealt-with-drop-last", OPTIONS, "coordination/admission.py",
-        "left_out = event.samples % settings.data.batch_size if settings.data.drop_last else 0", "left_out = 0",
+        "left_out = event.samples % settings.batch_size if settings.drop_last else 0", "left_out = 0",
         ("tests/simulated/test_drop_last.py::test_what_is_left_out_is_not_counted",)),
     Mutant("replicas-may-differ-in-what-is-left-out", OPTIONS, "coordination/admission.py",
         "(all_samples := plan.samples + plan.left_out or STREAM)", "(all_samples := plan.samples or STREAM)",

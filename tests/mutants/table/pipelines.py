@@ -13,8 +13,8 @@ MUTANTS = [
         "self.in_flight[self.graph.boundaries[boundary].target]",
         (f"{PIPELINES}::test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight",)),
     Mutant("a-gradient-leaves-before-all-have-added-to-it", ENDS, "schedules/pipeline.py",
-        "earlier = {number for one in self.segments[: task.segment] for number in one.takes}",
-        "earlier = {number for one in self.segments[task.segment + 1 :] for number in one.takes}",
+        "earlier = {number for segment in self.segments[: task.segment] for number in segment.takes}",
+        "earlier = {number for segment in self.segments[task.segment + 1 :] for number in segment.takes}",
         (f"{PIPELINES}::test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between", ANY)),
     Mutant(
         "a-home-goes-back-before-it-is-full", ENDS, "schedules/pipelines.py",

@@ -29,7 +29,7 @@ MUTANTS = [
         "        if size <= PACKET:",
         ("tests/machines/test_shares.py::test_what_fits_a_packet_waits_for_nobody_but_its_own_link",)),
     Mutant("the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
-        "self.chance = random.Random(seed)", "self.chance = random.Random()",
+        "self.chance = random.Random(settings.seed)", "self.chance = random.Random()",
         (
             TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",
             TRACES + "test_the_golden_traces_stay",

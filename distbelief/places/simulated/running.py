@@ -1,0 +1,97 @@
+"""A job on a simulated cluster, to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+from distbelief.core import roles
+from distbelief.core.outcomes import cause_of
+from distbelief.core.records import Finished, Json
+from distbelief.core.settings import Settings
+from distbelief.errors import Interrupted, JobFailed
+from distbelief.job import Job
+from distbelief.places.attempt import Attempt, evaluates
+from distbelief.places.explanation import Explanation
+from distbelief.places.signals import WORDS, handled
+from distbelief.places.simulated.alone import Alone
+from distbelief.places.simulated.handling import HandlingCosts
+from distbelief.places.simulated.simulation import Simulation, task_of
+from distbelief.places.simulated.virtual_cluster import VirtualCluster
+from distbelief.places.view import View
+from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.runtime.clock import VirtualClock
+
+
+def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None) -> Json:
+    """Run a job whose settings are checked; returns what `result.json` holds, with `seconds` of virtual time.
+
+    Raises:
+        JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
+    """
+    evaluates(settings, task_of(job))
+    with _interrupts() as stopped:
+        more = {"cluster": cluster.described()}
+        attempt = Attempt(job, settings, view, 0.0, cluster.keep or job.out is not None, more)
+        clock = VirtualClock()
+        try:
+            if not job.strategy.alone:
+                simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
+                attempt.live.ask = lambda: _tell_shards(simulation, attempt)
+                supervisor = simulation.supervisor
+                simulation.run()
+                attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
+            else:
+                costs = HandlingCosts(cluster.handling, settings, lambda: 0)
+                alone = Alone(
+                    attempt, cluster.compute.stopwatch(0, job.seed), costs, clock, stopped, not cluster.phantom
+                )
+                supervisor = alone.supervisor
+                alone.run()
+            attempt.keep_folder(clock.now())
+        except BaseException as error:
+            twice = isinstance(error, KeyboardInterrupt)
+            told = _cut_short(attempt) if twice else error
+            attempt.record(clock.now(), roles.SUPERVISOR, Finished.of(cause_of(told), str(told)))
+            attempt.finish()
+            if twice:
+                raise told from None
+            raise
+        failure, record = supervisor.conclude()
+        if record is not None:
+            attempt.record(clock.now(), roles.SUPERVISOR, record)
+        result = attempt.finish()
+        if failure is not None:
+            raise failure
+        return {**result, "events": clock.events}
+
+
+def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
+    """Tell whoever shows the job how its shards stand."""
+    for shard in simulation.shards:
+        attempt.live.stands(roles.shard(shard.index), shard.standing())
+
+
+def _cut_short(attempt: Attempt) -> JobFailed:
+    """The error for a simulation that was interrupted twice, with what to go on from where it has a run folder."""
+    what = "interrupted twice: ended at once, without a checkpoint"
+    if attempt.folder is None:
+        return Interrupted(what)
+    run = attempt.folder.path
+    newest = Checkpoints(run).latest()
+    return Explanation(read_manifest(newest).number if newest else 0, str(run)).failed(what, Interrupted)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], str | None]]:
+    """A question which signal came; the second one ends what runs at once."""
+    came: list[str] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        came.append(WORDS[signal.Signals(number)])
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    with handled(interrupt):
+        yield lambda: came[0] if came else None
