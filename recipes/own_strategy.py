@@ -116,10 +116,7 @@ def replica(context: Context) -> Part:
         return PLAYERS.replica(context)
     own = context.settings.own(Elastic)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
-    story = DownpourReplica(
-        context.role, vectors, context.samples, context.batch_size, context.scripted, context.incarnation,
-        epochs=context.epochs, script=context.script,
-    )  # fmt: skip
+    story = DownpourReplica(context.role, vectors, context.samples, context.incarnation, loop=context.loop)
     worker = Worker(
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),
         context.computes(context.settings.clip_norm),

@@ -27,30 +27,24 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
-from distbelief.core.optimizer import GroupOption, Optimizer
+from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
 from distbelief.replica.pushes import Pushes
-from distbelief.replica.script import KeptScript, end_minibatch
+from distbelief.replica.script import end_minibatch
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
-from distbelief.replica.split_compute import SplitCompute, apart, gradient
+from distbelief.replica.split_compute import apart, gradient
 from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue, report_seconds
 
 
 class DownpourReplica(ServedReplica):
-    """One replica; its arguments are those of `ServedReplica`, but for the training."""
+    """One replica."""
 
-    def __init__(
-        self, role: str, vectors: Vectors, samples: int, batch_size: int = 0, keeps: bool = False, incarnation: int = 0,
-        split: SplitCompute | None = None, epochs: int = 0, order: str = "", optimizers: tuple[Optimizer, ...] = (),
-        script: KeptScript | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            DownpourTraining, role, vectors, samples, batch_size, keeps, incarnation, split, epochs, order, optimizers,
-            script,
-        )  # fmt: skip
+    def begin_training(self, server: ServerView) -> DownpourTraining:
+        """Begin Algorithm 1.1."""
+        return DownpourTraining(self, server)
 
 
 # Every wait of the story is a loop around `wait`, which takes one arrival and then does what it asks for. So a replica

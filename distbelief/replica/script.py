@@ -1,12 +1,14 @@
-"""State that a user's script keeps, as the story of its replica saves it."""
+"""A user's own loop, as the story of its replica knows it: what it asks of the job, and what its script keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from distbelief.core import events
 from distbelief.core.effects import PAUSE, SCRIPT, Compute, Computed, Payload, Save
+from distbelief.core.optimizer import Optimizer
 from distbelief.replica.steps import Steps
 
 
@@ -18,6 +20,19 @@ class KeptScript(Protocol):
 
     def part(self) -> Mapping[str, Payload]:
         """Return all that it keeps now, as a part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class LoopRequest:
+    """Settings that a user's own loop asks for, each left to the job by 0, "" or none."""
+
+    batch_size: int = 0
+    epochs: int = 0
+    order: str = ""
+    optimizers: tuple[Optimizer, ...] = ()
+    """One for each of its models."""
+    script: KeptScript | None = None
+    """The script, where it keeps something."""
 
 
 def end_minibatch(script: KeptScript | None) -> Steps[bool]:

@@ -9,7 +9,8 @@ all, and has the others do the same steps; to them it is what the coordinator is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from distbelief.core import events, roles
@@ -23,11 +24,10 @@ from distbelief.core.conversations import (
 )
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Payload, Send, Story
 from distbelief.core.messages import Version
-from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
-from distbelief.replica.script import KeptScript, end_minibatch, save
+from distbelief.replica.script import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
@@ -164,44 +164,34 @@ class Training(Protocol):
 # to a checkpoint, announced by a welcome of a new generation: `AllBack` unwinds the training wherever it waits, since
 # all that it knows of the shards is out of date, and the replica enters again with a fresh one. It may come until the
 # coordinator says farewell, also when the work is done.
-class ServedReplica:
+class ServedReplica(ABC):
     """One replica.
 
     Args:
-        training: makes its training, from the replica and the shards as it sees them.
         role: its name.
         vectors: of its model.
         samples: number of samples in its training set.
-        batch_size: that the user's own loop names; 0 where the job's is taken.
-        keeps: whether the model is used after the story, which then ends with the server's parameters.
         incarnation: of this replica; a restarted one has a higher.
         split: steps of this partition, where the replica is split.
-        epochs: that the user's own loop names; 0 where the job's are taken.
-        order: that the user's own loop names; "" where the job's is taken.
-        optimizers: that the user's own loop names, one for each model; none where all have the job's.
-        script: of the user, where that keeps something.
+        loop: request of the user's own, which uses the model after the story; None where a task is trained.
     """
 
     def __init__(
         self,
-        training: Callable[[ServedReplica, ServerView], Training],
         role: str,
         vectors: Vectors,
         samples: int,
-        batch_size: int = 0,
-        keeps: bool = False,
         incarnation: int = 0,
         split: SplitCompute | None = None,
-        epochs: int = 0,
-        order: str = "",
-        optimizers: tuple[Optimizer, ...] = (),
-        script: KeptScript | None = None,
+        loop: LoopRequest | None = None,
     ) -> None:
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
         """Role that deals to it, and is told what it has done: the coordinator, or the partition that leads."""
-        self.role, self.vectors, self.incarnation, self.keeps = role, vectors, incarnation, keeps
+        self.role, self.vectors, self.incarnation = role, vectors, incarnation
+        self.keeps = loop is not None
+        """True where the story ends with the server's parameters."""
         self.partition = roles.partition_of(role)
         self.step = 0
         """Steps that were computed, in all."""
@@ -217,13 +207,17 @@ class ServedReplica:
         """True where its script ends the job for all."""
         self.start: dealing.StreamStart | None = None
         """Beginning of its stream, until the coordinator is told."""
-        self.script = script
+        request = loop or LoopRequest()
+        self.script = request.script
         self.asked: int | None = None
         """Number of the checkpoint for which it is to save what its script keeps."""
-        keeps = script is not None
-        self._join = membership.Join(incarnation, vectors.layout, samples, batch_size, epochs, order, optimizers, keeps)
-        self._make = training
+        names = request.batch_size, request.epochs, request.order, request.optimizers, request.script is not None
+        self._join = membership.Join(incarnation, vectors.layout, samples, *names)
         self._training: Training | None = None
+
+    @abstractmethod
+    def begin_training(self, server: ServerView) -> Training:
+        """Begin its training, with the shards as it sees them."""
 
     def story(self) -> Story:
         """Tell all of it, from joining to leaving."""
@@ -268,7 +262,7 @@ class ServedReplica:
                 if self.split is not None:
                     yield from self.split.begin(self.generation)
                 server = ServerView(plan, self.vectors, self.links, self.incarnation)
-                training = self._training = self._make(self, server)
+                training = self._training = self.begin_training(server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)
         assert training is not None

@@ -15,7 +15,7 @@ import operator
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -27,18 +27,16 @@ from distbelief.core.effects import PAUSE, Batch, Computed
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.portions import STREAM
-from distbelief.core.records import PartBuilt, Record
+from distbelief.core.records import PartBuilt
 from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
 from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeptScript
-from distbelief.runtime.driver import Driver
+from distbelief.replica.script import LoopRequest
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
-from distbelief.runtime.player import Answer, Compute, HasStory, Part, Store, Worker
-from distbelief.runtime.pump import Pump
-from distbelief.runtime.script_story import ScriptStory
+from distbelief.runtime.player import Answer, Compute, HasStory, ScriptedLoop, Worker
+from distbelief.runtime.script_story import ScriptStage, ScriptStory
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
@@ -51,15 +49,7 @@ from distbelief.split.tracing import examples
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.worker import on_device
-from distbelief.transport.base import Arena, Endpoint
-
-
-class StepPadding(Protocol):
-    """Source of the pauses by which a replica is made slower."""
-
-    def rest(self, elapsed: float) -> float:
-        """Seconds to sleep after a step that took `elapsed` seconds."""
-        ...
+from distbelief.transport.base import Arena
 
 
 class Played(HasStory, Protocol):
@@ -80,26 +70,6 @@ class Played(HasStory, Protocol):
 Groups = Sequence[ParameterGroup] | None
 AHEAD = 32
 """Minibatches that a loader's workers are told of before their step, at most."""
-MakePart = Callable[
-    [
-        FlatModule, ScriptedPart | None, int, int, int, str, tuple[Optimizer, ...], Callable[[float], Compute],
-        KeptScript | None,
-    ],
-    Part,
-]  # fmt: skip
-"""Makes what a replica plays, a `Played`, from its model, the part of it that this process computes where it is split,
-the samples of its data, the batch size, the epochs and the order that the loop names (0 and "" for those of the job),
-the optimizers of its models (none for that of the job), what computes, clipped to a norm, and the script, where that
-keeps something.
-"""
-
-
-def as_it_is(_: nn.Module) -> None:
-    """Leave a model with the weights that its script gave it."""
-
-
-def tell_nobody(_: Record) -> None:
-    """Drop a record of a job of which nobody keeps any."""
 
 
 class Replica:
@@ -107,46 +77,19 @@ class Replica:
 
     Args:
         role: of this replica.
-        driver: plays its story.
-        endpoint: its end of the transport.
-        make: makes what it plays.
-        pump: carries the links during a step, where that needs a thread.
-        device: where the job would have this replica compute.
-        settings: of the job, as it was launched.
-        incarnation: of this replica; one that was started anew has a higher.
-        padding: how long to sleep after each step, where the replica is to be slower than it is.
-        store: where its checkpoints are kept.
-        fill: gives a model the weights that the job begins with.
-        tell: takes a record of what happens.
+        stage: on which it is played.
     """
 
-    def __init__(
-        self,
-        role: str,
-        driver: Driver,
-        endpoint: Endpoint,
-        make: MakePart,
-        pump: Pump | None = None,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
-        settings: Settings = Settings(),  # noqa: B008  # frozen
-        incarnation: int = 0,
-        padding: StepPadding | None = None,
-        store: Store | None = None,
-        fill: Callable[[nn.Module], None] = as_it_is,
-        tell: Callable[[Record], None] = tell_nobody,
-    ) -> None:
-        self._fill, self._tell = fill, tell
+    def __init__(self, role: str, stage: ScriptStage) -> None:
+        self._stage, self._settings = stage, stage.settings
         self._split: SplitModel | None = None
         self._void = False
         """True where the job went on without the minibatch at hand: what is computed of it counts for nothing."""
-        self._make, self._store, self._settings = make, store, settings
-        self.stepped = settings.optimizer
+        self.stepped = stage.settings.optimizer
         """Optimizer of the job."""
-        self._padding = padding
-        self.role, self.clip_norm, self._incarnation = role, 0.0, incarnation
-        self.device = device
+        self.role, self.clip_norm = role, 0.0
+        self.device = stage.device
         """Device on which `--device` would have this replica compute: `model.to(replica.device)`."""
-        self._driver, self._endpoint = driver, endpoint
         self._models: list[tuple[nn.Module, Groups, Optimizer | None]] = []
         """With the groups of each, and the optimizer that it names."""
         self._optimizers: list[ServerOptimizer] = []
@@ -157,11 +100,11 @@ class Replica:
         self._batch: Batch | None = None
         self._handed: tuple[Batch | None, int] = (None, 0)
         self._answer: Answer = _nobody
-        self._pump, self._carried = pump, contextlib.ExitStack()
+        self._carried = contextlib.ExitStack()
         self._samples = 0
         self._began = 0.0
         self._reported: Batch | None = None
-        self._script = ScriptStory(role, driver, endpoint, settings, device, store, self._moment)
+        self._script = ScriptStory(role, stage, self._moment)
         """Knowledge of where the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._compared = False
@@ -700,8 +643,8 @@ class Replica:
 
     def _rest(self) -> None:
         """Be as slow as the replica is to be."""
-        if self._padding:
-            time.sleep(self._padding.rest(time.perf_counter() - self._began))
+        if self._stage.rest:
+            time.sleep(self._stage.rest(time.perf_counter() - self._began))
 
     def _clip_and_check(self, module: nn.Module, batch: Batch | None, step: int) -> None:
         """Clip the gradient; where the loss of its step was not reported before, refuse one that is not finite, which
@@ -800,18 +743,17 @@ class Replica:
         else:
             computed, flat = None, self._flat()
             flat.follow()
-            self._fill(flat.module)
+            self._stage.fill(flat.module)
         self._vectors = flat
         self._script.check(self._optimizers)
-        part = self._make(
-            flat, computed, source.samples, source.batch_size, self._epochs, self._order, named, self._computes,
-            self._script if self._script.saves else None,
-        )  # fmt: skip
+        kept = self._script if self._script.saves else None
+        request = LoopRequest(source.batch_size, self._epochs, self._order, named, kept)
+        part = self._stage.make(ScriptedLoop(flat, computed, source.samples, self._computes, request))
         self._story = cast(Played, part.player)
-        if self._script.saves and getattr(part.player, "script", None) is None:
+        if kept is not None and getattr(part.player, "script", None) is None:
             raise UsageError(
                 f"keep(): strategy {self._settings.strategy.name} saves nothing of a script's: it takes no "
-                "context.script; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
+                "context.loop; leave keep() off, or use downpour, bounded, softsync, synchronous or allreduce"
             )
         worker = dataclasses.replace(part.worker, attach=lambda plan, arena: self._attach(part.worker, plan, arena))
         self._script.go_on(part.player.story(), worker)
@@ -826,7 +768,7 @@ class Replica:
     def _cut(self, model: SplitModel, source: Source | Stream) -> ScriptedPart:
         """Have this process hold its part of the model, and the optimizer step that."""
         optimizer, [(_, groups, _)] = self._optimizers[0], self._models
-        self._fill(model.whole)
+        self._stage.fill(model.whole)
         names = {id(parameter): name for name, parameter in model.whole.named_parameters()}
 
         def sample() -> object:
@@ -842,10 +784,10 @@ class Replica:
             self._settings,
             source.batch_size or self._settings.batch_size,
             lambda whole, graph: layout_of(whole, groups, graph.pieces),
-            self._tell if roles.is_lead(self.role) and self.index == 0 else None,
+            self._stage.tell if roles.is_lead(self.role) and self.index == 0 else None,
         )
         optimizer.hold(flat, names)
-        self._tell(PartBuilt(self.role, len(roles.replicas(self._settings.mesh))))
+        self._stage.tell(PartBuilt(self.role, len(roles.replicas(self._settings.mesh))))
         self._models = [(model, None, None)]
         return part
 
@@ -882,7 +824,7 @@ class Replica:
 
     def _play_on(self) -> None:
         """Play the story until a minibatch is to be computed, or to its end."""
-        self._driver.run_while(lambda: self._batch is None and not self._script.paused)
+        self._stage.driver.run_while(lambda: self._batch is None and not self._script.paused)
         if self._script.paused:
             return
         self.over = self._batch is None and (self._steps > 0 or self._handed[0] is None)
@@ -933,8 +875,9 @@ class Replica:
         if batch is PAUSE:
             return self._script.pause(batch, answer)
         self._batch, self._answer = batch, answer
-        if self._pump is not None and self._plan is not None and self._plan.settings.strategy.pushing.prefetch:
-            self._carried.enter_context(self._pump.running())
+        pump, plan = self._stage.pump, self._plan
+        if pump is not None and plan is not None and plan.settings.strategy.pushing.prefetch:
+            self._carried.enter_context(pump.running())
         return None
 
 

@@ -19,10 +19,13 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
+from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.script import LoopRequest
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
 from distbelief.server.shard import Shard
 from distbelief.split.play import HomeSteps
+from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
@@ -45,19 +48,6 @@ def cannot(what: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def attach_nothing(_plan: Plan, _arena: Arena) -> None:
-    """Attach nothing, for a worker that needs no vectors."""
-
-
-def rest_at_once() -> None:
-    """Do nothing, for a worker that takes turns with nobody."""
-
-
-def work_at_once(_share: float, _begins: bool, _answer: Callable[[bool], None]) -> bool:
-    """Take no time, for a worker that is not simulated."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Functions that compute for a story; those that are left out refuse.
@@ -65,7 +55,7 @@ class Worker:
     Another that does one of these otherwise is `dataclasses.replace(worker, compute=...)`.
     """
 
-    attach: Callable[[Plan, Arena], None] = attach_nothing
+    attach: Callable[[Plan, Arena], None] = lambda *_: None
     """Takes the vectors that were made for it."""
     compute: Compute = cannot("compute")
     """The gradient of a minibatch; None where the answer is called with it later."""
@@ -83,9 +73,9 @@ class Worker:
     """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
     something; None where the answer is called later.
     """
-    rest: Callable[[], None] = rest_at_once
+    rest: Callable[[], None] = lambda: None
     """Has nobody who takes turns with it wait for it, until it computes again."""
-    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = work_at_once
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
     """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
     where the answer is called later.
     """
@@ -116,6 +106,20 @@ class Part(NamedTuple):
 
     player: HasStory
     worker: Worker
+
+
+class ScriptedLoop(NamedTuple):
+    """A user's own loop, as it takes part."""
+
+    flat: FlatModule
+    """Its model; where it is split, what this process has of that."""
+    part: ScriptedPart | None
+    """This process's part of each step, where the model is split."""
+    samples: int
+    """Samples of its data."""
+    computes: Callable[[float], Compute]
+    """Has the loop compute, clipped to a norm."""
+    request: LoopRequest
 
 
 class Store(Protocol):

@@ -4,23 +4,52 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.conversations.membership import Finish
 from distbelief.core.conversations.scripting import AskReached, JobReached
 from distbelief.core.effects import PAUSE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Story
+from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.record.restore import load_script
 from distbelief.replica.links import unwanted
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptObjects, KeptState, KeptValues, kept_of
-from distbelief.runtime.player import Answer, Store, Worker
+from distbelief.runtime.player import Answer, Part, ScriptedLoop, Store, Worker
+from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.transport.base import Endpoint
+
+
+@dataclass(frozen=True)
+class ScriptStage:
+    """Stage of a replica whose loop is the user's."""
+
+    driver: Driver
+    """Plays its story."""
+    endpoint: Endpoint
+    make: Callable[[ScriptedLoop], Part]
+    """Makes what it plays."""
+    settings: Settings = Settings()
+    """Settings of the job, as it was launched."""
+    device: torch.device = torch.device("cpu")
+    """Where the job would have it compute."""
+    pump: Pump | None = None
+    """Carries the links during a step, where that needs a thread."""
+    rest: Callable[[float], float] | None = None
+    """Says how long to sleep after a step of so many seconds, where the replica is to be slower than it is."""
+    store: Store | None = None
+    """Where its checkpoints are kept."""
+    fill: Callable[[nn.Module], None] = lambda _: None
+    """Gives a model the weights that the job begins with, where they are not its own."""
+    tell: Callable[[Record], None] = lambda _: None
+    """Takes a record of what happens."""
 
 
 class ScriptStory:
@@ -28,28 +57,17 @@ class ScriptStory:
 
     Args:
         role: of its replica.
-        driver: plays the story.
-        endpoint: of the replica.
-        settings: of the job, as it was launched.
-        device: where the replica computes.
-        store: where its checkpoints are kept.
+        stage: of that.
         moment: says in which epoch the script is, and which optimizers it has.
     """
 
     def __init__(
-        self,
-        role: str,
-        driver: Driver,
-        endpoint: Endpoint,
-        settings: Settings,
-        device: torch.device,
-        store: Store | None,
-        moment: Callable[[], tuple[int, Sequence[ServerOptimizer]]],
+        self, role: str, stage: ScriptStage, moment: Callable[[], tuple[int, Sequence[ServerOptimizer]]]
     ) -> None:
-        self._role, self._driver, self._endpoint, self._store = role, driver, endpoint, store
-        self._own = roles.lead_of(role) in roles.leads(settings.mesh)
+        self._role, self._stage = role, stage
+        self._own = roles.lead_of(role) in roles.leads(stage.settings.mesh)
         """True where the job has started it: a guest may not have the run folder at hand."""
-        self._kept, self._moment = KeptObjects(device), moment
+        self._kept, self._moment = KeptObjects(stage.device), moment
         self.in_step = False
         """True while it waits in its step."""
         self._reached: JobReached | None = None
@@ -107,17 +125,17 @@ class ScriptStory:
         """Take part: play the replica's story, now that it is known."""
         self._ask()
         self._story = story
-        self._driver.work_for(self._role, worker)
+        self._stage.driver.work_for(self._role, worker)
         self.end_pause()
 
     def _ask(self) -> JobReached:
         """Ask once where the job is, and what was kept: the first part of the story."""
         if self._reached is None:
-            worker = Worker(compute=self.pause)
-            self._driver.add_story(self._role, self._play(), self._endpoint, worker, self._store)
-            self._driver.link(self._role)
-            self._driver.begin(self._role)
-            self._driver.run_while(lambda: not self.paused)
+            driver, stage, worker = self._stage.driver, self._stage, Worker(compute=self.pause)
+            driver.add_story(self._role, self._play(), stage.endpoint, worker, stage.store)
+            driver.link(self._role)
+            driver.begin(self._role)
+            driver.run_while(lambda: not self.paused)
         assert self._reached is not None
         return self._reached
 

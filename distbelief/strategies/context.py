@@ -4,7 +4,7 @@ compute nothing.
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -15,23 +15,20 @@ from torch import nn
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.messages import Traffic
-from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.shared_memory import in_order
-from distbelief.replica.script import KeptScript
+from distbelief.replica.script import LoopRequest
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart
-from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.replica.vectors import Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import Compute, cannot
-from distbelief.sharding.layout import Layout
+from distbelief.runtime.player import Compute, Part, cannot
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import NetworkEndpoint
-from distbelief.transport.secure import Identity
 from distbelief.transport.virtual import VirtualEndpoint
 
 Shared = TypeVar("Shared")
@@ -39,56 +36,44 @@ Memory = Callable[[int], torch.Tensor]
 """The memory that the replicas of a job share, 1-D uint8, so many bytes of it; all have the same bytes."""
 
 
-class ProcessSpec(Protocol):
-    """Part of a process's spec that a replica's player asks for."""
-
-    @property
-    def supervisor(self) -> int:
-        """Process id of the supervisor."""
-        ...
-
-    @property
-    def memory(self) -> int:
-        """The supervisor's descriptor of the memory that is shared; -1 for none."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The carrier of the links."""
-        ...
-
-    @property
-    def advertise(self) -> str:
-        """The host that others reach this one at."""
-        ...
-
-    @property
-    def identity(self) -> Identity | None:
-        """Return what this role proves itself with; None where links are not encrypted."""
-        ...
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """Its descriptors of the memory that partitions from the second on share with those of other replicas."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Return the device on which replicas compute."""
-        ...
-
-
 @dataclass(frozen=True)
-class Process:
-    """Context of a replica that is a process."""
+class Stage:
+    """Stage of one life of a role: its time, and the memory that it shares with others."""
 
-    spec: ProcessSpec
-    listen: Callable[[], str]
+    memory: Memory | None = None
+    """Memory that the replicas share, where the strategy needs it."""
+    crossings: Memory | None = None
+    """Memory that the partitions of split replicas share, where they are on one host."""
+    timed: Callable[[Compute], Compute] = lambda compute: compute
+    """Has a step take the time that it has here."""
+    work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
+    """Has a partition's share of a step take its time, as a worker's."""
+    now: Callable[[], float] = time.perf_counter
+    """The time, in seconds."""
+    device: torch.device | None = None
+    """Where a replica computes; where its model is, if None."""
+    reach: Callable[[Part, FlatModule | None], Part] = lambda part, _: part
+    """Has a replica's part reach the shards; with its model, where that may compute on their memory."""
+    listen: Callable[[], str] = str
     """Has others reach this process; returns its address."""
+    count: Callable[[Traffic], None] = lambda _: None
+    """Has the bytes of one more carrier told of, with those of its endpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStage(Stage):
+    """Stage of a process."""
+
+    transport: str
+    """The carrier of its links."""
+    encrypted: bool
+    """True if these are encrypted."""
+    advertise: str
+    """The host that others reach this one at."""
+    descriptor: Callable[[], int]
+    """Opens the file of the memory that it shares with those who compute the same part of the model."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
-    count: Callable[[Traffic], None]
-    """Has the bytes of one more carrier told of, with those of its endpoints."""
 
 
 @dataclass
@@ -101,9 +86,9 @@ class StepTiming:
     """Seconds of work that each step brings beside what the compute model says."""
 
 
-@dataclass(frozen=True)
-class SimulatedContext:
-    """Context of a simulated replica."""
+@dataclass(frozen=True, kw_only=True)
+class VirtualStage(Stage):
+    """Stage of a simulated replica."""
 
     clock: VirtualClock
     endpoint: VirtualEndpoint
@@ -133,75 +118,55 @@ class Context:
     task: Task
     samples: int
     """Samples of the training set."""
-    layout: Layout
-    """Layout of the model."""
-    flat: FlatModule | None
-    """The model, with its initial parameters; None for a phantom, which computes nothing."""
+    vectors: Vectors
+    """Flat vectors of the model, with its initial parameters; of a phantom, which computes nothing, their lengths."""
     computes: Callable[[float], Compute]
     """Builds what computes the gradient of a minibatch, clipped to a global norm (0 for none). It uses the task's data
     and model, or a user's own loop; for a phantom only time passes.
     """
+    stage: Stage = Stage()
+    """Where it is played: a `ProcessStage`, or a `VirtualStage` in simulation."""
     measured: bool = False
     """True if the model is measured."""
     part: SplitPart | None = None
     """Part of a split replica, computed together with the other partitions: the model is what it holds of it."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
     """Makes the model of which it holds a part, where its replica is split."""
-    batch_size: int = 0
-    """Samples of a minibatch, where a user's loop names them; 0 for those of the settings."""
-    epochs: int = 0
-    """Epochs that a user's loop names; 0 for those of the settings."""
-    order: str = ""
-    """Order that a user's loop names; "" for that of the settings."""
-    optimizers: tuple[Optimizer, ...] = ()
-    """Optimizers that a user's loop names, one for each of its models; none for those of the settings."""
-    scripted: bool = False
-    """True if a user's own loop computes: a step of it may be several backward passes."""
-    memory: Memory | None = None
-    """Memory that the replicas share, where the strategy needs it."""
-    crossings: Memory | None = None
-    """Memory that the partitions of split replicas share, where they are on one host."""
-    process: Process | None = None
-    """Context of a process; None in simulation."""
-    virtual: SimulatedContext | None = None
-    """Context of a simulation; None of a process."""
-    script: KeptScript | None = None
-    """The user's script, where that keeps something."""
+    loop: LoopRequest | None = None
+    """Request of a user's own loop, of which a step may be several backward passes; None where a task is trained."""
 
     @property
-    def vectors(self) -> Vectors:
-        """The flat vectors of the model, which a phantom has the lengths of."""
-        return self.flat or PhantomVectors(self.layout)
+    def flat(self) -> FlatModule | None:
+        """The model; None for a phantom."""
+        return self.vectors if isinstance(self.vectors, FlatModule) else None
+
+    @property
+    def module(self) -> FlatModule:
+        """The model, of whoever computes."""
+        assert isinstance(self.vectors, FlatModule)
+        return self.vectors
 
     @property
     def split(self) -> SplitCompute | None:
         """Return how it computes together with the other partitions, where the replica is split."""
         if self.part is None:
             return None
-        address = self.process.listen() if self.process else ""
-        siblings = Siblings(self.role, self.incarnation, self.settings.partitions, address)
+        siblings = Siblings(self.role, self.incarnation, self.settings.partitions, self.stage.listen())
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: SplitPart) -> Crossings | None:
         """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
-        if self.crossings is None or not in_order():
+        if self.stage.crossings is None or not in_order():
             return None
         homes = self.settings.partitions
         length = segment_bytes(homes, part.slots)
         start = roles.index_of(self.role) * length
-        memory = self.crossings(self.settings.replicas * length)[start : start + length]
+        memory = self.stage.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
         crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, part.copies)
-        if self.process is not None:
-            self.process.count(crossings.traffic)
+        self.stage.count(crossings.traffic)
         return crossings
-
-    @property
-    def module(self) -> FlatModule:
-        """The model, of whoever computes."""
-        assert self.flat is not None
-        return self.flat
 
 
 class LoopSteps(NamedTuple):
@@ -244,8 +209,3 @@ class LoopContext:
     """Says when it is time for a checkpoint; the wall's clock where None."""
     timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)
     """Makes its steps take the time that they have here."""
-
-
-def open_memory(spec: ProcessSpec, descriptor: int) -> int:
-    """A descriptor of ours for memory of the supervisor's."""
-    return os.open(f"/proc/{spec.supervisor}/fd/{descriptor}", os.O_RDWR)

@@ -122,11 +122,6 @@ def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tu
     return [(build(graph, home, model), home_schedule(graph, settings, home)) for home in range(settings.partitions)]
 
 
-def whole_of_split(graph: SplitGraph, model: nn.Module, settings: Settings, rows: bool) -> FlatModule:
-    """The whole model, on vectors of the layout that the partitions of a job have."""
-    return FlatModule(model, rows=rows, layout=layout_of(model, groups_of(model, settings.optimizer), graph.pieces))
-
-
 class PhantomPartition:
     """One home's part of each step, in which nothing is computed; what crosses has its length.
 

@@ -32,11 +32,11 @@ from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import Part, Shown, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
-from distbelief.strategies.context import Context, Memory
+from distbelief.strategies.context import Context
 from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
@@ -48,20 +48,12 @@ COORDINATOR_STATE = (
 """Classes of a portion-dealing `Coordinator`'s state, for its journal."""
 
 
-class JobCoordinator(Machine, Protocol):
+class JobCoordinator(Machine, Shown, Protocol):
     """The coordinator of a job."""
 
     @property
     def plan(self) -> Plan | None:
         """Return who holds what, once the first replica has told its layout."""
-        ...
-
-    def waits(self) -> str:
-        """Return what it waits for, in one sentence."""
-        ...
-
-    def standing(self) -> dict[str, object]:
-        """Its counts."""
         ...
 
 
@@ -77,18 +69,6 @@ class Servers:
     """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
     """Makes a shard's slice that holds nothing."""
-
-    def slice(self, plan: Plan, shard: int, memory: Memory | None) -> TorchSlice:
-        """The slice of a shard, in memory of its own, or in that where replicas find it."""
-        if memory is None:
-            return self.torch_slice(plan, shard, None, None)
-        whole, own = memory(plan.layout.total), plan.assignments[shard]
-        moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))
-        return self.torch_slice(plan, shard, moving, frozen)
-
-
-def check_nothing(settings: Settings, model: nn.Module) -> None:
-    """Any model will do."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +87,7 @@ class Players:
     """Builds the evaluator's worker, as a process and in a simulation."""
     servers: Servers | None = None
     """None where there are no shards."""
-    check_model: Callable[[Settings, nn.Module], None] = check_nothing
+    check_model: Callable[[Settings, nn.Module], None] = lambda *_: None
     """Refuses, with a `UsageError`, a model that the strategy cannot train."""
     rows: bool = False
     """True if sparse gradients stay so; else embeddings are told to make dense ones."""
@@ -116,9 +96,3 @@ class Players:
     def memory(self) -> Mapping[str, type]:
         """The classes of the coordinator's state, by name, as a journal wants them."""
         return {kind.__name__: kind for kind in self.state}
-
-    @property
-    def served(self) -> Servers:
-        """Return who holds the parameters, where there are shards."""
-        assert self.servers is not None
-        return self.servers

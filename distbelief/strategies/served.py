@@ -41,9 +41,9 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
     """Have the module's parameters lie where answers land, or on the shards' own memory."""
     if context.flat is None:
         return Worker().attach
-    if context.memory is None:
-        return _landing(context.flat)
-    flat, memory = context.flat, context.memory
+    flat, memory = context.flat, context.stage.memory
+    if memory is None:
+        return _landing(flat)
 
     def attach(plan: Plan, arena: Arena) -> None:
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]

@@ -34,7 +34,7 @@ from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minib
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import TracedBy, trace
 from distbelief.strategies import Downpour, Single
-from distbelief.strategies.context import Context
+from distbelief.strategies.context import Context, Stage
 from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import Task
 from distbelief.tasks.flat import layout_of
@@ -364,11 +364,10 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
         settings,
         task,
         20,
-        flat.layout,
         flat,
         lambda _: lambda *_: None,
+        Stage(crossings=share),
         part=part,
-        crossings=share,
     )
     assert context.split is not None
     assert [len(one) for one in asked] == [2 * length]

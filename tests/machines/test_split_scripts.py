@@ -20,6 +20,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.loop import Replica
+from distbelief.runtime.script_story import ScriptStage
 from distbelief.runtime.split_model import SplitModel
 from distbelief.split.options import Split
 from distbelief.split.play import Give, Take
@@ -456,7 +457,7 @@ def replica(**settings: Any) -> Replica:
     """Of a job that was launched so, before its script has done anything."""
     nobody: Any = None
     own = {"replicas": 1, "shards": 2, "partitions": 2, **settings}
-    return Replica("replica 0.0", nobody, nobody, nobody, settings=made(**own))
+    return Replica("replica 0.0", ScriptStage(nobody, nobody, nobody, made(**own)))
 
 
 def of_another(one: Replica) -> None:

@@ -37,6 +37,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.script import LoopRequest
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -273,7 +274,7 @@ def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_
     prefetch: int, landings: list[int]
 ) -> None:
     vectors = Swapped()
-    reader = Reader(DownpourReplica("replica 0", vectors, 8, keeps=True).story())
+    reader = Reader(DownpourReplica("replica 0", vectors, 8, loop=LoopRequest()).story())
     reader.tell("coordinator", membership.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
     mail: deque[tuple[str, Event]] = deque([("coordinator", dealing.Deal(Portion(0, 0, 3)))])
     clock = 0
@@ -306,7 +307,7 @@ class Keeping:
 def keeps(in_step: bool = False) -> Reader:
     """A replica whose script keeps something, that has pushed the first minibatch of three."""
     script = Keeping()
-    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8, script=script).story())
+    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8, loop=LoopRequest(script=script)).story())
     reader.tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
     reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
     reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))
@@ -366,7 +367,9 @@ def test_a_replica_without_work_has_its_script_come_to_the_end_of_its_minibatch_
     reader.go_on(None)
     assert done(reader) == [Save, checkpointing.ScriptSaved]
     reader.tell("coordinator", membership.Finish("done"))
-    assert (reader.waits, done(reader)) == (Compute(PAUSE), [dealing.Progress])
+    assert done(reader) == [dealing.Progress, pushing.Fetch]
+    reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 8)))
+    assert (reader.waits, done(reader)) == (Compute(PAUSE), [])
     reader.go_on(None)
     assert done(reader) == [membership.Leave]
     assert asked(reader, checkpointing.LEAVING) == [Save, checkpointing.ScriptSaved, membership.Leave]

@@ -5,6 +5,7 @@ chance, and the job of one replica, all of whose roles are in this process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import random
@@ -33,6 +34,7 @@ from distbelief.places.processes.spec import tell
 from distbelief.runtime import loop
 from distbelief.runtime.direct import DirectEndpoint
 from distbelief.runtime.driver import Driver
+from distbelief.runtime.script_story import ScriptStage
 from distbelief.sharding.layout import Range
 from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
 from distbelief.tasks.order import Order, key
@@ -386,7 +388,7 @@ class _Role(_Process):
     def begin(self) -> None:
         """Take part."""
         if self.role == roles.COORDINATOR:
-            machine: Any = self.players.coordinator(self.spec.settings, False, self.spec.start)
+            machine: Any = self._cast.coordinator(self.spec.start)
         else:
             machine = self._shard(roles.index_of(self.role))
         self.driver.add_machine(self.role, machine, self.endpoint, NO_STORE)  # type: ignore[arg-type]
@@ -395,10 +397,8 @@ class _Role(_Process):
 
     def replica(self) -> loop.Replica:
         """What its script joins."""
-        settings = self.spec.settings
-        return loop.Replica(
-            self.role, self.driver, self.endpoint, self._scripted_part, settings=settings, store=NO_STORE
-        )  # type: ignore[arg-type]
+        settings, part = self.spec.settings, functools.partial(self._cast.scripted, self.role, 0, self._stage())
+        return loop.Replica(self.role, ScriptStage(self.driver, self.endpoint, part, settings, store=NO_STORE))  # type: ignore[arg-type]
 
 
 def play_ours(script: Script, way: Way, optimizer: Optimizer, epochs: int, folder: Path) -> Outcome:

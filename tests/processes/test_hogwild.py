@@ -338,10 +338,9 @@ def test_an_update_is_counted_and_its_turn_passed_on_before_its_lock_is_given(mo
     counts = Counts([0] * size_of(2), 2, 0)
     held = SimpleNamespace(counts=counts, locked_steps=lambda: [LockedStep((0,), 4, lambda: None)])
     settings = SimpleNamespace(own=lambda _: Locking(locks="round-robin"), replicas=2)
-    monkeypatch.setattr(worker, "open_memory", lambda *_: file)
     monkeypatch.setattr(Locks, "give", lambda *_: found.append((counts.total(UPDATES), counts.turn)))
-    process: Any = SimpleNamespace(spec=SimpleNamespace(memory=None))
-    updates = worker.ProcessUpdater(process, lambda: held, 0, settings)  # type: ignore[arg-type,return-value]
+    stage: Any = SimpleNamespace(descriptor=lambda: file)
+    updates = worker.ProcessUpdater(stage, lambda: held, 0, settings)  # type: ignore[arg-type,return-value]
     assert updates.update(64, lambda: False, bool)
     assert found == [(1, 1)]
     os.close(file)

@@ -341,7 +341,7 @@ def test_an_evaluator_leaves_what_it_was_built_with_before_parameters_come() -> 
     flat = FlatModule(build_on_disk(jobs.wide(), 0).model)
     files = {one.data_ptr() for one in flat.trained}
     computes = cannot("compute")
-    context = Context(roles.EVALUATOR, 0, settings, jobs.wide(), 0, flat.layout, flat, lambda _: computes)
+    context = Context(roles.EVALUATOR, 0, settings, jobs.wide(), 0, flat, lambda _: computes)
     plan = Plan(settings, flat.layout, (), jobs.SAMPLES)
     served_reader(context).attach(plan, plain_arena(flat.held, 0, 1))
     assert files.isdisjoint(one.data_ptr() for one in flat.trained)
@@ -366,7 +366,7 @@ def test_partitions_take_the_devices_of_a_machine_in_turn(monkeypatch: pytest.Mo
     settings = Job(task="mine", strategy=Downpour(replicas=2, partitions=3, shards=3)).settings()
     for role in ("replica 0.0", "replica 0.2", "replica 1.0", "replica 1.1"):
         one = process._Process.__new__(process._Process)
-        vars(one).update(role=role, spec=SimpleNamespace(settings=settings, device="cuda"), _fill=None)
+        vars(one).update(role=role, spec=SimpleNamespace(settings=settings, device="cuda"))
         with pytest.raises(UsageError, match="seen"):
-            one._partition(Task(model=torch.nn.Identity, train=lambda: [], loss=torch.nn.functional.mse_loss))
+            one._device()
     assert asked == [0, 2, 3, 4]

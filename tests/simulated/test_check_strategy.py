@@ -17,6 +17,7 @@ from distbelief.core.effects import Batch
 from distbelief.errors import LocalProtocolError
 from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.replica.downpour import DownpourTraining
+from distbelief.replica.served_replica import ServerView
 from distbelief.runtime.player import Part
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
@@ -104,9 +105,8 @@ class Skipping(DownpourTraining):
 class Forgetful(Story):
     """One that trains so."""
 
-    def __init__(self, *joining: Any, **more: Any) -> None:
-        super().__init__(*joining, **more)
-        self._make = Skipping
+    def begin_training(self, server: ServerView) -> Skipping:
+        return Skipping(self, server)
 
 
 @dataclass(frozen=True)

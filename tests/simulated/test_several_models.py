@@ -29,11 +29,12 @@ from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.runtime.player import Compute, Part
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
+from distbelief.strategies.cast import Cast
+from distbelief.strategies.context import Stage
 from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import draw_compute, draw_network
@@ -79,29 +80,33 @@ class Limit:
 def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have simulated replicas step the children of their module one after another, as a user's loop does."""
 
-    def flat(_: Simulation, model: nn.Module) -> FlatModule:
+    replica = Cast.replica
+
+    def flat(_: Cast, model: nn.Module) -> FlatModule:
         groups = [{"params": list(child.parameters())} for child in model.children()]
         return FlatModule(model, layout=layout_of(model, groups, several=True))
 
     def have(order: Callable[[str, Batch], list[int]] = turns) -> None:
-        def computes(self: Simulation, role: str, flat: FlatModule | None, clip_norm: float) -> Any:
-            assert flat is not None
-            settings, task = self.settings, self._loaded
-            trainer = Trainer(task, flat.module, settings, settings.seed, clip_norm)
+        def stepping(role: str, inner: Compute) -> Compute:
             at, coming = list[Batch](), list[int]()
 
-            def compute(batch: Batch, _: Any) -> Computed:
+            def compute(batch: Batch, answer: Any) -> Computed:
                 if not (at and at[0] is batch):
                     at[:], coming[:] = [batch], order(role, batch)
-                computed = trainer.compute(batch)
+                computed = inner(batch, answer)
+                assert computed is not None
                 if not coming:
                     return Computed(None, computed.samples, 0.0, held=True)
                 return msgspec.structs.replace(computed, model=coming.pop(0), loss=None)
 
             return compute
 
-        monkeypatch.setattr(Simulation, "_flat", flat)
-        monkeypatch.setattr(Simulation, "_computes", computes)
+        def stepped(cast: Cast, role: str, incarnation: int, stage: Stage) -> Part:
+            own = dataclasses.replace(stage, timed=lambda compute: stage.timed(stepping(role, compute)))
+            return replica(cast, role, incarnation, own)
+
+        monkeypatch.setattr(Cast, "_flat", flat)
+        monkeypatch.setattr(Cast, "replica", stepped)
 
     have()
     return have

@@ -25,7 +25,6 @@ from torch import nn
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Arrival, Batch, Computed
-from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_own
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
@@ -52,30 +51,27 @@ from distbelief.places.processes.settle import as_main, end_main, enter, name_pr
 from distbelief.places.processes.spec import Opening, Spec
 from distbelief.record.journal import Journal
 from distbelief.record.restore import CheckpointStore, load_weights
-from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.home_part import ScriptedPart
-from distbelief.replica.script import KeptScript
-from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import loop
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import said, worker_traceback
-from distbelief.runtime.player import Answer, Compute, HasStory, Part, Shown, Worker, cannot
+from distbelief.runtime.player import Answer, Compute, Part, Shown
 from distbelief.runtime.pump import Pump
+from distbelief.runtime.script_story import ScriptStage
 from distbelief.server.shard import Shard
-from distbelief.server.slice import TorchSlice
+from distbelief.server.slice import Slice
+from distbelief.split.graph import SplitGraph
 from distbelief.strategies import by_name, find
 from distbelief.strategies.base import Strategy, servers
-from distbelief.strategies.context import Context, LoopContext, Memory, Process, open_memory
-from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph, whole_of_split
-from distbelief.strategies.players import Players
+from distbelief.strategies.cast import Cast
+from distbelief.strategies.context import LoopContext, Memory, ProcessStage
+from distbelief.strategies.partition import split_graph
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import build_on_disk, zeros_on_disk
-from distbelief.tasks.worker import Trainer, build_model, check_measure, hint, load, placed, with_data
+from distbelief.tasks.worker import build_model, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.locks import Locks
 from distbelief.transport.shared import SharedEndpoint
@@ -193,6 +189,8 @@ class _Process:
         self.traffic = [self.endpoint.traffic]
         """Ledgers of all carriers of its role."""
         self._ends: _Ends | None = None
+        self._in_memory = ""
+        """Sentence about a split model that was built in memory."""
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
         self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
@@ -204,21 +202,16 @@ class _Process:
         """Return how its job trains."""
         return by_name(self.spec.strategy)
 
-    @property
-    def players(self) -> Players:
-        """Return who plays the roles of its job."""
-        return self.strategy.players()
-
     def play(self) -> None:
         """Play the role to its end."""
         if self.role == roles.COORDINATOR:
             self._play_coordinator()
-        elif self.role == roles.EVALUATOR:
-            self._play_evaluator()
         elif self.role == roles.SINGLE:
             self._play_single()
-        elif roles.is_replica(self.role):
-            self._play_replica()
+        elif roles.is_replica(self.role) and self.spec.script:
+            self._run_script()
+        elif roles.is_replica(self.role) or self.role == roles.EVALUATOR:
+            self._play_story()
         else:
             self._play_server()
 
@@ -288,19 +281,16 @@ class _Process:
 
     def _play_coordinator(self) -> None:
         spec = self.spec
-        self.player = self.players.coordinator(spec.settings, spec.evaluator, spec.start)
+        self.player = coordinator = self._cast.coordinator(spec.start)
         with contextlib.ExitStack() as opened:
             files = [
                 opened.enter_context(open(f"/proc/{spec.supervisor}/fd/{one}", "r+b", buffering=0))
                 for one in spec.journal
             ]
-            host = (
-                LastingHost(self.endpoint, self.player, self.players.memory, Journal(*files), _watched(spec.settings))
-                if files
-                else None
-            )
-            self.driver.add_machine(self.role, self.player, self.endpoint, CheckpointStore(spec.run), host=host)
-            self._ends = _Ends(self.endpoint, self.clock, _watched(spec.settings))
+            memory, watched = self._cast.players.memory, _watched(spec.settings)
+            host = LastingHost(self.endpoint, coordinator, memory, Journal(*files), watched) if files else None
+            self.driver.add_machine(self.role, coordinator, self.endpoint, CheckpointStore(spec.run), host=host)
+            self._ends = _Ends(self.endpoint, self.clock, watched)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
             self.channel.say(Listening(self._listen()))
@@ -350,7 +340,7 @@ class _Process:
         """Be a shard, or the standby of one until it is the shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) is roles.Kind.STANDBY:
-            self.player = standby = self.players.served.standby(index, self._slice_of_its_own, self.incarnation)
+            self.player = standby = self._cast.servers.standby(index, self._cast.slice, self.incarnation)
             self.driver.add_machine(self.role, standby, self.endpoint, become=self._become)
         else:
             shard = self._shard(index)
@@ -377,28 +367,23 @@ class _Process:
 
     def _shard(self, index: int) -> Shard | OwnedShard:
         """The machine of a shard, in memory of its own or in that which its replicas update themselves."""
-        make = self.players.served.shard
+        make = self._cast.servers.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
         assert self._common is not None
         return OwnedShard(lambda held: make(index, held, self.incarnation), self._common, self._locks())
 
     def _locks(self) -> Locks:
-        return Locks(open_memory(self.spec, self.spec.memory))
+        return Locks(self._descriptor(self.spec.memory))
 
-    def _slice(self, plan: Plan, shard: int) -> TorchSlice:
+    def _slice(self, plan: Plan, shard: int) -> Slice:
         if self._memory is not None:
             assert isinstance(self.endpoint, SharedEndpoint)
             self.endpoint.finds = roles.is_replica
-        return self.players.served.slice(plan, shard, self._memory)
-
-    def _slice_of_its_own(self, plan: Plan, shard: int) -> TorchSlice:
-        """A slice in this process's memory."""
-        return self.players.served.slice(plan, shard, None)
+        return self._cast.slice(plan, shard, self._memory)
 
     def _play_single(self) -> None:
-        spec = self.spec
-        task = resolve(spec.task, spec.data_dir)
+        spec, task = self.spec, self._cast.task
         told: list[str] = []
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
@@ -418,7 +403,7 @@ class _Process:
         loop = self.strategy.loop(
             LoopContext(
                 task,
-                self._model(task),
+                self._model(self.role),
                 spec.settings,
                 lambda record: self._note(time.monotonic(), roles.SINGLE, record),
                 stopped,
@@ -432,38 +417,31 @@ class _Process:
 
     # stories
 
-    def _play_replica(self) -> None:
-        spec = self.spec
-        if spec.script:
-            self._run_script()
-            return
-        task = resolve(spec.task, spec.data_dir)
-        if spec.settings.partitions > 1:
-            task, flat, part = self._partition(task)
-            samples = len(load(task, "training"))
-            context = self._context(
-                task, samples, flat, lambda _: cannot("compute"), part=part,
-                whole=lambda: build_on_disk(task, spec.settings.seed).model,
-            )  # fmt: skip
+    def _play_story(self) -> None:
+        """Be a replica, a partition of one, or the evaluator."""
+        split = self.spec.settings.partitions > 1
+        if roles.is_replica(self.role):
+            part = self._cast.replica(self.role, self.incarnation, self._stage())
+            if split:
+                self._tell(records.PartBuilt(self.role, len(roles.replicas(self.spec.settings.mesh))))
         else:
-            model = self._model(task)
-            self.players.check_model(spec.settings, model)
-            data = load(task, "training")
-            task = with_data(task, data)
-            flat = self._flat(model)
-            context = self._context(task, len(data), flat, lambda clip_norm: self._computes(task, flat, clip_norm))
-        played = self.players.replica(context)
-        played = played._replace(worker=dataclasses.replace(played.worker, work=self._works()))
-        self._tell_story(*self._reaching(played, flat))
+            if split:  # the model may be larger than what a process may have
+                self.endpoint.zeros = zeros_on_disk
+            part = self._cast.evaluator(self.incarnation, self._stage())
+        self.player, store = part.player, CheckpointStore(self.spec.run)
+        self.driver.add_story(self.role, part.player.story(), self.endpoint, part.worker, store)
+        self._meet()
+        self.driver.link(self.role)
+        self.driver.run()
 
-    def _reaching(self, part: Part, flat: FlatModule | None = None) -> Part:
+    def _reaching(self, part: Part, flat: FlatModule | None) -> Part:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
         compute there. A script's own is copied from there instead: it keeps its model, and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
             return part
-        make, memory = self.players.served.shard, self._common
+        make, memory = self._cast.servers.shard, self._common
         assert memory is not None
 
         def reach(plan: Plan, arena: Arena) -> None:
@@ -484,42 +462,36 @@ class _Process:
 
         return part._replace(worker=dataclasses.replace(part.worker, attach=reach))
 
-    def _context(
-        self,
-        task: Task,
-        samples: int,
-        flat: FlatModule,
-        computes: Callable[[float], Compute],
-        batch_size: int = 0,
-        epochs: int = 0,
-        order: str = "",
-        optimizers: tuple[Optimizer, ...] = (),
-        scripted: bool = False,
-        part: SplitPart | None = None,
-        whole: Callable[[], nn.Module] | None = None,
-    ) -> Context:
-        """Return what whoever plays this role is given."""
+    @functools.cached_property
+    def _cast(self) -> Cast:
+        """Builder of the roles of its job."""
         spec = self.spec
-        return Context(
-            self.role,
-            self.incarnation,
+        return Cast(
+            self.strategy,
             spec.settings,
-            task,
-            samples,
-            flat.layout,
-            flat,
-            computes,
+            functools.partial(resolve, spec.task, spec.data_dir),
+            self._model,
+            self._graph,
             spec.evaluator,
-            part,
-            whole or cannot("make the whole model"),
-            batch_size,
-            epochs,
-            order,
-            optimizers,
-            scripted,
+        )
+
+    def _stage(self) -> ProcessStage:
+        """Return where this process plays its role."""
+        spec = self.spec
+        return ProcessStage(
             self._memory,
-            self._crossings,
-            Process(spec, self._listen, self._another, self.traffic.append),
+            functools.partial(self._share, spec.crossings) if spec.crossings >= 0 else None,
+            self._timed,
+            self._works(),
+            device=self._device() if roles.is_replica(self.role) else None,
+            reach=self._reaching,
+            listen=self._listen,
+            count=self.traffic.append,
+            transport=spec.transport,
+            encrypted=spec.identity is not None,
+            advertise=spec.advertise,
+            descriptor=lambda: self._descriptor((spec.memory, *spec.columns)[roles.partition_of(self.role)]),
+            open_endpoint=self._another,
         )
 
     @property
@@ -529,7 +501,7 @@ class _Process:
         A script keeps its model, and a device has its own; those are sent what others hold.
         """
         spec = self.spec
-        sent = self.players.servers is not None and bool(spec.script or spec.device != "cpu")
+        sent = self._cast.players.servers is not None and bool(spec.script or spec.device != "cpu")
         return None if spec.direct or sent else self._common
 
     @property
@@ -537,16 +509,15 @@ class _Process:
         """The memory of the job, where there is any."""
         return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
 
-    @property
-    def _crossings(self) -> Memory | None:
-        """Return what the partitions of its replicas share, where they do."""
-        return None if self.spec.crossings < 0 else functools.partial(self._share, self.spec.crossings)
+    def _descriptor(self, descriptor: int) -> int:
+        """Open memory of the supervisor's."""
+        return os.open(f"/proc/{self.spec.supervisor}/fd/{descriptor}", os.O_RDWR)
 
     def _share(self, memory: int, length: int) -> torch.Tensor:
         """So many bytes of memory of the supervisor's. The descriptor stays open: with any that a process closes, its
         locks on that file are gone.
         """
-        descriptor = open_memory(self.spec, memory)
+        descriptor = self._descriptor(memory)
         if os.fstat(descriptor).st_size < length:
             os.ftruncate(descriptor, length)
         return torch.frombuffer(mmap.mmap(descriptor, max(length, 1)), dtype=torch.uint8)[:length]
@@ -581,20 +552,17 @@ class _Process:
 
         return work
 
-    def _computes(self, task: Task, flat: FlatModule, clip_norm: float) -> Compute:
-        """Return what computes gradients: with the links carried meanwhile, where that needs somebody."""
-        s, slowed, pump = self.spec.settings, self._slowed(), self.pump()
-        trainer = Trainer(task, flat.module, s, s.seed, clip_norm, s.arithmetic)
+    def _timed(self, compute: Compute) -> Compute:
+        """Have a step take its time here, with the links carried meanwhile where that needs somebody."""
+        slowed, pump = self._slowed(), self.pump()
 
-        def padded(batch: Batch, _: Answer) -> Computed:
-            return slowed(trainer.compute(batch))
+        def step(batch: Batch, answer: Answer) -> Computed:
+            with contextlib.nullcontext() if pump is None else pump.running():
+                computed = compute(batch, answer)
+                assert computed is not None
+                return slowed(computed)
 
-        def carried(batch: Batch, answer: Answer) -> Computed:
-            assert pump is not None
-            with pump.running():
-                return padded(batch, answer)
-
-        return padded if pump is None else carried
+        return step
 
     @property
     def _number(self) -> int:
@@ -610,31 +578,29 @@ class _Process:
             torch.cuda.set_device(device)
         return device
 
-    def _model(self, task: Task) -> nn.Module:
+    def _model(self, role: str) -> nn.Module:
+        """Make the model with which a role begins: in files where it may be larger than what a process may have."""
+        settings, task = self.spec.settings, self._cast.task
+        if role == roles.EVALUATOR:  # which fetches what it measures
+            split = settings.partitions > 1
+            return build_on_disk(task, settings.seed).model if split else build_model(task, settings.seed, "cpu")
         self._device()
-        model = build_model(task, self.spec.settings.seed, self.spec.device, self._number)
+        if settings.partitions > 1:
+            built = build_on_disk(task, settings.seed, self._fill)
+            self._in_memory = built.told
+            return built.model
+        model = build_model(task, settings.seed, self.spec.device, self._number)
         self._fill(model)
         return model
 
-    def _partition(self, task: Task) -> tuple[Task, FlatModule, PartitionTrainer]:
-        """Build this partition's part of the model; return it and the task with its training set."""
-        spec, device = self.spec, self._device()
-        built = build_on_disk(task, spec.settings.seed, self._fill)
-        self.players.check_model(spec.settings, built.model)
-        task = with_data(task, load(task, "training"))
+    def _graph(self, task: Task, model: nn.Module) -> SplitGraph:
+        """Split the model; the first process of the first replica tells how."""
 
         def tell(parted: Parted) -> None:
-            self._tell(msgspec.structs.replace(parted, told=parted.told + built.told))
+            self._tell(msgspec.structs.replace(parted, told=parted.told + self._in_memory))
 
-        first = roles.is_lead(self.role) and not roles.index_of(self.role)
-        graph = split_graph(task, built.model, spec.settings, tell if first else None)
-        flat, program = part_of(graph, built.model, spec.settings, self.role, self.players.rows, device)
-        part = PartitionTrainer(task, program, spec.settings, graph)
-        self._tell(records.PartBuilt(self.role, len(roles.replicas(spec.settings.mesh))))
-        return task, flat, part
-
-    def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.spec.settings.optimizer), self.players.rows)
+        first = roles.is_replica(self.role) and roles.is_lead(self.role) and not roles.index_of(self.role)
+        return split_graph(task, model, self.spec.settings, tell if first else None)
 
     def pump(self) -> Pump | None:
         """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
@@ -649,20 +615,20 @@ class _Process:
         self._meet()
         spec, device = self.spec, self._device()
         torch.manual_seed(spec.settings.seed)
-        loop.current = loop.Replica(
-            self.role,
+        padding = self._padding()
+        stage = ScriptStage(
             self.driver,
             self.endpoint,
-            self._scripted_part,
-            self.pump(),
-            device,
+            functools.partial(self._cast.scripted, self.role, self.incarnation, self._stage()),
             spec.settings,
-            self.incarnation,
-            self._padding(),
+            device,
+            self.pump(),
+            padding.rest if padding else None,
             CheckpointStore(spec.run),
             self._fill,
             self._tell,
         )
+        loop.current = loop.Replica(self.role, stage)
         script = file_of(spec.script)
         as_main(spec.script, self.role)
         try:
@@ -676,24 +642,6 @@ class _Process:
             self.endpoint.close()
         finally:
             end_main()
-
-    def _scripted_part(
-        self,
-        flat: FlatModule,
-        part: ScriptedPart | None,
-        samples: int,
-        batch_size: int,
-        epochs: int,
-        order: str,
-        optimizers: tuple[Optimizer, ...],
-        computes: Callable[[float], Compute],
-        script: KeptScript | None,
-    ) -> Part:
-        """Return what a replica plays whose loop is the user's."""
-        task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
-        context = self._context(task, samples, flat, computes, batch_size, epochs, order, optimizers, True, part)
-        context = dataclasses.replace(context, script=script)
-        return self._reaching(self.players.replica(context), flat if flat.owned else None)
 
     def _fill(self, model: nn.Module) -> None:
         """Give a model the weights that the job begins with, where they are named."""
@@ -725,23 +673,3 @@ class _Process:
         done = loop.current is not None and loop.current.over
         self.channel.say(Failed(kind, f"{self.role}: {told}", trace, done))
         sys.exit(1)
-
-    def _play_evaluator(self) -> None:
-        spec, settings = self.spec, self.spec.settings
-        task = resolve(spec.task, spec.data_dir)
-        if settings.partitions > 1:  # it may be larger than what a process may have
-            self.endpoint.zeros = zeros_on_disk
-            model = build_on_disk(task, settings.seed).model
-            vectors = whole_of_split(split_graph(task, model, settings), model, settings, self.players.rows)
-        else:
-            vectors = self._flat(build_model(task, settings.seed, "cpu"))
-        check_measure(task, vectors.module)
-        context = self._context(task, 0, vectors, lambda _: cannot("compute"))
-        self._tell_story(Evaluator(vectors, self.incarnation), self.players.reader(context))
-
-    def _tell_story(self, player: HasStory, worker: Worker) -> None:
-        self.player = player
-        self.driver.add_story(self.role, player.story(), self.endpoint, worker, CheckpointStore(self.spec.run))
-        self._meet()
-        self.driver.link(self.role)
-        self.driver.run()

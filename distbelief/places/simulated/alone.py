@@ -17,9 +17,9 @@ from distbelief.places.compute_model import Stopwatch
 from distbelief.places.place import NEVER, Said
 from distbelief.places.simulated.handling import HandlingCosts
 from distbelief.places.simulated.simulation import model_of, task_of, without_loss
-from distbelief.places.simulated.timed import phantom
 from distbelief.places.supervisor import Supervisor
 from distbelief.runtime.clock import VirtualClock
+from distbelief.strategies.cast import phantom
 from distbelief.strategies.context import LoopContext, LoopSteps
 
 

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import grouping, membership
-from distbelief.core.effects import Machine, Story
+from distbelief.core.effects import Machine
 from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
 from distbelief.core.records import (
@@ -44,41 +44,29 @@ from distbelief.places.paths import DIRECT
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory
-from distbelief.places.simulated.timed import phantom, timed, timed_work
+from distbelief.places.simulated.timed import timed, timed_work
 from distbelief.places.simulated.traffic import traffic
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
 from distbelief.record.memory import MemoryStore
 from distbelief.record.restore import CheckpointStore, load_weights
-from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.home_part import HomeSchedule
-from distbelief.replica.split_compute import SplitPart
 from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
-from distbelief.runtime.player import Compute, Part, Worker, cannot
+from distbelief.runtime.player import Part
 from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
-from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph
-from distbelief.split.program import HomeProgram
-from distbelief.strategies.context import Context, SimulatedContext, StepTiming
-from distbelief.strategies.partition import (
-    PartitionTrainer,
-    PhantomPartition,
-    part_of,
-    programs,
-    split_graph,
-    whole_of_split,
-)
+from distbelief.strategies.cast import Cast
+from distbelief.strategies.context import Memory, Stage, StepTiming, VirtualStage
+from distbelief.strategies.partition import split_graph
 from distbelief.strategies.players import JobCoordinator
-from distbelief.tasks import Data, Task, resolve
-from distbelief.tasks.decay import groups_of
-from distbelief.tasks.flat import FlatModule, layout_of
-from distbelief.tasks.worker import Trainer, build_model, check_measure, load, with_data
+from distbelief.tasks import Task, resolve
+from distbelief.tasks.flat import layout_of
+from distbelief.tasks.worker import build_model, load, with_data
 from distbelief.transport.routed import RoutedNetwork
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
@@ -151,13 +139,13 @@ class Simulation:
     """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
     """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
+    coordinator: JobCoordinator = field(init=False)
     shards: list[Shard] = field(init=False, default_factory=list)
     _died: dict[str, list[Callable[[], None]]] = field(init=False, default_factory=dict)
     """Callbacks on the death of a replica's current life."""
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
-        self.players = self.job.strategy.players()
         given = self.clock, cluster.network, settings, cluster.phantom, cluster.hosts
         routed = cluster.routed(settings, self.job.seed)
         self.network = RoutedNetwork(*given, routed) if routed else VirtualNetwork(*given)
@@ -175,15 +163,23 @@ class Simulation:
         """The shards that replicas update themselves, each as its latest process plays it."""
         self._moved: set[tuple[str, int]] = set()
         """Lives of standbys that play their shards."""
-        self.task = task_of(self.job)
-        self._data = load(self.task, "training")
-        self._own_data: dict[str, Data] = {}
+        task = task_of(self.job)
+        own_data = settings.own_data and settings.partitions == 1
+        self.task = task if own_data else with_data(task, load(task, "training"))
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
         folder = self.attempt.folder if self.attempt else None
         self._store = CheckpointStore(folder.path) if folder and not cluster.phantom else MemoryStore()
-        self.coordinator = self._new_coordinator()
+        self.cast = Cast(
+            self.job.strategy,
+            settings,
+            lambda: self.task,
+            lambda _: model_of(self.job, self.task),
+            lambda *_: self._graph,
+            self.evaluates,
+            cluster.phantom,
+        )
         self._do(self.supervisor.begin(self._roles()))
         self._plan_faults()
 
@@ -210,7 +206,7 @@ class Simulation:
         """Return what links between hosts have carried in so many steps, where there is a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
-        size = sum(home.trained.size for home in self._layout.homes)
+        size = sum(home.trained.size for home in self.cast.layout.homes)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
@@ -251,23 +247,12 @@ class Simulation:
         measures = self.evaluates and strategy.evaluated
         return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
 
-    def _add_evaluator(self, incarnation: int) -> None:
-        evaluated = self._whole()
-        check_measure(self.task, evaluated.module)
-        context = self._context(roles.EVALUATOR, incarnation, evaluated, evaluated.layout, lambda _: cannot("compute"))
-        story, endpoint = Evaluator(evaluated, incarnation).story(), self._endpoint(roles.EVALUATOR, incarnation)
-        self._play_story(roles.EVALUATOR, story, endpoint, self.players.reader(context))
-
-    def _new_coordinator(self) -> JobCoordinator:
-        return self.players.coordinator(self.settings, self.evaluates, self.attempt.start if self.attempt else ANEW)
-
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""
         endpoint = self._endpoint(roles.COORDINATOR, incarnation)
-        if incarnation:
-            self.coordinator = self._new_coordinator()
+        self.coordinator = self.cast.coordinator(self.attempt.start if self.attempt else ANEW)
         host = (
-            LastingHost(endpoint, self.coordinator, self.players.memory, Journal(*self._journal), self._watched)
+            LastingHost(endpoint, self.coordinator, self.cast.players.memory, Journal(*self._journal), self._watched)
             if self._revives
             else None
         )
@@ -292,20 +277,11 @@ class Simulation:
             endpoint.work = HandlingCosts(*of, adds, self._in_place, self._found)
         return endpoint
 
-    def _play_story(
-        self, role: str, story: Story, endpoint: VirtualEndpoint, worker: Worker, store: Keeper | None = None
-    ) -> None:
+    def _play_story(self, role: str, part: Part, endpoint: VirtualEndpoint, store: Keeper | None = None) -> None:
+        story, worker = part.player.story(), part.worker
         self.driver.add_story(role, story, endpoint, worker, store, lambda: endpoint.thread.worked)
         if self._revives:
             self.driver.link(role)
-
-    def _model(self) -> nn.Module:
-        return model_of(self.job, self.task)
-
-    def _add_shard(self, index: int, incarnation: int) -> None:
-        role = roles.shard(index)
-        shard, endpoint = self.players.served.shard(index, self._slice, incarnation), self._endpoint(role, incarnation)
-        self._play_shard(role, shard, endpoint)
 
     def _play_shard(self, role: str, shard: Shard, endpoint: VirtualEndpoint) -> None:
         index = roles.index_of(role)
@@ -326,9 +302,8 @@ class Simulation:
     def _add_standby(self, index: int, incarnation: int) -> None:
         role = roles.standby(index)
         endpoint = self._endpoint(role, incarnation)
-        self.driver.add_machine(
-            role, self.players.served.standby(index, self._slice, incarnation), endpoint, become=self._become
-        )
+        standby = self.cast.servers.standby(index, self._slice, incarnation)
+        self.driver.add_machine(role, standby, endpoint, become=self._become)
         self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
@@ -345,99 +320,36 @@ class Simulation:
 
     def _add_replica(self, role: str, incarnation: int) -> None:
         endpoint = self._endpoint(role, incarnation)
-        flat: FlatModule | None = None
-        part: SplitPart | None = None
-        if not self.cluster.phantom:
-            model = self._model()
-            self.players.check_model(self.settings, model)
-            if self.settings.partitions > 1:
-                flat, program = part_of(self._graph, model, self.settings, role, self.players.rows)
-                part = PartitionTrainer(self._loaded, program, self.settings, self._graph, self.clock.now)
-            else:
-                flat = self._flat(model)
-        elif self.settings.partitions > 1:
-            program, way = self._programs[roles.partition_of(role)]
-            part = PhantomPartition(program, way, len(self._data), self.settings.batch_size, self.clock.now)
         network, timing = self.network.model, StepTiming()
-        virtual = SimulatedContext(
-            self.clock, endpoint, network.reduction or self.cluster.handling.addition, timing, self.common, []
-        )
-        self._died[role] = virtual.died
         stopwatch = self.cluster.compute.stopwatch(
             roles.index_of(role), self.job.seed + incarnation, roles.partition_of(role)
         )
-        layout = self._layout if flat is None else flat.layout
-        context = self._context(
-            role,
-            incarnation,
-            flat,
-            layout,
-            lambda clip_norm: timed(self._computes(role, flat, clip_norm), endpoint.thread, stopwatch, timing),
-            virtual,
-            part,
+        stage = VirtualStage(
+            self._memory,
+            timed=functools.partial(timed, thread=endpoint.thread, stopwatch=stopwatch, timing=timing),
+            work=timed_work(endpoint.thread, stopwatch, timing),
+            now=self.clock.now,
+            clock=self.clock,
+            endpoint=endpoint,
+            addition=network.reduction or self.cluster.handling.addition,
+            timing=timing,
+            common=self.common,
+            died=[],
         )
-        played = self.parts[role] = self.players.replica(context)
-        worker = replace(played.worker, work=timed_work(endpoint.thread, stopwatch, timing))
-        self._play_story(role, played.player.story(), endpoint, worker, self._store)
+        self._died[role] = stage.died
+        part = self.parts[role] = self.cast.replica(role, incarnation, stage)
+        self._play_story(role, part, endpoint, self._store)
 
-    def _context(
-        self,
-        role: str,
-        incarnation: int,
-        flat: FlatModule | None,
-        layout: Layout,
-        computes: Callable[[float], Compute],
-        virtual: SimulatedContext | None = None,
-        part: SplitPart | None = None,
-    ) -> Context:
-        """Return what whoever plays a role is given."""
-        shared = self.job.strategy.needs_memory(self.settings, "virtual")
-        return Context(
-            role,
-            incarnation,
-            self.settings,
-            self.task,
-            len(self._data_of(role)),
-            layout,
-            flat,
-            computes,
-            self.evaluates,
-            part,
-            self._model,
-            memory=self._share if shared else None,
-            virtual=virtual,
-        )
+    @property
+    def _memory(self) -> Memory | None:
+        """Return the memory that the replicas share, where the strategy needs it."""
+        return self._share if self.job.strategy.needs_memory(self.settings, "virtual") else None
 
     def _share(self, length: int) -> torch.Tensor:
         """The memory that the replicas share, which is made for the first that asks."""
         if self.memory is None:
             self.memory = torch.zeros(length, dtype=torch.uint8)
         return self.memory[:length]
-
-    def _data_of(self, role: str) -> Data:
-        """Return what a role trains on: where replicas have data of their own, what the task loads for each."""
-        if not self.settings.own_data or not roles.is_replica(role) or self.settings.partitions > 1:
-            return self._data
-        if role not in self._own_data:
-            self._own_data[role] = load(self.task, "training")
-        return self._own_data[role]
-
-    def _computes(self, role: str, flat: FlatModule | None, clip_norm: float) -> Compute:
-        """Return what computes gradients, of a phantom only how many samples they are of."""
-        s = self.settings
-        if flat is None:
-            return phantom(len(self._data_of(role)), s.batch_size)
-        task = with_data(self.task, self._data_of(role))
-        trainer = Trainer(task, flat.module, s, s.seed, clip_norm, s.arithmetic)
-        return lambda batch, _: trainer.compute(batch)
-
-    def _flat(self, model: nn.Module) -> FlatModule:
-        return FlatModule(model, groups_of(model, self.settings.optimizer), self.players.rows)
-
-    @functools.cached_property
-    def _layout(self) -> Layout:
-        """Layout of the model, for phantoms, which have none."""
-        return self._whole().layout
 
     @functools.cached_property
     def _graph(self) -> SplitGraph:
@@ -447,43 +359,26 @@ class Simulation:
         def tell(record: Parted) -> None:
             self.sink(self.clock.now(), lead, record)
 
-        return split_graph(self._loaded, self._model(), self.settings, None if self.cluster.phantom else tell)
-
-    def _whole(self) -> FlatModule:
-        """A whole model, on vectors that are laid out as everybody's."""
-        model = self._model()
-        if self.settings.partitions == 1:
-            return self._flat(model)
-        return whole_of_split(self._graph, model, self.settings, self.players.rows)
+        return split_graph(
+            self.task, model_of(self.job, self.task), self.settings, None if self.cluster.phantom else tell
+        )
 
     @functools.cached_property
     def _in_place(self) -> bool:
         """Return whether replicas on the direct path compute where they have made their updates."""
-        return self._direct and direct.reads_only(self.settings, self._layout)
+        return self._direct and direct.reads_only(self.settings, self.cast.layout)
 
     @functools.cached_property
     def _found(self) -> bool:
         """Return whether replicas on the host of the shards find the parameters where these hold them."""
-        shared = self.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
+        shared = self.cast.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
         return shared and self.cluster.one_host and not self._direct and self.job.device == "cpu"
-
-    @functools.cached_property
-    def _loaded(self) -> Task:
-        """The task, with its training set."""
-        return with_data(self.task, self._data)
-
-    @functools.cached_property
-    def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
-        """Return what phantoms of each partition go through: the same in all replicas."""
-        return programs(self._graph, self._model(), self.settings)
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
-        servers = self.players.served
-        phantom = self.cluster.phantom
-        made: Slice = servers.phantom_slice(plan, shard) if phantom else servers.torch_slice(plan, shard, None, None)
-        made.lasts = self._direct
-        return made
+        held = self.cast.slice(plan, shard)
+        held.lasts = self._direct
+        return held
 
     def _plan_faults(self) -> None:
         """Kill roles, and tell hosts to go, as they are about to send the message that their fault names."""
@@ -523,11 +418,13 @@ class Simulation:
             case roles.Kind.COORDINATOR:
                 self._add_coordinator(incarnation)
             case roles.Kind.EVALUATOR:
-                self._add_evaluator(incarnation)
+                part = self.cast.evaluator(incarnation, Stage(self._memory))
+                self._play_story(role, part, self._endpoint(role, incarnation))
             case roles.Kind.REPLICA:
                 self._add_replica(role, incarnation)
             case roles.Kind.SHARD:
-                self._add_shard(one.index, incarnation)
+                shard = self.cast.servers.shard(one.index, self._slice, incarnation)
+                self._play_shard(role, shard, self._endpoint(role, incarnation))
             case roles.Kind.STANDBY:
                 self._add_standby(one.index, incarnation)
         if incarnation and role in self._stories():

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from distbelief.core.effects import Batch, Computed
-from distbelief.core.portions import OWN
+from distbelief.core.effects import Batch
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
 from distbelief.strategies.context import StepTiming
@@ -43,8 +42,3 @@ def timed_work(
         thread.step(step * share, answer, True)
 
     return work
-
-
-def phantom(samples: int, batch_size: int) -> Compute:
-    """Counts the samples of a minibatch, of so many in an epoch, and computes nothing."""
-    return lambda batch, _: Computed(None, min(batch_size, samples - batch.index % OWN * batch_size), 0.0)

@@ -69,11 +69,12 @@ def measured_model(context: Context) -> WholeModel | None:
     first replica refuses a model that cannot be measured.
     """
     first = context.measured and roles.index_of(context.role) == 0 and roles.is_lead(context.role)
+    checks = first and context.flat is not None and not context.incarnation
     if context.part is None:
-        if first and context.flat and not (context.virtual and context.incarnation):
-            check_measure(context.task, context.flat.module)
+        if checks:
+            check_measure(context.task, context.module.module)
         return None
-    model = WholeModel(context.task, context.whole, context.layout)
-    if first and context.flat and not context.incarnation:
+    model = WholeModel(context.task, context.whole, context.vectors.layout)
+    if checks:
         model.check()
     return model

@@ -11,7 +11,7 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Part
-from distbelief.strategies.context import Context
+from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
 from distbelief.strategies.grouped.grouping import Grouping
 from distbelief.strategies.grouped.round_batches import RoundBatches
@@ -22,7 +22,10 @@ from distbelief.strategies.players import Players
 
 def replica(context: Context) -> Part:
     """Return what a replica plays: its gradients are added up by its process's carrier, or, simulated, in messages."""
-    return process_replica(context) if context.process else simulated_replica(context)
+    if isinstance(context.stage, VirtualStage):
+        return simulated_replica(context, context.stage)
+    assert isinstance(context.stage, ProcessStage)
+    return process_replica(context, context.stage)
 
 
 PLAYERS = Players(

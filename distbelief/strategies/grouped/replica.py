@@ -49,7 +49,7 @@ from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
-from distbelief.replica.script import KeptScript, end_minibatch, save
+from distbelief.replica.script import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.steps import Steps
@@ -82,15 +82,6 @@ class _Dismissed(Exception):
     """The partition that leads this one leaves, wherever this one is in its rounds."""
 
 
-def collect_nothing(_start: int, _data: bytes) -> None:
-    """Collect nothing: this replica holds the whole model, or measures none."""
-
-
-def no_fault() -> str:
-    """Return "": this carrier cannot say what is wrong."""
-    return ""
-
-
 class _StateArray(NamedTuple):
     """Received part of one array of the source's state."""
 
@@ -107,39 +98,37 @@ class AllreduceReplica:
         role: its name.
         whole: its model.
         samples: in its training set.
-        batch_size: that the user's own loop names; 0 where the job's is taken.
-        address: where others reach it.
         incarnation: of this replica; a restarted one has a higher.
+        address: where others reach it.
         reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel
             as messages.
         gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before
             it is over.
         store: where the others of a group reach what adds up there, if it is not in messages or shared memory.
         choose: the algorithm for a bucket among so many ranks, where the job's is auto.
-        epochs: that the user's own loop names; 0 where the job's are taken.
         split: how it computes together with the other partitions, where the replica is split.
         collect: takes the values of the model, part by part, that is measured then, where the replica is split.
         fault: says why its worker could not reduce, or not take its part in a group; "" where that is not known.
-        script: of the user's, where that keeps something.
+        loop: request of the user's own; None where a task is trained.
     """
 
     def __init__(
-        self, role: str, whole: Whole, samples: int, batch_size: int = 0, address: str = "", incarnation: int = 0,
-        reduces: bool = False,
-        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None, epochs: int = 0,
-        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = collect_nothing,
-        fault: Callable[[], str] = no_fault, script: KeptScript | None = None,
+        self, role: str, whole: Whole, samples: int, incarnation: int = 0, address: str = "", reduces: bool = False,
+        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
+        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = lambda *_: None,
+        fault: Callable[[], str] = str, loop: LoopRequest | None = None,
     ) -> None:  # fmt: skip
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
         self.rounds = grouping.NOTHING
+        request = loop or LoopRequest()
         self._enter = grouping.Enter(
-            incarnation, address, whole.layout, samples, batch_size, whole.digest(), store, epochs
+            incarnation, address, whole.layout, samples, request.batch_size, whole.digest(), store, request.epochs
         )
         self.stops = False
         """True if its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
-        self._split, self.script = split, script
+        self._split, self.script = split, request.script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
         self._followers = Followers(self._siblings, collect)
         self._permitted = (-1, -1, 0.0)

@@ -8,9 +8,9 @@ from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import LinkModel, cheapest
-from distbelief.strategies.context import Context, SimulatedContext
+from distbelief.strategies.context import Context, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing
+from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.whole import PhantomWhole
@@ -19,39 +19,37 @@ from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
 
 
-def simulated_replica(context: Context) -> Part:
+def simulated_replica(context: Context, stage: VirtualStage) -> Part:
     """Return what a simulated replica plays."""
-    virtual, flat = context.virtual, context.flat
-    assert virtual is not None
-    partition, split = roles.partition_of(context.role), context.split
-    whole = PhantomWhole(context.layout) if flat is None else TorchWhole(flat, partition=partition)
+    flat, partition, split = context.flat, roles.partition_of(context.role), context.split
+    whole = PhantomWhole(context.vectors.layout) if flat is None else TorchWhole(flat, partition=partition)
     model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:
-        return cheapest_here(virtual, bucket, ranks, reduction(context.settings).per_host)
+        return cheapest_here(stage, bucket, ranks, reduction(context.settings).per_host)
 
     def attach(plan: Plan, _: Arena) -> None:
-        time_steps(virtual, plan, partition)
+        time_steps(stage, plan, partition)
         if isinstance(whole, TorchWhole):
             whole.bind(plan)
 
     story = AllreduceReplica(
         context.role, whole, context.samples, incarnation=context.incarnation, gradual=split is None, choose=choose,
-        split=split, collect=model.collect if model else collect_nothing,
+        split=split, collect=model.collect if model else lambda *_: None,
     )  # fmt: skip
     measures = model.measure if model else lambda: measure(context.task, context.module.module)
     return Part(story, Worker(attach, context.computes(0.0), measures))
 
 
-def cheapest_here(virtual: SimulatedContext, bucket: Bucket, ranks: int, per_host: int) -> str:
+def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int) -> str:
     """The cheapest algorithm for a bucket on this network."""
-    network, inside = virtual.endpoint.network.model, virtual.endpoint.network.inside
-    link = LinkModel(network.latency, network.bandwidth, virtual.addition, HEADER)
-    within = LinkModel(inside.latency, inside.bandwidth, virtual.addition, HEADER) if inside else None
+    network, inside = stage.endpoint.network.model, stage.endpoint.network.inside
+    link = LinkModel(network.latency, network.bandwidth, stage.addition, HEADER)
+    within = LinkModel(inside.latency, inside.bandwidth, stage.addition, HEADER) if inside else None
     return cheapest(by_host(ranks, per_host), bucket.length, bucket.item, link, within)
 
 
-def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
+def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
     """Time a step: a whole replica's first bucket is ready before its end; of the others the story asks the clock.
 
     A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
@@ -59,7 +57,7 @@ def time_steps(virtual: SimulatedContext, plan: Plan, partition: int) -> None:
     """
     options = reduction(plan.settings)
     if plan.settings.partitions == 1:
-        virtual.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
-    if (work := virtual.endpoint.work) is not None:
+        stage.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
+    if (work := stage.endpoint.work) is not None:
         trained = plan.layout.homes[partition].trained.size
-        virtual.timing.more = work.copy(trained) + work.update(trained) / options.accumulate
+        stage.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

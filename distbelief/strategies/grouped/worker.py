@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
@@ -14,44 +16,40 @@ from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.runtime.player import Part, Worker
-from distbelief.strategies.context import Context, Process, open_memory
+from distbelief.strategies.context import Context, ProcessStage
 from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, collect_nothing, no_fault
+from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
-from distbelief.tasks.worker import measure, placed
+from distbelief.tasks.worker import measure
 from distbelief.transport.addresses import interface_of
 
 
-def process_replica(context: Context) -> Part:
+def process_replica(context: Context, stage: ProcessStage) -> Part:
     """Return what the process of a replica plays.
 
     In a user's own loop a step may be several backward passes, so that nothing is added up before it is over.
     """
-    process, flat = context.process, context.module
-    assert process is not None
-    split, partition = context.split, roles.partition_of(context.role)
+    flat, split, partition = context.module, context.split, roles.partition_of(context.role)
     model = measured_model(context)
-    carried = carrier(process, context.role, context.settings)
+    carried = carrier(stage, context.role, context.settings)
     if isinstance(carried, SharedMemory | ProcessGroup):
-        process.count(carried.traffic)
+        stage.count(carried.traffic)
     # a parameter of a split model may be in several backward passes of a step
-    whole = TorchWhole(flat, carried, overlaps=split is None and not context.scripted, partition=partition)
+    whole = TorchWhole(flat, carried, overlaps=split is None and context.loop is None, partition=partition)
     story = AllreduceReplica(
         context.role,
         whole,
         context.samples,
-        context.batch_size,
-        split.siblings.address if split else process.listen(),
         context.incarnation,
+        split.siblings.address if split else stage.listen(),
         reduces=True,
         store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
-        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else no_fault,
-        epochs=context.epochs,
+        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else str,
         split=split,
-        collect=model.collect if model else collect_nothing,
-        script=context.script,
+        loop=context.loop,
+        collect=model.collect if model else lambda *_: None,
     )
     worker = Worker(
         lambda plan, _: whole.bind(plan),
@@ -78,22 +76,20 @@ class OneRank(OwnVector):
 Carrier = SharedMemory | Links | ProcessGroup | OneRank
 
 
-def carrier(process: Process, role: str, settings: Settings) -> Carrier:
+def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
     """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
     they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
     """
-    spec, index, options = process.spec, roles.index_of(role), reduction(settings)
-    device = placed(spec.device, settings.mesh.number(index, roles.partition_of(role)))
-    if settings.replicas == 1 and (settings.partitions > 1 or not spec.identity):  # and no guest joins
+    index, options, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
+    if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):  # and no guest joins
         return OneRank(device)
-    if spec.transport == "shared":
-        descriptor = open_memory(spec, (spec.memory, *spec.columns)[roles.partition_of(role)])
-        return SharedMemory(descriptor, index, settings.replicas, options.algorithm, options.per_host)
-    if spec.identity:
-        endpoint, address = process.open_endpoint()
+    if stage.transport == "shared":
+        return SharedMemory(stage.descriptor(), index, settings.replicas, options.algorithm, options.per_host)
+    if stage.encrypted:
+        endpoint, address = stage.open_endpoint()
         lines = LinkLines(endpoint, index, settings.replicas + GUESTS)
         return Links(lines, index, device, options.algorithm, options.per_host, address)
-    if interface := interface_of(spec.advertise):
+    if interface := interface_of(stage.advertise):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, device, options.algorithm, options.per_host, spec.advertise)
+    return ProcessGroup(index, device, options.algorithm, options.per_host, stage.advertise)

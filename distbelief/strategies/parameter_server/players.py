@@ -25,11 +25,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> Part:
     """Return what a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    story = DownpourReplica(
-        role, vectors, samples, context.batch_size, context.scripted, incarnation, context.split, context.epochs,
-        context.order, context.optimizers, context.script,
-    )  # fmt: skip
-    return served(context, story)
+    return served(context, DownpourReplica(role, vectors, samples, incarnation, context.split, context.loop))
 
 
 PLAYERS = Players(

@@ -19,9 +19,8 @@ from collections.abc import Generator
 from distbelief.core.conversations import dealing, initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
 from distbelief.replica.served_replica import ServedReplica, ServerView
-from distbelief.replica.split_compute import SplitCompute, gradient
+from distbelief.replica.split_compute import gradient
 from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import WorkQueue
 from distbelief.sharding.layout import Range
 
@@ -34,12 +33,11 @@ class _Sent:
 
 
 class WorkUnitReplica(ServedReplica):
-    """One replica; its arguments are those of Downpour's."""
+    """One replica."""
 
-    def __init__(
-        self, role: str, vectors: Vectors, samples: int, incarnation: int = 0, split: SplitCompute | None = None
-    ) -> None:
-        super().__init__(WorkUnitTraining, role, vectors, samples, incarnation=incarnation, split=split)
+    def begin_training(self, server: ServerView) -> WorkUnitTraining:
+        """Begin ProcessPortion."""
+        return WorkUnitTraining(self, server)
 
 
 class WorkUnitTraining:

@@ -17,7 +17,7 @@ from distbelief.core import roles
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import Layout, Range
-from distbelief.strategies.context import SimulatedContext
+from distbelief.strategies.context import VirtualStage
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.locks import Queues, RoundRobin, waits_for
@@ -57,19 +57,19 @@ class SimulatedUpdater:
     """Makes the updates of one life of a replica, which take the time of their bytes.
 
     Args:
-        virtual: where it is played.
+        stage: where it is played.
         role: of the replica.
         held: gives what it updates.
         settings: of the job.
     """
 
-    def __init__(self, virtual: SimulatedContext, role: str, held: Callable[[], Updated], settings: Settings) -> None:
-        self._virtual, self._role, self.held, self._dead = virtual, role, held, False
+    def __init__(self, stage: VirtualStage, role: str, held: Callable[[], Updated], settings: Settings) -> None:
+        self._stage, self._role, self.held, self._dead = stage, role, held, False
         self._index, self._by_turns = roles.index_of(role), settings.own(MemoryUpdates).by_turns
         self._awaits_turn = False
-        self._race = virtual.shared(Race)
+        self._race = stage.shared(Race)
         self._race.updaters[role] = self
-        virtual.died.append(self._die)
+        stage.died.append(self._die)
         self._parts: deque[LockedStep] = deque()
         self._wanted: deque[int] = deque()
         self._then: Callable[[], None] = lambda: None
@@ -99,7 +99,7 @@ class SimulatedUpdater:
 
         def done() -> None:
             self.held().counts.add(samples)
-            self._virtual.clock.call_later(0.0, answer, True)
+            self._stage.clock.call_later(0.0, answer, True)
             if self._by_turns:  # and the next one begins when this one may have looked at the parameters
                 self._go_on_with(self._race.order.give(self._index))
 
@@ -117,12 +117,12 @@ class SimulatedUpdater:
         self._dead = True
         self.leave()
         for other in self._race.locks.release_dead(self._role):
-            self._virtual.clock.call_later(0.0, self._race_on, other)
+            self._stage.clock.call_later(0.0, self._race_on, other)
 
     def _go_on_with(self, replica: int | None) -> None:
         """One has its turn, for which it waited."""
         if replica is not None:
-            self._virtual.clock.call_later(0.0, self._race_on, roles.replica(replica))
+            self._stage.clock.call_later(0.0, self._race_on, roles.replica(replica))
 
     def _race_on(self, role: str) -> None:
         """One has what it waited for."""
@@ -149,14 +149,14 @@ class SimulatedUpdater:
                     return
                 self._wanted.popleft()
             if seconds := self._seconds(self._parts[0].size):
-                self._virtual.endpoint.thread.do(seconds, self._made, None)
+                self._stage.endpoint.thread.do(seconds, self._made, None)
                 return
             self._make()
         self._then()
 
     def _seconds(self, size: int) -> float:
         """Return how long it takes to update so many bytes of parameters."""
-        work, reduction = self._virtual.endpoint.work, self._virtual.endpoint.network.model.reduction
+        work, reduction = self._stage.endpoint.work, self._stage.endpoint.network.model.reduction
         return size * reduction if reduction or work is None else work.update(size)
 
     def _made(self, _: None) -> None:
@@ -170,7 +170,7 @@ class SimulatedUpdater:
             part.act()
         for number in part.locks:
             if other := self._race.locks.give(self._role, number):
-                self._virtual.clock.call_later(0.0, self._race_on, other)
+                self._stage.clock.call_later(0.0, self._race_on, other)
         self._line_up()
 
 

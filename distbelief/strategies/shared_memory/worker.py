@@ -12,7 +12,7 @@ from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import Answer, Part, Worker
 from distbelief.sharding.layout import Range
-from distbelief.strategies.context import Context, Process, open_memory
+from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.shared_memory import mapping
 from distbelief.strategies.shared_memory.counts import Counts
 from distbelief.strategies.shared_memory.mapped import LockedStep, MappedModel, mapped_layout
@@ -29,16 +29,15 @@ class ProcessUpdater:
     """Makes the updates of a process, each part under the locks of the mapping's file.
 
     Args:
-        process: that it is.
+        stage: of the process.
         held: gives what it updates.
         index: of the replica.
         settings: of the job.
     """
 
-    def __init__(self, process: Process, held: Callable[[], Updated], index: int, settings: Settings) -> None:
+    def __init__(self, stage: ProcessStage, held: Callable[[], Updated], index: int, settings: Settings) -> None:
         self._held = held
-        memory = open_memory(process.spec, process.spec.memory)
-        locks = Locks(memory, lambda process: held().counts.holder(process))
+        locks = Locks(stage.descriptor(), lambda process: held().counts.holder(process))
         by_turns = settings.own(MemoryUpdates).by_turns
         self._turns = UpdateTurns(locks, lambda: held().counts, index, settings.replicas) if by_turns else None
         self._locks = self._turns or locks
@@ -78,20 +77,20 @@ class ProcessUpdater:
 
 def replica(context: Context) -> Part:
     """Return what a replica plays."""
-    index, process, virtual = roles.index_of(context.role), context.process, context.virtual
+    index, stage = roles.index_of(context.role), context.stage
     attached = list[Updated]()
 
     def held() -> Updated:
         return attached[-1]
 
     updater: ProcessUpdater | SimulatedUpdater
-    if process is not None:
-        updater = ProcessUpdater(process, held, index, context.settings)
+    if isinstance(stage, ProcessStage):
+        updater = ProcessUpdater(stage, held, index, context.settings)
     else:
-        assert virtual is not None
+        assert isinstance(stage, VirtualStage)
         if context.flat is None:
-            check_phantom(context.layout)
-        updater = SimulatedUpdater(virtual, context.role, held, context.settings)
+            check_phantom(context.vectors.layout)
+        updater = SimulatedUpdater(stage, context.role, held, context.settings)
     compute = context.computes(context.settings.clip_norm)
 
     def looked(batch: Batch, answer: Answer) -> Computed | None:
@@ -101,7 +100,7 @@ def replica(context: Context) -> Part:
 
     def attach(plan: Plan, _: Arena) -> None:
         memory, cut = memory_of(context, plan), tuple[Range, ...]()
-        if virtual is not None and plan.settings.own(MemoryUpdates).locking == "none":
+        if isinstance(stage, VirtualStage) and plan.settings.own(MemoryUpdates).locking == "none":
             cut = mapping.ranges(plan.layout, min(mapping.RANGES, plan.layout.parameters))  # each part at one moment
         there = mapped_layout(plan)
         counted = memory[there.counts : there.length].numpy().data.cast("q")
@@ -109,12 +108,12 @@ def replica(context: Context) -> Part:
         if context.flat is None:
             attached.append(PhantomModel(counts, plan, cut))
         else:
-            holder = os.getpid() if process is not None else 0
+            holder = os.getpid() if isinstance(stage, ProcessStage) else 0
             attached.append(MappedModel(context.flat, counts, holder, plan, memory, cut))
 
     story = SharedMemoryReplica(
         context.role,
-        context.layout,
+        context.vectors.layout,
         context.samples,
         context.incarnation,
         lambda: (held().arrays(), held().counts.facts()),
@@ -148,5 +147,5 @@ def reader(context: Context) -> Worker:
 
 def memory_of(context: Context, plan: Plan) -> torch.Tensor:
     """The mapping of a job (1-D uint8), as long as it must be."""
-    assert context.memory is not None
-    return context.memory(mapped_layout(plan).length)
+    assert context.stage.memory is not None
+    return context.stage.memory(mapped_layout(plan).length)

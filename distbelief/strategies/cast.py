@@ -1,0 +1,183 @@
+"""The one builder of roles: coordinator, shard, standby, replica (or one of its partitions) and evaluator of a job,
+wherever they are played. It builds them of a strategy's players, and so stands with those, above `runtime`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from distbelief.core import roles
+from distbelief.core.effects import Computed
+from distbelief.core.portions import OWN, StartingPoint
+from distbelief.core.settings import Plan, Settings
+from distbelief.replica.evaluator import Evaluator
+from distbelief.replica.home_part import HomeSchedule
+from distbelief.replica.split_compute import SplitPart
+from distbelief.replica.vectors import PhantomVectors, Vectors
+from distbelief.runtime.player import Compute, Part, ScriptedLoop, cannot
+from distbelief.server.slice import Slice
+from distbelief.sharding.layout import Layout, Piece
+from distbelief.split.graph import SplitGraph
+from distbelief.split.program import HomeProgram
+from distbelief.strategies.base import Strategy
+from distbelief.strategies.context import Context, Memory, Stage
+from distbelief.strategies.partition import PartitionTrainer, PhantomPartition, part_of, programs
+from distbelief.strategies.players import JobCoordinator, Players, Servers
+from distbelief.tasks import Task
+from distbelief.tasks.decay import groups_of
+from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.worker import Trainer, check_measure, load, with_data
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Builder of the roles of one job."""
+
+    strategy: Strategy
+    settings: Settings
+    resolve: Callable[[], Task]
+    """Finds the task that the job trains; a user's own loop has none."""
+    model: Callable[[str], nn.Module]
+    """Makes the model with which a role begins, whole."""
+    graph: Callable[[Task, nn.Module], SplitGraph]
+    """Splits the model of a task."""
+    measured: bool
+    """True if the model is measured."""
+    phantom: bool = False
+    """True if replicas compute nothing, and shards hold nothing."""
+
+    # machines
+
+    def coordinator(self, start: StartingPoint) -> JobCoordinator:
+        """Make the coordinator, from where the job goes on."""
+        return self.players.coordinator(self.settings, self.measured, start)
+
+    @property
+    def servers(self) -> Servers:
+        """Return who makes a shard and its standby, of what makes its slice."""
+        servers = self.players.servers
+        assert servers is not None
+        return servers
+
+    def slice(self, plan: Plan, shard: int, memory: Memory | None = None) -> Slice:
+        """Make the slice of a shard, in memory of its own, or in that where replicas find it."""
+        servers = self.servers
+        if self.phantom:
+            return servers.phantom_slice(plan, shard)
+        if memory is None:
+            return servers.torch_slice(plan, shard, None, None)
+        whole, own = memory(plan.layout.total), plan.assignments[shard]
+        moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))
+        return servers.torch_slice(plan, shard, moving, frozen)
+
+    # stories
+
+    def replica(self, role: str, incarnation: int, stage: Stage) -> Part:
+        """Make a replica that trains the task, or a partition of one."""
+        settings = self.settings
+        model = None if self.phantom else self.model(role)
+        if model is not None:
+            self.players.check_model(settings, model)
+        data = load(self.task, "training")
+        task, samples = self.task if model is None else with_data(self.task, data), len(data)
+        vectors, part = self._vectors(task, role, model, stage)
+
+        def computes(clip_norm: float) -> Compute:
+            if part is not None:
+                return cannot("compute")
+            if not isinstance(vectors, FlatModule):
+                return stage.timed(phantom(samples, settings.batch_size))
+            trainer = Trainer(task, vectors.module, settings, settings.seed, clip_norm, settings.arithmetic)
+            return stage.timed(lambda batch, _: trainer.compute(batch))
+
+        context = Context(
+            role,
+            incarnation,
+            settings,
+            task,
+            samples,
+            vectors,
+            computes,
+            stage,
+            self.measured,
+            part,
+            functools.partial(self.model, roles.EVALUATOR),
+        )
+        played = self.players.replica(context)
+        played = played._replace(worker=replace(played.worker, work=stage.work))
+        return stage.reach(played, context.flat)
+
+    def scripted(self, role: str, incarnation: int, stage: Stage, loop: ScriptedLoop) -> Part:
+        """Make a replica whose loop is the user's."""
+        flat = loop.flat
+        task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
+        context = Context(
+            role, incarnation, self.settings, task, loop.samples, flat, loop.computes, stage, self.measured, loop.part,
+            loop=loop.request,
+        )  # fmt: skip
+        return stage.reach(self.players.replica(context), flat if flat.owned else None)
+
+    def evaluator(self, incarnation: int, stage: Stage) -> Part:
+        """Make the evaluator, which refuses a model that cannot be measured."""
+        vectors, compute = self.whole(), cannot("compute")
+        check_measure(self.task, vectors.module)
+        context = Context(
+            roles.EVALUATOR, incarnation, self.settings, self.task, 0, vectors, lambda _: compute, stage, self.measured
+        )
+        return Part(Evaluator(vectors, incarnation), self.players.reader(context))
+
+    # models and data
+
+    @functools.cached_property
+    def players(self) -> Players:
+        """Players of the strategy, which one that plays everything has none of."""
+        return self.strategy.players()
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """The task that the job trains."""
+        return self.resolve()
+
+    def whole(self) -> FlatModule:
+        """Make a whole model, on vectors that are laid out as everybody's."""
+        model = self.model(roles.EVALUATOR)
+        split = self.settings.partitions > 1
+        return self._flat(model, self.graph(self.task, model).pieces if split else None)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Layout of the model, for phantoms, which have none."""
+        return self.whole().layout
+
+    def _flat(self, model: nn.Module, pieces: Mapping[str, Sequence[Piece]] | None = None) -> FlatModule:
+        layout = layout_of(model, groups_of(model, self.settings.optimizer), pieces)
+        return FlatModule(model, rows=self.players.rows, layout=layout)
+
+    def _vectors(
+        self, task: Task, role: str, model: nn.Module | None, stage: Stage
+    ) -> tuple[Vectors, SplitPart | None]:
+        """Return what a replica, or a partition of one, holds of the model, and the partition's part of each step."""
+        if self.settings.partitions == 1:
+            return PhantomVectors(self.layout) if model is None else self._flat(model), None
+        if model is None:
+            (program, way), data = self._programs[roles.partition_of(role)], load(task, "training")
+            part = PhantomPartition(program, way, len(data), self.settings.batch_size, stage.now)
+            return PhantomVectors(self.layout), part
+        graph, rows = self.graph(task, model), self.players.rows
+        flat, program = part_of(graph, model, self.settings, role, rows, stage.device)
+        return flat, PartitionTrainer(task, program, self.settings, graph, stage.now)
+
+    @functools.cached_property
+    def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
+        """Return what phantoms of each partition go through: the same in all replicas."""
+        model = self.model(roles.EVALUATOR)
+        return programs(self.graph(self.task, model), model, self.settings)
+
+
+def phantom(samples: int, batch_size: int) -> Compute:
+    """Count the samples of a minibatch, of so many in an epoch, and compute nothing."""
+    return lambda batch, _: Computed(None, min(batch_size, samples - batch.index % OWN * batch_size), 0.0)
