@@ -13,6 +13,12 @@ WRONG = "tests/simulated/test_wrong.py::test_what_can_be_known_is_told_before_th
 PLAYED = "tests/simulated/test_options.py::test_no_option_of_a_strategy_is_dead"
 
 MUTANTS = [
+    Mutant("one-wrong-option-hides-the-others", OPTIONS, "job.py",
+        "return list(errors.values())", "return list(errors.values())[:1]",
+        ("tests/core/test_cli.py::test_all_that_a_job_cannot_have_is_said_at_once",)),
+    Mutant("the-command-line-checks-a-job-before-its-place-does", OPTIONS, "job.py",
+        "    for group in groups:\n", "    _ = list(settings.checks())\n    for group in groups:\n",
+        ("tests/core/test_cli.py::test_a_job_is_checked_once_by_each_command[train digits single]",)),
     Mutant("of-a-key-that-stands-there-twice-the-last-counts", OPTIONS, "cli/words.py",
         "    if name in fields:\n", "    if name in fields and not fields:\n",
         (f"{PLANS}::{TWICE}[words4---network latency=: stands there twice; leave one of them off]",)),
