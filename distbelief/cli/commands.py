@@ -41,7 +41,7 @@ from distbelief.schedules.pipeline import chain
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.options import Split
+from distbelief.split.options import Partitions, Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
@@ -304,15 +304,10 @@ def plan(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class SplitOptions(SplitRequest, DataFolder):
+class SplitOptions(SplitRequest, Partitions, DataFolder):
     """Parts of a model by partition, what crosses between them, and whether it pays, before training."""
 
     partitions: int = 2
-    """Processes that a replica is split over."""
-    split: str = "auto"
-    """One way, or PATTERN=WAY,... of modules' names, where a number is a partition; auto looks at all ways."""
-    chunks: int = 0
-    """For a split by time: runs of steps in which a sequence is cut; 0 is four for each partition."""
     optimizer: str = "sgd"
     """Optimizer that updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
@@ -328,7 +323,7 @@ class SplitOptions(SplitRequest, DataFolder):
 def split(args: list[str]) -> int:
     """`distbelief split TASK [options]`."""
     task, settings = _of_a_task("split", SplitOptions, args)
-    check_pipeline(settings.schedule or "1f1b", settings.microbatches)
+    check_pipeline(settings.algorithm, settings.microbatches)
     if not 0 < settings.seconds < math.inf:
         raise UsageError(f"--seconds {settings.seconds:g}: must be more than 0, and finite")
     chosen = optim(settings.optimizer)

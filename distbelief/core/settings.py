@@ -23,7 +23,7 @@ from distbelief.core.learning_rate import SCALINGS, LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
-from distbelief.schedules.pipelines import check_pipeline
+from distbelief.schedules.pipelines import check_pipeline, named
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout, Range
 from distbelief.sharding.mesh import MOST, Mesh
@@ -589,8 +589,8 @@ class Settings(SharedOptions):
 
     @property
     def pipeline(self) -> str:
-        """The schedule by its name: a minibatch that is whole goes through as it is."""
-        return self.schedule if self.schedule != "auto" else "1f1b" if self.microbatches > 1 else "sequential"
+        """The schedule by its name."""
+        return named(self.schedule, self.microbatches)
 
     def own(self, kind: type[OwnT]) -> OwnT:
         """The strategy's own settings, for who knows of which class they are.

@@ -120,7 +120,7 @@ class SplitModel(nn.Module):
         traced = trace(whole, inputs, self._split.modules)
         split = self._split
         if split.ways == AUTO or tell:
-            steps = SplitSteps(batch_size, settings.pipeline, settings.microbatches)
+            steps = SplitSteps(batch_size=batch_size, schedule=settings.pipeline, microbatches=settings.microbatches)
             chosen = choose(split, traced, whole, self._loss, targets, steps)
             split = chosen.split
             if tell:

@@ -60,6 +60,15 @@ def home_tasks(microbatches: int, in_flight: int) -> Iterator[HomeTask]:
             yield HomeTask(Pass.FORWARD, turn)
 
 
+def named(schedule: str, microbatches: int) -> str:
+    """Return the name of a schedule: with auto, that of a minibatch which goes through as it is where it is whole.
+
+    >>> named("auto", 1), named("auto", 4), named("gpipe", 4)
+    ('sequential', '1f1b', 'gpipe')
+    """
+    return schedule if schedule != "auto" else "1f1b" if microbatches > 1 else "sequential"
+
+
 def check_pipeline(algorithm: str, microbatches: int) -> None:
     """Refuse what is no pipeline, or has no meaning in one.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from distbelief.errors import UsageError
+from distbelief.schedules.pipelines import named
 from distbelief.split.registry import check_way
 
 AUTO = "auto"
@@ -113,21 +114,43 @@ class Split:
         return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
 
 
-@dataclass(frozen=True)
-class SplitSteps:
+@dataclass(frozen=True, kw_only=True)
+class Pipelined:
+    """Way of a minibatch through the partitions of a model."""
+
+    microbatches: int = 1
+    """Parts of a minibatch that go through the partitions of a replica by themselves: one computes while another
+    does."""
+    schedule: str = "auto"
+    """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
+    one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitions(Pipelined):
+    """Partitions of a model."""
+
+    partitions: int = 1
+    """Processes over which each replica is split."""
+    split: str = "auto"
+    """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
+    (conv*=filters,fc*=neurons); auto takes the way with the least price."""
+    chunks: int = 0
+    """For --split time: in how many runs of steps a sequence is cut, of which one home computes one while the next home
+    computes the one before; 0 is four for each partition."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSteps(Pipelined):
     """Steps of a split model."""
 
     batch_size: int = 64
     """Samples in a minibatch."""
-    schedule: str = ""
-    """sequential, gpipe or 1f1b; sequential with one microbatch, else 1f1b, where none is named."""
-    microbatches: int = 1
-    """Parts of a minibatch that go through the partitions by themselves."""
 
     @property
     def algorithm(self) -> str:
-        """The schedule that is named, or the usual one."""
-        return self.schedule or ("sequential" if self.microbatches == 1 else "1f1b")
+        """Name of the schedule."""
+        return named(self.schedule, self.microbatches)
 
 
 @contextmanager

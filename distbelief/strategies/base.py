@@ -10,6 +10,7 @@ from distbelief.core import roles
 from distbelief.core.settings import Settings, StrategyOptions, know
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.sharding.mesh import MOST, Mesh
+from distbelief.split.options import Partitions
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
@@ -224,23 +225,8 @@ class Replicated(Strategy):
 
 
 @dataclass(frozen=True)
-class Partitioned(Strategy):
+class Partitioned(Partitions, Strategy):
     """A strategy whose model may be split over several processes."""
-
-    partitions: int = field(default=1, kw_only=True)
-    """Processes over which each replica is split."""
-    split: str = field(default="auto", kw_only=True)
-    """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
-    (conv*=filters,fc*=neurons); auto takes the way with the least price."""
-    microbatches: int = field(default=1, kw_only=True)
-    """Parts of a minibatch that go through the partitions of a replica by themselves: one computes while another
-    does."""
-    schedule: str = field(default="auto", kw_only=True)
-    """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
-    one."""
-    chunks: int = field(default=0, kw_only=True)
-    """For --split time: in how many runs of steps a sequence is cut, of which one home computes one while the next home
-    computes the one before; 0 is four for each partition."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse guests where replicas are split.

@@ -57,7 +57,9 @@ def split_graph(
     traced = trace(model, (inputs,))
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
     if split.ways == AUTO or tell:
-        steps = SplitSteps(settings.batch_size, settings.pipeline, settings.microbatches)
+        steps = SplitSteps(
+            batch_size=settings.batch_size, schedule=settings.pipeline, microbatches=settings.microbatches
+        )
         choice = choose(split, traced, model, loss, targets, steps)
         split = choice.split
         if tell:

@@ -240,7 +240,7 @@ def test_it_says_where_partitions_hold_the_whole_model(
 ) -> None:
     monkeypatch.setattr(on_disk, "LARGE", 64)
     found = measure(
-        Task(model=make, train=TASK.train), Split("stages", 2), SplitRequest(4, seconds=0.01), optim("sgd")
+        Task(model=make, train=TASK.train), Split("stages", 2), SplitRequest(batch_size=4, seconds=0.01), optim("sgd")
     ).cost
     notes = [note for note in found.notes if "in memory" in note]
     assert len(notes) == bool(told)

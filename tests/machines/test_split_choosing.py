@@ -27,7 +27,7 @@ def chosen(
     loss, y = nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64)
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
-    steps = SplitSteps(batch_size, microbatches=microbatches)
+    steps = SplitSteps(batch_size=batch_size, microbatches=microbatches)
     return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, steps)
 
 

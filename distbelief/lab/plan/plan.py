@@ -231,7 +231,7 @@ class _Needs:
         """Measure the model split over so many processes, or why it cannot be."""
         usual = Handling()
         line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
-        steps = SplitRequest(self._batch_size, seconds=SPLIT_SECONDS)
+        steps = SplitRequest(batch_size=self._batch_size, seconds=SPLIT_SECONDS)
         for count in sorted({*counts} - {1}):
             told(f"the model split over {count} processes")
             try:
