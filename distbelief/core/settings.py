@@ -234,7 +234,7 @@ class StrategyOptions(Own, Checked):
 class Accruing(StrategyOptions):
     """Options of a replica that sums the gradients of several steps."""
 
-    push_every: int = field(default=1, kw_only=True)
+    push_every: int = 1
     """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push)."""
 
 
