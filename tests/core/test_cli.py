@@ -412,6 +412,8 @@ REFUSED = {
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
     "simulate digits downpour --target-accuracy 0.9 --phantom": "--phantom computes nothing",
     "launch downpour": "which script?",
+    "join ticket.json --threads 0": "--threads 0: must be 1 or more, and at most 1024",
+    "join ticket.json --device tpu": "--device tpu: is cpu, cuda or cuda:N",
     "train digits sandblaster --epochs 3": "has no option --epochs: it belongs to strategy",
     "train digits sandblaster --lr 0.1": "has no option --lr: it belongs to strategy",
     "train digits downpour --history 3": "has no option --history: it belongs to strategy sandblaster",
