@@ -411,6 +411,7 @@ REFUSED = {
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
     "simulate digits downpour --target-accuracy 0.9 --phantom": "--phantom computes nothing",
+    "train digits downpour --epochs -1": "--epochs -1: must be 1 or more",
     "launch downpour": "which script?",
     "join ticket.json --threads 0": "--threads 0: must be 1 or more, and at most 1024",
     "join ticket.json --device tpu": "--device tpu: is cpu, cuda or cuda:N",
