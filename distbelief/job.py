@@ -37,6 +37,15 @@ class Threaded(OnDevice):
     threads: int = 1
     """Torch threads of each process."""
 
+    def process_checks(self) -> Iterator[Check]:
+        """Yield what refuses options of each process."""
+        yield self._check_threads
+        yield partial(device_number, self.device)
+
+    def _check_threads(self) -> None:
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads {self.threads}: must be 1 or more, and at most {MOST_THREADS}")
+
 
 @dataclass(frozen=True)
 class Job(SharedOptions, Threaded):
@@ -88,16 +97,11 @@ class Job(SharedOptions, Threaded):
 
     def checks(self) -> Iterator[Check]:
         """Yield what refuses options of each process, and those that mean nothing to the strategy."""
-        yield self._check_threads
-        yield partial(device_number, self.device)
+        yield from self.process_checks()
         yield partial(self.strategy.check_device, self.device)
         yield self._check_resume
         for name, instead in self.strategy.meaningless.items():
             yield partial(self._check_meaning, name, instead)
-
-    def _check_threads(self) -> None:
-        if not 1 <= self.threads <= MOST_THREADS:
-            raise UsageError(f"--threads {self.threads}: must be 1 or more, and at most {MOST_THREADS}")
 
     def _check_resume(self) -> None:
         if self.resume and not self.out:

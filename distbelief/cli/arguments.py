@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from distbelief.core.settings import option
 from distbelief.core.values import read_as
-from distbelief.errors import UsageError
+from distbelief.errors import Refusals, UsageError
 
 HELP = ("--help", "-h")
 NEGATIVE = re.compile(r"-[0-9.]")
@@ -141,7 +141,8 @@ def read(
         when: to change some options from their default.
 
     Raises:
-        UsageError: a value is missing or none, or a word belongs to no option.
+        UsageError: a value is missing, or a word belongs to no option.
+        Refusals: values that are none.
         SystemExit: help was asked for, and shown.
     """
     words = _joined([_spelled(word) for word in words], [one.option for one in known if not one.is_flag])
@@ -160,15 +161,21 @@ def read(
         ) from None
     if strange:
         raise UsageError(f"{strange[0]!r} is one word too many; see {prog} --help")
-    values = {}
+    values: dict[str, Any] = {}
+    refusals = []
     for argument in known:
         value = getattr(found, argument.name)
-        if value is None:
-            values[argument.name] = argument.default
-        elif argument.several:
-            values[argument.name] = tuple(argument.convert(word) for word in value)
-        else:
-            values[argument.name] = value if argument.is_flag else argument.convert(value)
+        try:
+            if value is None:
+                values[argument.name] = argument.default
+            elif argument.several:
+                values[argument.name] = tuple(argument.convert(word) for word in value)
+            else:
+                values[argument.name] = value if argument.is_flag else argument.convert(value)
+        except UsageError as error:
+            refusals.append(error)
+    if refusals:
+        raise Refusals(refusals)
     return values
 
 

@@ -383,6 +383,8 @@ def join(args: list[str]) -> int:
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     flags, script = options.until_word(args[1:], valued)
     chosen = ask(prog, JoinOptions, flags)
+    for check_process in chosen.process_checks():
+        check_process()
     tell = teller(chosen.quiet)
     tell(f"joining by {args[0]}")
     from distbelief.places.join.guest import Guest

@@ -18,7 +18,7 @@ from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, docum
 from distbelief.cli.config import configured
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
-from distbelief.errors import UsageError
+from distbelief.errors import Refusals, UsageError
 from distbelief.job import Job
 from distbelief.places.cluster import launched
 from distbelief.places.cluster.cluster import Cluster
@@ -223,11 +223,16 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     try:
         values = read(prog, meaning, known, given.words, headings, WHEN)
     except UsageError as error:
-        told = str(error)
-        place = next((at for name, at in given.places.items() if told.startswith((f"{name} ", f"{name}:"))), "")
-        raise (UsageError(f"{place}: {error}") if place else error) from None
+        refusals = error.refusals if isinstance(error, Refusals) else [error]
+        raise Refusals([_placed(one, given.places) for one in refusals]) from None
     values["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
     return Options(kind, values)
+
+
+def _placed(error: UsageError, places: Mapping[str, str]) -> UsageError:
+    """Say of an option that is from a file, where it stands there."""
+    place = next((at for name, at in places.items() if str(error).startswith((f"{name} ", f"{name}:"))), "")
+    return UsageError(f"{place}: {error}") if place else error
 
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:

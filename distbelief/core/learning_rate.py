@@ -65,7 +65,7 @@ class LearningRate:
     def _check_warmup(self, epochs: int) -> None:
         if self.warmup not in WARMUPS:
             raise unknown("warm-up", self.warmup, WARMUPS)
-        if not 0 <= self.warmup_epochs <= epochs:
+        if not 0 <= self.warmup_epochs <= max(epochs, 0):
             raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {epochs}")
 
     def _check_schedule(self, epochs: int) -> None:

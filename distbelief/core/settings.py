@@ -234,7 +234,7 @@ class StrategyOptions(Own, Checked):
 class Accruing(StrategyOptions):
     """Options of a replica that sums the gradients of several steps."""
 
-    push_every: int = field(default=1, kw_only=True)
+    push_every: int = 1
     """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push)."""
 
 
@@ -448,13 +448,18 @@ class Settings(SharedOptions):
             yield partial(at_least, self, 1, (name,), spelled)
         for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
             yield partial(at_least, self, 0, (name,), spelled)
-        yield partial(fit, self, spelled)
-        yield partial(fit, self.strategy, {})
+        parts: tuple[tuple[object, Mapping[str, str]], ...] = ((self, spelled), (self.strategy, {}))
+        for part, names in parts:
+            kind: type = type(part)
+            for name in hints_of(kind):
+                yield partial(fit, part, name, names)
         yield self._check_servers
         yield self._check_split
         yield self._check_arithmetic
         yield self._check_targets
-        yield self._check_rhythms
+        yield partial(getattr, self, "budget_seconds")
+        for name, made in (("evaluate_every", "evaluations"), ("snapshot_every", "snapshots")):
+            yield partial(self._check_rhythm, name, made)
         yield from self.data_checks(spelled)
         yield self._check_scaling
         yield from self.rate_checks(self.epochs)
@@ -488,15 +493,14 @@ class Settings(SharedOptions):
             if getattr(self, name) and not self.evaluates:
                 raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
 
-    def _check_rhythms(self) -> None:
-        """Refuse times and numbers that are none, and minibatches of a strategy that counts none."""
-        _, counts = self.budget_seconds, self.strategy.counts
-        for name, rhythm in (("evaluate_every", self.evaluations), ("snapshot_every", self.snapshots)):
-            if rhythm.minibatches and counts != "minibatches":
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts {counts}: give a "
-                    "number of them"
-                )
+    def _check_rhythm(self, name: str, rhythm: str) -> None:
+        """Refuse what is no time and no number, and minibatches of a strategy that counts none."""
+        counts = self.strategy.counts
+        if getattr(self, rhythm).minibatches and counts != "minibatches":
+            raise UsageError(
+                f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts {counts}: give a "
+                "number of them"
+            )
 
     def _check_scaling(self) -> None:
         if self.lr_scaling not in SCALINGS:
@@ -749,16 +753,14 @@ def among(what: str, name: str, known: Iterable[str]) -> None:
         raise unknown(what, name, known)
 
 
-def fit(part: object, spelled: Mapping[str, str]) -> None:
-    """Refuse whole numbers that no message can hold.
+def fit(part: object, name: str, spelled: Mapping[str, str]) -> None:
+    """Refuse a whole number that no message can hold.
 
     Raises:
         UsageError: naming the option, and its value.
     """
-    kind: type = type(part)
-    for name in hints_of(kind):
-        if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
-            raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
+    if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
 
 
 def option(name: str) -> str:

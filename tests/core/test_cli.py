@@ -222,6 +222,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ('lr = "x"\nreplicas = "two"\n', "job.toml, line 1: --lr 'x': is not a number"),
         ("lr = 0.1\n\nreplcias = 3\n", "job.toml, line 3: no option 'replcias' here; did you mean 'replicas'?"),
         ("accumulate = 2\n", "job.toml, line 1: no option 'accumulate' here"),
         ('config = "other.toml"\n', "job.toml, line 1: no option 'config' here"),
@@ -410,7 +411,10 @@ REFUSED = {
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
     "simulate digits downpour --target-accuracy 0.9 --phantom": "--phantom computes nothing",
+    "train digits downpour --epochs -1": "--epochs -1: must be 1 or more",
     "launch downpour": "which script?",
+    "join ticket.json --threads 0": "--threads 0: must be 1 or more, and at most 1024",
+    "join ticket.json --device tpu": "--device tpu: is cpu, cuda or cuda:N",
     "train digits sandblaster --epochs 3": "has no option --epochs: it belongs to strategy",
     "train digits sandblaster --lr 0.1": "has no option --lr: it belongs to strategy",
     "train digits downpour --history 3": "has no option --history: it belongs to strategy sandblaster",
@@ -464,6 +468,22 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
     assert said.err.count("\n") == 1
     assert said.out.startswith("starting ") or not said.out
     assert said.out.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--replicas two --lr fast --epochs all",
+        "--threads 0 --replicas 0 --epochs 0",
+        "--budget long --evaluate-every often --snapshot-every seldom",
+        f"--epochs {10**20} --seed {10**20} --batch-size {10**20}",
+    ],
+)
+def test_all_wrong_values_are_said_each_in_a_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["train", "digits", "downpour", *line.split()]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert {word.split()[1] for word in said} == {word for word in line.split() if word.startswith("--")}
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,11 @@ def test_what_stands_for_a_value_becomes_it() -> None:
     assert type(db.ComputeModel(slow={np.int64(1): np.float64(2)}).slow[1]) is float
 
 
+def test_what_stands_behind_the_optimizer_of_a_strategy_is_how_often_it_pushes() -> None:
+    for kind in (db.Downpour, db.Bounded, db.Softsync, db.Synchronous):
+        assert kind(2, 2, "sgd", 5) == kind(2, 2, "sgd", push_every=5)
+
+
 def test_two_tensors_are_data() -> None:
     inputs, targets = torch.arange(6.0).view(3, 2), torch.arange(3)
     got = db.tasks.as_data((inputs, targets)).batch(torch.tensor([2, 0]))
