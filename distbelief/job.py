@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from importlib import import_module
@@ -134,21 +134,19 @@ def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
     if not isinstance(job, Job):
         admit(job, Job, f"job={shown(job)}")
     settings = job.unchecked
-    groups: list[list[Callable[[], Iterable[Check]]]] = [[job.checks, settings.checks], [settings.checks_together]]
-    if place is not None:
-        groups.append([partial(place.checks, job, settings)])
-    for group in groups:
-        errors: dict[str, UsageError] = {}
-        for check in itertools.chain.from_iterable(checks() for checks in group):
-            try:
-                check()
-            except UsageError as error:
-                errors.setdefault(str(error), error)
-                if len(group) == 1:
-                    break
-        if errors:
+    each = itertools.chain(job.checks(), settings.checks())
+    for group in (settings.sizes(), each, settings.checks_together()):
+        if errors := {str(error): error for error in _raised(group)}:
             return list(errors.values())
-    return []
+    return list(itertools.islice(_raised(place.checks(job, settings)), 1)) if place is not None else []
+
+
+def _raised(checks: Iterable[Check]) -> Iterator[UsageError]:
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            yield error
 
 
 def refuse(errors: Sequence[UsageError]) -> None:

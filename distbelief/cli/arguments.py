@@ -173,7 +173,7 @@ def read(
             else:
                 values[argument.name] = value if argument.is_flag else argument.convert(value)
         except UsageError as error:
-            refusals.append(error)
+            refusals.append(UsageError(f"{error}; see {prog} --help"))
     if refusals:
         raise Refusals(refusals)
     return values

@@ -441,6 +441,14 @@ class Settings(SharedOptions):
         """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
         return self.strategy.parts
 
+    def sizes(self) -> Iterator[Check]:
+        """Yield what refuses whole numbers that no message can hold."""
+        parts: tuple[tuple[object, Mapping[str, str]], ...] = ((self, self.strategy.spelled), (self.strategy, {}))
+        for part, names in parts:
+            kind: type = type(part)
+            for name in hints_of(kind):
+                yield partial(fit, part, name, names)
+
     def checks(self) -> Iterator[Check]:
         """Yield what refuses options that no job can have, each by itself."""
         spelled = self.strategy.spelled
@@ -448,11 +456,6 @@ class Settings(SharedOptions):
             yield partial(at_least, self, 1, (name,), spelled)
         for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
             yield partial(at_least, self, 0, (name,), spelled)
-        parts: tuple[tuple[object, Mapping[str, str]], ...] = ((self, spelled), (self.strategy, {}))
-        for part, names in parts:
-            kind: type = type(part)
-            for name in hints_of(kind):
-                yield partial(fit, part, name, names)
         yield self._check_servers
         yield self._check_split
         yield self._check_arithmetic

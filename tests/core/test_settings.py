@@ -26,7 +26,7 @@ ROUNDS = {"strategy": "synchronous"}
 
 def refused(settings: Settings) -> list[UsageError]:
     errors = []
-    for check in (*settings.checks(), *settings.checks_together()):
+    for check in (*settings.sizes(), *settings.checks(), *settings.checks_together()):
         try:
             check()
         except UsageError as error:

@@ -17,7 +17,7 @@ MUTANTS = [
         "return list(errors.values())", "return list(errors.values())[:1]",
         ("tests/core/test_cli.py::test_all_that_a_job_cannot_have_is_said_at_once",)),
     Mutant("the-command-line-checks-a-job-before-its-place-does", OPTIONS, "job.py",
-        "    for group in groups:\n", "    _ = list(settings.checks())\n    for group in groups:\n",
+        "    each = itertools", "    _ = list(settings.checks())\n    each = itertools",
         ("tests/core/test_cli.py::test_a_job_is_checked_once_by_each_command[train digits single]",)),
     Mutant("of-a-key-that-stands-there-twice-the-last-counts", OPTIONS, "cli/words.py",
         "    if name in fields:\n", "    if name in fields and not fields:\n",
