@@ -128,7 +128,7 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
 
 def read(
     prog: str, meaning: str, known: Sequence[Argument], words: Sequence[str], headings: Sequence[Heading] = (),
-    when: Mapping[str, str] | None = None,
+    when: Mapping[str, str] | None = None, places: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Read the words of a command: the value of each option, by the name of its field.
 
@@ -139,6 +139,7 @@ def read(
         words: behind the command.
         headings: under which help shows the options; without any, all stand together.
         when: to change some options from their default.
+        places: file and line of the options that are from a file.
 
     Raises:
         UsageError: a value is missing, or a word belongs to no option.
@@ -173,7 +174,8 @@ def read(
             else:
                 values[argument.name] = value if argument.is_flag else argument.convert(value)
         except UsageError as error:
-            refusals.append(UsageError(f"{error}; see {prog} --help"))
+            place = f"{at}: " if (at := (places or {}).get(argument.option)) else ""
+            refusals.append(UsageError(f"{place}{error}; see {prog} --help"))
     if refusals:
         raise Refusals(refusals)
     return values

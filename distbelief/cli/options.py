@@ -18,7 +18,7 @@ from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, docum
 from distbelief.cli.config import configured
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
-from distbelief.errors import Refusals, UsageError
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.cluster import launched
 from distbelief.places.cluster.cluster import Cluster
@@ -220,19 +220,9 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     placed = {name for heading in HEADINGS for name in f"{heading.common} {heading.rare}".split()}
     rest = " ".join(one.name for one in known if one.name not in placed)
     headings = [one._replace(common=rest) if one.title == OWN_HEADING else one for one in HEADINGS]
-    try:
-        values = read(prog, meaning, known, given.words, headings, WHEN)
-    except UsageError as error:
-        refusals = error.refusals if isinstance(error, Refusals) else [error]
-        raise Refusals([_placed(one, given.places) for one in refusals]) from None
+    values = read(prog, meaning, known, given.words, headings, WHEN, given.places)
     values["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
     return Options(kind, values)
-
-
-def _placed(error: UsageError, places: Mapping[str, str]) -> UsageError:
-    """Say of an option that is from a file, where it stands there."""
-    place = next((at for name, at in places.items() if str(error).startswith((f"{name} ", f"{name}:"))), "")
-    return UsageError(f"{place}: {error}") if place else error
 
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
