@@ -31,11 +31,14 @@ class UsageError(DistbeliefError):
 
 
 class Refusals(UsageError):
-    """Several options, names or values that cannot be used."""
+    """Several options, names or values that cannot be used, each in a line."""
 
-    def __init__(self, refusals: Sequence[UsageError]) -> None:
-        super().__init__("\n".join(map(str, refusals)))
-        self.refusals = tuple(refusals)
+    @classmethod
+    def of(cls, refusals: Sequence[UsageError]) -> UsageError:
+        """Return the only one, or one error with the text of all, which goes from process to process as it is."""
+        if len(refusals) == 1:
+            return refusals[0]
+        return cls("\n".join(" ".join(str(refusal).split()) for refusal in refusals))
 
 
 class DataError(DistbeliefError):

@@ -156,4 +156,4 @@ def refuse(errors: Sequence[UsageError]) -> None:
         UsageError: the only one, or all in one.
     """
     if errors:
-        raise errors[0] if len(errors) == 1 else Refusals(errors)
+        raise Refusals.of(errors)

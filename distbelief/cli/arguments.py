@@ -142,8 +142,7 @@ def read(
         places: file and line of the options that are from a file.
 
     Raises:
-        UsageError: a value is missing, or a word belongs to no option.
-        Refusals: values that are none.
+        UsageError: values are missing or none, or a word belongs to no option.
         SystemExit: help was asked for, and shown.
     """
     words = _joined([_spelled(word) for word in words], [one.option for one in known if not one.is_flag])
@@ -177,7 +176,7 @@ def read(
             place = f"{at}: " if (at := (places or {}).get(argument.option)) else ""
             refusals.append(UsageError(f"{place}{error}; see {prog} --help"))
     if refusals:
-        raise Refusals(refusals)
+        raise Refusals.of(refusals)
     return values
 
 

@@ -130,8 +130,8 @@ def _place(error: Exception) -> str:
 def _complain(error: object, status: int) -> int:
     for note in getattr(error, "__notes__", ()):  # the traceback of what the user's own code raised
         print(note, file=sys.stderr)
-    for one in error.refusals if isinstance(error, Refusals) else (error,):
-        print(f"distbelief: {' '.join(str(one).split())}", file=sys.stderr)
+    for line in str(error).splitlines() if isinstance(error, Refusals) else (str(error),):
+        print(f"distbelief: {' '.join(line.split())}", file=sys.stderr)
     return status
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from distbelief.core import consistency
 from distbelief.core.consistency import Policy
-from distbelief.core.learning_rate import SCALINGS, LearningRate
+from distbelief.core.learning_rate import SCALINGS, SCHEDULES, WARMUPS, LearningRate
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
@@ -84,10 +84,10 @@ class DataSettings:
     epoch to epoch.
     """
     order: str = "shuffled"
-    """Of the samples of an epoch: shuffled, or sequential, which gives each replica a contiguous part, in order."""
+    """Order of the samples: shuffled anew in each epoch, or sequential, which gives each replica a contiguous part."""
     data: str = "shared"
-    """What replicas train on: shared (all have the same data, each sample of which one of them is dealt), or own (each
-    has data of its own, and all of them).
+    """Data of the replicas: shared (all have the same, each sample of which one of them is dealt), or own (each has
+    data of its own, and trains on all of them).
     """
 
     @property
@@ -316,7 +316,7 @@ class SharedOptions(DataSettings, LearningRate):
     """Options of a job that all its roles must agree on, whatever its strategy."""
 
     seed: int = 0
-    """Of the initial parameters, the order of the data and all other chance."""
+    """Seed of the initial parameters, the order of the data and all other chance."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     precision: str = "float32"
@@ -457,20 +457,26 @@ class Settings(SharedOptions):
         for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
             yield partial(at_least, self, 0, (name,), spelled)
         yield self._check_servers
-        yield self._check_split
         yield self._check_arithmetic
-        yield self._check_targets
         yield partial(getattr, self, "budget_seconds")
-        for name, made in (("evaluate_every", "evaluations"), ("snapshot_every", "snapshots")):
-            yield partial(self._check_rhythm, name, made)
+        for name, rhythm in (("evaluate_every", "evaluations"), ("snapshot_every", "snapshots")):
+            yield partial(self._check_rhythm, name, rhythm)
         yield from self.data_checks(spelled)
-        yield self._check_scaling
-        yield from self.rate_checks(self.epochs)
+        for what, word, known in (
+            ("learning-rate scaling", self.lr_scaling, SCALINGS),
+            ("learning-rate schedule", self.lr_schedule, SCHEDULES),
+            ("warm-up", self.warmup, WARMUPS),
+        ):
+            yield partial(among, what, word, known)
         whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
         yield partial(self.optimizer.check, norms=whole or self.strategy.rounds)
 
     def checks_together(self) -> Iterator[Check]:
         """Yield what refuses options by what others are, which must be possible themselves."""
+        yield self._check_split
+        yield self._check_targets
+        yield self._check_scaling
+        yield from self.rate_checks(self.epochs)
         yield partial(self.strategy.check, self)
         yield self.check_allotted
 
@@ -506,8 +512,6 @@ class Settings(SharedOptions):
             )
 
     def _check_scaling(self) -> None:
-        if self.lr_scaling not in SCALINGS:
-            raise unknown("learning-rate scaling", self.lr_scaling, SCALINGS)
         if self.base_batch < 0 or (self.base_batch > 0) != (self.lr_scaling != "none"):
             raise UsageError(
                 f"--base-batch {self.base_batch} with --lr-scaling {self.lr_scaling}: the global batch that --lr is "

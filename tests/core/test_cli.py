@@ -2,6 +2,7 @@
 what they say.
 """
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -22,9 +23,10 @@ from distbelief.cli import commands, main, options, words
 from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import Settings
-from distbelief.errors import UsageError
+from distbelief.errors import Refusals, UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
+from distbelief.places.channel_messages import Failed
 from distbelief.places.processes.addresses import listen_at
 from distbelief.places.processes.spec import Spec, tell
 from distbelief.places.simulated.simulated import Simulated
@@ -412,6 +414,9 @@ REFUSED = {
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
     "simulate digits downpour --target-accuracy 0.9 --phantom": "--phantom computes nothing",
     "train digits downpour --epochs -1": "--epochs -1: must be 1 or more",
+    "train digits downpour --epochs 0 --lr-schedule step --lr-steps 1": "--epochs 0: must be 1 or more",
+    "train digits downpour --partitions 2 --batch-size 0": "--batch-size 0: must be 1 or more",
+    "train digits downpour --partitions 0 --precision bf16": "--partitions 0: must be 1 or more",
     "launch downpour": "which script?",
     "join ticket.json --threads 0": "--threads 0: must be 1 or more, and at most 1024",
     "join ticket.json --device tpu": "--device tpu: is cpu, cuda or cuda:N",
@@ -539,6 +544,13 @@ def test_a_job_is_checked_once_by_each_command(line: str, tmp_path: Path, monkey
     monkeypatch.setattr("distbelief.places.simulated.running.run", stop)
     assert main.run(line.split()) == 2
     assert len(checked) == 1
+
+
+def test_refusals_are_the_same_in_another_process() -> None:
+    refusals = Refusals.of([UsageError("--threads 0: must be 1 or more"), UsageError("--epochs 0: must be 1 or more")])
+    assert str(refusals) == "--threads 0: must be 1 or more\n--epochs 0: must be 1 or more"
+    for error in (Failed(type(refusals).__name__, str(refusals)).error, copy.copy(refusals)):
+        assert (type(error), str(error)) == (Refusals, str(refusals))
 
 
 def test_all_that_a_job_cannot_have_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:

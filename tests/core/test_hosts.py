@@ -26,6 +26,7 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
+from distbelief.job import refusals
 from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
@@ -72,6 +73,13 @@ def test_an_odd_hostfile_is_refused_with_its_line(text: str, told: str) -> None:
 def test_odd_hosts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         parse_hosts(text)
+
+
+def test_odd_hosts_are_one_of_the_refusals_of_a_job() -> None:
+    job = db.Job("digits", "downpour")
+    assert [str(error) for error in refusals(job, Cluster(hosts="a:0"))] == [
+        "--hosts a:0: a with 0 slots; a host has from 1 to 4096"
+    ]
 
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z0-9][a-z0-9.-]{0,8}\Z"), st.integers(0, 64), min_size=1, max_size=8))

@@ -195,8 +195,11 @@ class Cluster(Local):
             yield partial(self._check_one_host, name, instead)
         yield partial(self._check_memory, job, settings)
         yield from super().checks(job, settings)
+        yield partial(self._check_slots, job, settings)
+
+    def _check_slots(self, job: Job, settings: Settings) -> None:
         if self.slots:
-            yield partial(self.plan, settings, job.strategy.roles(measured=True))
+            self.plan(settings, job.strategy.roles(measured=True))
 
     def _check_one_host(self, name: str, instead: str) -> None:
         if getattr(self, name) != getattr(Local, name):
