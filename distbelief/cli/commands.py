@@ -147,11 +147,10 @@ def replay_command(args: Sequence[str], seed: int) -> str:
 
 @dataclass(frozen=True)
 class EvaluateOptions(OnDevice, DataFolder):
-    """Measure the model of a run folder, or of a compressed file, on its task's test set.
+    """Measure the model of a run folder, or of a compressed file, on its task's test set."""
 
-    The data are those of the run, where --data-dir names no others.
-    """
-
+    data_dir: str | None = None
+    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
     task: str = ""
     """Task of a compressed file, module:function, where it is no built-in one."""
     inference: str = "float32"

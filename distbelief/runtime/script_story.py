@@ -39,13 +39,13 @@ class ScriptStage:
     settings: Settings = Settings()
     """Settings of the job, as it was launched."""
     device: torch.device = torch.device("cpu")
-    """Where the job would have it compute."""
+    """Device that the job would have it compute on."""
     pump: Pump | None = None
     """Carries the links during a step, where that needs a thread."""
     rest: Callable[[float], float] | None = None
     """Says how long to sleep after a step of so many seconds, where the replica is to be slower than it is."""
     store: Store | None = None
-    """Where its checkpoints are kept."""
+    """Store of its checkpoints."""
     fill: Callable[[nn.Module], None] = lambda _: None
     """Gives a model the weights that the job begins with, where they are not its own."""
     tell: Callable[[Record], None] = lambda _: None

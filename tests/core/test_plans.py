@@ -312,9 +312,9 @@ def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> Split
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
     own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
-    step = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0}
-    nowhere: dict[str, list[Any]] = {"placements": [], "crossings": [], "ways": []}
-    return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)  # type: ignore[arg-type]
+    step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0}
+    nowhere: dict[str, Any] = {"placements": [], "crossings": [], "ways": []}
+    return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)
 
 
 LAYERS = Task(

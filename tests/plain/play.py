@@ -398,7 +398,7 @@ class _Role(_Process):
     def replica(self) -> loop.Replica:
         """What its script joins."""
         settings, part = self.spec.settings, functools.partial(self._cast.scripted, self.role, 0, self._stage())
-        return loop.Replica(self.role, ScriptStage(self.driver, self.endpoint, part, settings, store=NO_STORE))  # type: ignore[arg-type]
+        return loop.Replica(self.role, ScriptStage(self.driver, self.endpoint, part, settings, store=NO_STORE))  # type: ignore[arg-type]  # our driver
 
 
 def play_ours(script: Script, way: Way, optimizer: Optimizer, epochs: int, folder: Path) -> Outcome:

@@ -340,7 +340,7 @@ def test_an_update_is_counted_and_its_turn_passed_on_before_its_lock_is_given(mo
     settings = SimpleNamespace(own=lambda _: Locking(locks="round-robin"), replicas=2)
     monkeypatch.setattr(Locks, "give", lambda *_: found.append((counts.total(UPDATES), counts.turn)))
     stage: Any = SimpleNamespace(descriptor=lambda: file)
-    updates = worker.ProcessUpdater(stage, lambda: held, 0, settings)  # type: ignore[arg-type,return-value]
+    updates = worker.ProcessUpdater(stage, lambda: held, 0, settings)  # type: ignore[arg-type,return-value]  # stand-ins
     assert updates.update(64, lambda: False, bool)
     assert found == [(1, 1)]
     os.close(file)

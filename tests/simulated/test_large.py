@@ -278,6 +278,7 @@ def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(
     assert sorted((to, of.round) for sender, to, of in told.sent_by if sender == "shard 0") == sorted(up)
 
 
+LINEAR: dict[str, Any] = {"epochs": 3, "batch_size": 4, "evaluate_every": 0, "lr_schedule": "linear"}
 WILD = {"network": NetworkModel(jitter=3.0), "compute": ComputeModel(spread="exponential")}
 
 
@@ -317,16 +318,7 @@ def strike(
     plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
 ) -> tuple[Observed, Accounting]:
     """Run a job in which some die."""
-    job = Job(
-        task_of(plain, plainly),
-        strategy,
-        epochs=3,
-        batch_size=4,
-        evaluate_every=0,
-        snapshot_every="5",
-        lr_schedule="linear",
-        seed=seed,
-    )
+    job = Job(task_of(plain, plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
     run = Observed(job, cluster)
     accounting = Accounting(run)
     run.simulation.run()
@@ -409,14 +401,7 @@ def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
     for moment in some((2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28), SEEDS // 25):
         made.clear()
         crashes = tuple(Crash(f"replica {i}", moment + i) for i in range(max(1, replicas - 1)))
-        job = Job(
-            task,
-            Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"),
-            epochs=3,
-            batch_size=4,
-            evaluate_every=0,
-            lr_schedule="linear",
-        )
+        job = Job(task, Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"), **LINEAR)
         run = Observed(job, Simulated(crashes=crashes, restart_seconds=0.01))
         run.simulation.run()
         assert (run.outcome, run.simulation.killed) == ("done", [crash.role for crash in crashes]), (
@@ -458,15 +443,7 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
         made.clear()
         strategy = Allreduce(2, made_of(name), partitions=2, split="neurons", restarts=1, algorithm="ring")
         cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=0.01)
-        job = Job(
-            task_of(plain, plainly),
-            strategy,
-            epochs=3,
-            batch_size=4,
-            evaluate_every=0,
-            checkpoint_every=0,
-            lr_schedule="linear",
-        )
+        job = Job(task_of(plain, plainly), strategy, checkpoint_every=0, **LINEAR)
         run = Observed(job, cluster)
         run.simulation.run()
         assert run.outcome == "done", f"at message {message}"

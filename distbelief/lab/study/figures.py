@@ -80,7 +80,7 @@ MEDIANS: Mapping[str, Callable[[Trial], float | None]] = {
 
 
 class ArmFigures(Medians, frozen=True, kw_only=True):
-    """What the trials of an arm add up to."""
+    """Figures of an arm, of all its trials."""
 
     name: str
     task: str
@@ -89,7 +89,7 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     baseline: str
     command: str
     value: float | None
-    """Of the tuned option, that was best."""
+    """Best value of the tuned option."""
     replicas: int
     trials: int
     failed: int
@@ -112,7 +112,7 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
 
 
 class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trials of an arm add up to that compresses what another has trained, over its seeds."""
+    """Figures of an arm that compresses what another has trained, over its seeds."""
 
     name: str
     of: str
@@ -198,7 +198,7 @@ def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[st
 
 
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
-    """What the trials of an arm add up to."""
+    """Sum up the trials of an arm."""
     base = baseline_of(study, arm)
     every, theirs = (
         sorted((one for one in trials if one.arm == name), key=lambda one: one.seed) for name in (arm.name, base.name)
@@ -225,7 +225,7 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
 
 
 def shrunk_figures(trials: Sequence[Trial], arm: Arm) -> ShrunkFigures:
-    """What the trials of an arm add up to that compresses what another has trained."""
+    """Sum up the trials of an arm that compresses what another has trained."""
     own = [one for one in trials if one.arm == arm.name]
     found = {name: values for name in SHRUNK if (values := [one.shrunk[name] for one in own if name in one.shrunk])}
     reason = next((one.reason for one in own if one.failed), "")

@@ -77,9 +77,9 @@ class Trial(JobFigures, frozen=True, kw_only=True):
     arm: str
     seed: int
     value: float | None = None
-    """Of the tuned option."""
+    """Value of the tuned option."""
     tuning: bool = False
-    """Whether it is one of those that choose the value, which no figure is of."""
+    """True if it only helps to choose the value; no figure is of it."""
     command: str
     task: str
     strategy: str
