@@ -150,7 +150,7 @@ class Cast:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Layout of the model, for phantoms, which have none."""
+        """Layout of the whole model."""
         return self.whole().layout
 
     def _flat(self, model: nn.Module, pieces: Mapping[str, Sequence[Piece]] | None = None) -> FlatModule:
