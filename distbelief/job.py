@@ -92,25 +92,27 @@ class Job(SharedOptions, Threaded):
     def unchecked(self) -> Settings:
         """The settings, whatever they are."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(SharedOptions)}
-        spelled = {name: getattr(self.strategy, other) for name, other in self.strategy.spelled.items()}
-        return Settings(**options | spelled, strategy=self.strategy)
+        for name, other in self.strategy.spelled.items():
+            if name in options:
+                options[name] = getattr(self.strategy, other)
+        return Settings(**options, strategy=self.strategy)
 
     def checks(self) -> Iterator[Check]:
         """Yield what refuses options of each process, and those that mean nothing to the strategy."""
         yield from self.process_checks()
-        yield partial(self.strategy.check_device, self.device)
         yield self._check_resume
-        for name, instead in self.strategy.meaningless.items():
-            yield partial(self._check_meaning, name, instead)
+        for name, why in self.strategy.meaningless.items():
+            if hasattr(Job, name):
+                yield partial(self._check_meaning, name, why)
 
     def _check_resume(self) -> None:
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder to go on with: name it with --out")
 
-    def _check_meaning(self, name: str, instead: str) -> None:
+    def _check_meaning(self, name: str, why: str) -> None:
         if getattr(self, name) != getattr(Job, name):
             raise UsageError(
-                f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {instead}"
+                f"{option(name)} {getattr(self, name)} means nothing to strategy {self.strategy.name}; {why}"
             )
 
 

@@ -56,7 +56,7 @@ Bare.__dataclass_fields__["depth"].default = __import__("dataclasses").MISSING
 class Taken(Downpour):
     """One whose option has the name of what others ask of a strategy."""
 
-    slots: int = 3  # type: ignore[misc]  # that is what is wrong with it
+    host_replicas: int = 3  # type: ignore[misc]  # that is what is wrong with it
     """Of nothing."""
 
 

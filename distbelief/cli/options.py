@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distbelief.cli import words
 from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, documents, read, refuse
 from distbelief.cli.config import configured
+from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
@@ -165,16 +166,15 @@ def sources(command: str, strategy: str) -> list[Source]:
     job = (
         "task",
         "strategy",
-        *_meaningless(kind),
+        *kind.meaningless,
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = [(Padded, ())]
     if command == "simulate":
-        place = [(VirtualOptions, () if kind.direct else ("path",))]
-    elif kind.coordinated:
+        place = [(VirtualOptions, tuple(kind.meaningless))]
+    elif roles.SINGLE not in kind().roles(measured=False):
         local = [field.name for field in dataclasses.fields(Local)]
-        lacks = [*["path"] * (not kind.direct), *["listen"] * (not kind.most_guests)]
-        place = [(Local, ("compute", *lacks)), (Cluster, tuple(local)), (Planned, ()), *place]
+        place = [(Local, ("compute", *kind.meaningless)), (Cluster, tuple(local)), (Planned, ()), *place]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
 
@@ -184,12 +184,6 @@ def arguments(command: str, strategy: str) -> list[Argument]:
     found = [one for kind, without in sources(command, strategy) for one in arguments_of(kind, without)]
     meanings = LAUNCHED if command == "launch" else {}
     return [one._replace(text=meanings.get(one.name, one.text)) for one in found]
-
-
-def _meaningless(kind: type[Strategy]) -> tuple[str, ...]:
-    """The options of a job that a strategy always refuses."""
-    shared = ["data", *["order"] * (not kind.one_reader)] if kind.deals_to_any else []
-    return (*kind.meaningless, *shared)
 
 
 def _is_stepped(kind: type[Strategy]) -> bool:
@@ -213,7 +207,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     known, kind = arguments(command, strategy), find(strategy)
     names = [one.option for one in known]
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
-    why = {option(name): reason for name, reason in kind.lacks.items()}
+    why = {option(name): reason for name, reason in kind.meaningless.items()}
     refuse(prog, args, names, lambda: _elsewhere(command, strategy), why, HERE)
     given = configured(args, known)
     meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
@@ -326,7 +320,7 @@ class Options:
             UsageError: an option of the optimizer or the strategy has a value that it cannot have.
         """
         stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in _meaningless(self.kind)}
+        own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
         return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
 
     def _replicas(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from distbelief.core.conversations.membership import Join
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
-from distbelief.core.settings import SEQUENTIAL, Holder, Plan, Settings
+from distbelief.core.settings import SEQUENTIAL, Accruing, Holder, Plan, Pushing, Settings, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -92,7 +92,7 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
     Raises:
         UsageError: naming the option, and why.
     """
-    refused = settings.strategy.singular(settings) or ("--standby 1" if settings.standby else "")
+    refused = _refused_by_several(settings)
     if not refused and settings.rate_follows:
         raise UsageError(
             "--lr-schedule and --warmup-epochs are of one optimizer, and the script has several models: have it set "
@@ -105,6 +105,21 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
         )
     for optimizer in optimizers or (settings.optimizer,):
         optimizer.check(norms=False)
+
+
+def _refused_by_several(settings: Settings) -> str:
+    """Return what means nothing where each step of several models is a push, and what it makes is fetched before the
+    next; "" where all does.
+    """
+    strategy, policy = settings.strategy, settings.policy
+    # a gathered push is acknowledged as one of the next update, whichever model that would step
+    if not isinstance(strategy, Accruing) or (policy.gathers and not policy.rounds):
+        return f"strategy {strategy.name}"
+    # a round that is made without a replica would leave it between two models' steps
+    changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
+    cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
+    changed += [name for name in cadence if getattr(strategy.pushing, name) != getattr(Pushing, name)]
+    return option(changed[0]) if changed else "--standby 1" if settings.standby else ""
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:

@@ -82,22 +82,22 @@ class Dealing:
     ) -> None:
         settings = plan.settings
         self.settings, self.samples, self._batches = settings, samples, plan.batches
-        strategy = settings.strategy
-        self._rounds = RoundsDealt() if strategy.rounds else None
-        self._leaves_behind = strategy.leaves_behind
+        policy = settings.policy
+        self._rounds = RoundsDealt() if policy.rounds else None
+        self._leaves_behind = policy.leaves_behind
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
         """Replicas that have not come yet, and will."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
             in_order = settings.order == SEQUENTIAL
             self.dealer = Allotments(
-                settings.epochs, self._absent, in_order, position.places, shrinks=not strategy.rounds
+                settings.epochs, self._absent, in_order, position.places, shrinks=not policy.rounds
             )
         else:
             epochs = settings.epochs
             self.dealer = (
                 RoundDealer(plan.batches, epochs, position)
-                if strategy.rounds
+                if policy.rounds
                 else Dealer(plan.batches, epochs, settings.replicas, position)
             )
         for role in sorted(brought.keys() - over):
@@ -110,7 +110,7 @@ class Dealing:
         self._starts: dict[int, tuple[str, int]] = {}
         """First replica that has told the beginning of its stream in an epoch, and the digest of that."""
         self._warming, self._warmed, self._warmer = (
-            strategy.pushing.warm_start_steps,
+            settings.strategy.pushing.warm_start_steps,
             samples // settings.batch_size,
             "",
         )

@@ -141,7 +141,7 @@ class ShardRegistry:
             source, continuing = "" if succeeded else checkpoint, () if together and not succeeded else tuple(linked)
             sends.append(Send(role, Restore(plan, source, continuing, ruler)))
         new = {send.to for send in sends}
-        if plan.settings.strategy.rounds and roles.shard(plan.ruler) in new:
+        if plan.settings.policy.rounds and roles.shard(plan.ruler) in new:
             sends += [
                 Send(role, Ruler(ruler))
                 for role in self.roles
@@ -151,11 +151,11 @@ class ShardRegistry:
 
     def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
         """Have no shard wait for replicas that may have gone before it had heard of them."""
-        if not plan.settings.strategy.attendance:
+        if not plan.settings.policy.attended:
             return []
         # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
         # succeeded, to which the dead had no link yet
-        rounds = plan.settings.strategy.rounds
+        rounds = plan.settings.policy.rounds
         shards = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
         self._departing |= {role: lives[role] for role in lives if rounds and roles.is_replica(role)}
         return [

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from distbelief.errors import unknown
+
 
 class Key(NamedTuple):
     """The name of a push."""
@@ -97,14 +99,29 @@ class Policy:
     Args:
         scaling: one of `SCALINGS`.
 
+    Raises:
+        UsageError: it is none, with the nearest.
+
     >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
     Verdict(action=<Action.APPLY: 'apply'>, reason='it is 4 updates old', scale=0.25)
     """
 
+    rounds = False
+    """True where one update is made from one push of every replica that takes part."""
+    attended = False
+    """True where it must know which replicas take part."""
+    gathers = False
+    """True where one update is made from several pushes."""
+    leaves_behind = False
+    """True where an update does not wait for late replicas."""
+    bound = math.inf
+    """Ticks that a step may begin ahead of the slowest replica's."""
     models = 1
     """Number of models that a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
+        if scaling not in SCALINGS:
+            raise unknown("staleness scaling", scaling, SCALINGS)
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
         self.floor = 0
         """Tick that all members have reached: all pushes of lower ticks are applied here. It only grows, and fetches
@@ -182,6 +199,8 @@ class Policy:
 class _Members(Policy):
     """A policy that knows who takes part, and at which tick."""
 
+    attended = True
+
     def __init__(self, scaling: str) -> None:
         super().__init__(scaling)
         self.members: dict[str, int] = {}
@@ -223,6 +242,8 @@ class SoftsyncPolicy(_Members):
     >>> _ = policy.push(Key("replica 1", 0, 2), 0, 8, 0); policy.due()
     PlannedUpdate(samples=16, weight=0.5, parts=(), reason='2 pushes make an update', model=0)
     """
+
+    gathers = True
 
     def __init__(self, n: int, scaling: str) -> None:
         super().__init__(scaling)
@@ -266,7 +287,7 @@ class BoundedPolicy(_Members):
 
     def __init__(self, bound: int, scaling: str) -> None:
         super().__init__(scaling)
-        self._bound = bound
+        self.bound = bound
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Apply every push at once, and note how far its replica is."""
@@ -283,13 +304,13 @@ class BoundedPolicy(_Members):
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Hold the fetch of a step that is too far ahead; one who is no member waits for nobody."""
-        needed = tick - self._bound
+        needed = tick - self.bound
         if self.floor >= needed or who not in self.members:
             return ANSWER
         where = f"the slowest is at {self.floor}"
         return Verdict(
             Action.HOLD,
-            f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self._bound}); {where}",
+            f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self.bound}); {where}",
         )
 
     def slowest(self) -> list[str]:

@@ -92,7 +92,7 @@ class Exchange:
 
     def __init__(self, plan: Plan, index: int) -> None:
         self._ruler, self._own = roles.shard(plan.ruler), roles.shard(index)
-        holders = cut_layers(plan) if plan.settings.strategy.rounds else {}
+        holders = cut_layers(plan) if plan.settings.policy.rounds else {}
         self._parts = sorted({shard for shards in holders.values() for shard in shards})
         self.takes_part = index in self._parts
         self._next = self._newest = 0

@@ -180,6 +180,15 @@ def replicas(mesh: Mesh) -> tuple[str, ...]:
     return tuple(str(Role(Kind.REPLICA, index, partition if split else -1)) for index, partition in mesh.cells)
 
 
+def servers(shards: int, standbys: int) -> tuple[str, ...]:
+    """List the roles of so many shards, each with a standby or without.
+
+    >>> servers(2, 1)
+    ('shard 0', 'shard 1', 'standby 0', 'standby 1')
+    """
+    return (*map(shard, range(shards)), *map(standby, range(shards if standbys else 0)))
+
+
 def leads(mesh: Mesh) -> tuple[str, ...]:
     """Return the role of each replica of a mesh that acts in a job for the whole of it.
 

@@ -98,12 +98,15 @@ class Rounds(Policy):
     12
     """
 
+    rounds = attended = gathers = True
+
     def __init__(self, settings: Settings, rules: bool, backup: int = 0, quorum: float = 0.0) -> None:
         super().__init__()
         self._rules = rules
         self._weighed = settings.batch_size if settings.strategy.pushing.push_every > 1 else 0
         """Samples of which the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
         self._backup, self._quorum = backup, quorum
+        self.leaves_behind = bool(backup or quorum)
         self._most = settings.replicas - self._backup
         self._decided = 0
         # a replica of which nothing has been heard yet is on its way: the first round waits for it too

@@ -1,13 +1,12 @@
 """Settings: what every role of a job must agree on. They are the server's; a replica that joins is told them.
 
 They are a sum: what is common to all jobs, the data, the learning rate, and what is the strategy's own. The rooms below
-strategies ask the last one what its strategy is like (`Own`), and know no strategy.
+strategies ask the last one what its strategy is like (`Traits`), and know no strategy.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from distbelief.core import consistency
 from distbelief.core.consistency import Policy
 from distbelief.core.learning_rate import SCALINGS, SCHEDULES, WARMUPS, LearningRate
 from distbelief.core.optimizer import Optimizer
@@ -127,35 +125,20 @@ class Holder(Enum):
     """One memory that replicas update themselves."""
 
 
-class Own:
-    """A strategy, as the rooms below strategies see it; its fields are its options (see `strategies/base.py`)."""
+class Traits:
+    """Traits of a strategy: all that the rooms below strategies ask of one. Its options are its fields."""
 
     name: ClassVar[str] = ""
     """Name of the strategy."""
     held_by: ClassVar[Holder] = Holder.SHARDS
-    rounds: ClassVar[bool] = False
-    """True where shards make one update from one push of every replica that takes part."""
-    attendance: ClassVar[bool] = False
-    """True where shards must know which replicas take part."""
-    gathers: ClassVar[bool] = False
-    """True where shards make one update from several pushes."""
     one_moment: ClassVar[bool] = False
     """True where the parameters of all shards are of one moment: when one dies, all go back to one checkpoint."""
-    slots: ClassVar[int] = 0
-    """Gradient vectors that a replica holds where pushes are not waited for; 0: one for each that is on its way."""
     unit: ClassVar[str] = "epoch"
-    """Unit that `epochs` counts."""
-    deals_to_any: ClassVar[str] = ""
-    """Why no replica can have minibatches of its own; "" where it can."""
-    one_reader: ClassVar[bool] = False
-    """True where one replica goes through all of the data, so that they may have any order."""
+    """Unit of `epochs` and of a checkpoint's position: a run goes on only with a strategy of the same unit."""
     spelled: ClassVar[Mapping[str, str]] = {}
-    """The settings of the job that its options have another name for."""
-    kept_as: ClassVar[Mapping[str, str]] = {}
-    """Options that `job.json` and `result.json` have under another name."""
-
-    counts: ClassVar[str] = "minibatches"
-    """Unit of a checkpoint's position: a run goes on only with a strategy that counts the same."""
+    """Settings, as `job.json` names them, that its options have another name for."""
+    meaningless: ClassVar[Mapping[str, str]] = {}
+    """Options that mean nothing to it, of a job, a place or other strategies, and why or what there is instead."""
 
     @property
     def parts(self) -> int:
@@ -173,23 +156,9 @@ class Own:
         return pushing
 
     @property
-    def staleness_bound(self) -> float:
-        """Clocks that a step may begin ahead of the slowest replica's."""
-        return math.inf
-
-    @property
-    def leaves_behind(self) -> bool:
-        """True where rounds are made without late replicas."""
-        return False
-
-    @property
     def host_replicas(self) -> int:
         """Replicas that are on one host, in their order; 0 for all."""
         return 0
-
-    def singular(self, settings: Settings) -> str:
-        """Return what of these settings means nothing in a job of several models; "" where all does."""
-        return f"strategy {self.name}"
 
     def check(self, settings: Settings) -> None:
         """Refuse what no job can have, of these options and together with the others.
@@ -203,7 +172,7 @@ class Own:
         return settings.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Make the policy by which a shard decides on pushes and fetches.
+        """Make the policy by which a shard decides on pushes and fetches: what may be stale.
 
         Args:
             settings: of the job.
@@ -213,7 +182,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class StrategyOptions(Own, Checked):
+class StrategyOptions(Traits, Checked):
     """Options of a strategy: the fields of a frozen dataclass."""
 
     kind: str = field(default="", init=False, repr=False, compare=False)
@@ -260,12 +229,6 @@ class Pushing(Accruing):
         """These."""
         return self
 
-    def singular(self, settings: Settings) -> str:
-        """Each step of several models is pushed by itself, and what it has made is fetched before the next."""
-        made = Pushing()
-        cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
-        return next((option(name) for name in cadence if getattr(self, name) != getattr(made, name)), "")
-
     def global_batch(self, settings: Settings) -> int:
         """Every push is an update."""
         return settings.batch_size * self.push_every
@@ -282,8 +245,6 @@ class Pushing(Accruing):
         """
         at_least(self, 1, ("push_every", "fetch_every"), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
-        if self.staleness_scaling not in consistency.SCALINGS:
-            raise unknown("staleness scaling", self.staleness_scaling, consistency.SCALINGS)
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
         if self.local_lr and self.fetch_every == 1:
@@ -293,7 +254,7 @@ class Pushing(Accruing):
             )
 
 
-OwnT = TypeVar("OwnT", bound=Own)
+TraitsT = TypeVar("TraitsT", bound=Traits)
 Value = TypeVar("Value")
 
 
@@ -411,7 +372,7 @@ def _seconds(time: str) -> float | None:
 class Settings(SharedOptions):
     """The settings of one job: what is common to all, and the options of its strategy."""
 
-    strategy: Own = Pushing()  # frozen
+    strategy: Traits = Pushing()  # frozen
 
     replicas = OfStrategy(1)
     """Copies of the model."""
@@ -468,14 +429,14 @@ class Settings(SharedOptions):
             ("warm-up", self.warmup, WARMUPS),
         ):
             yield partial(among, what, word, known)
-        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
-        yield partial(self.optimizer.check, norms=whole or self.strategy.rounds)
+        yield partial(self.optimizer.check, norms=True)
 
     def checks_together(self) -> Iterator[Check]:
         """Yield what refuses options by what others are, which must be possible themselves."""
         yield self._check_split
         yield self._check_targets
         yield self._check_scaling
+        yield self._check_policy
         yield from self.rate_checks(self.epochs)
         yield partial(self.strategy.check, self)
         yield self.check_allotted
@@ -504,11 +465,11 @@ class Settings(SharedOptions):
 
     def _check_rhythm(self, name: str, rhythm: str) -> None:
         """Refuse what is no time and no number, and minibatches of a strategy that counts none."""
-        counts = self.strategy.counts
-        if getattr(self, rhythm).minibatches and counts != "minibatches":
+        unit = self.strategy.unit
+        if getattr(self, rhythm).minibatches and unit != Traits.unit:
             raise UsageError(
-                f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts {counts}: give a "
-                "number of them"
+                f"{option(name)} {getattr(self, name)}: strategy {self.strategy.name} counts {unit}s: give a number of "
+                "them"
             )
 
     def _check_scaling(self) -> None:
@@ -520,6 +481,11 @@ class Settings(SharedOptions):
         if self.warmup == "constant" and not (self.warmup_epochs and self.base_batch):
             needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
+
+    def _check_policy(self) -> None:
+        """Refuse what no policy can be made of, and an optimizer that needs another."""
+        whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
+        self.optimizer.check(norms=self.policy.rounds or whole)
 
     def check_allotted(self, stream: bool = False) -> None:
         """Refuse replicas that each have minibatches of their own where that has no meaning.
@@ -536,8 +502,8 @@ class Settings(SharedOptions):
         demand = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
         if not demand:
             return
-        if self.strategy.deals_to_any and (own_data or stream or not self.strategy.one_reader):
-            raise UsageError(f"{demand}: strategy {self.strategy.name} {self.strategy.deals_to_any}")
+        if why := self.strategy.meaningless.get("order" if demand.startswith("order") else "data"):
+            raise UsageError(f"{demand} means nothing to strategy {self.strategy.name}; {why}")
         if self.strategy.pushing.warm_start_steps:
             raise UsageError(
                 f"--warm-start-steps {self.strategy.pushing.warm_start_steps} has one replica take the first "
@@ -603,7 +569,7 @@ class Settings(SharedOptions):
         """The schedule by its name."""
         return named(self.schedule, self.microbatches)
 
-    def own(self, kind: type[OwnT]) -> OwnT:
+    def own(self, kind: type[TraitsT]) -> TraitsT:
         """The strategy's own settings, for who knows of which class they are.
 
         Raises:
@@ -622,6 +588,11 @@ class Settings(SharedOptions):
     def global_batch(self) -> int:
         """Samples in an update, when all take part."""
         return self.strategy.global_batch(self)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy of the job's shards, as one who asks what may be stale sees it."""
+        return self.strategy.policy(self, rules=False)
 
     def with_optimizer(self, optimizer: Optimizer) -> Settings:
         """The same, with the optimizer that a script names.
@@ -646,20 +617,15 @@ class Settings(SharedOptions):
         return self.rate_follows or self.lr_scaling != "none"
 
     @property
-    def slots(self) -> int:
-        """Gradient vectors a replica holds: one, or two where pushes are not waited for."""
-        return self.strategy.slots or self.landings
-
-    @property
     def landings(self) -> int:
         """Parameter vectors a replica holds: one, or two where a fetch is in flight during compute."""
         return 2 if self.strategy.pushing.prefetch else 1
 
 
-_known: dict[str, type[Own]] = {"": Pushing}
+_known: dict[str, type[Traits]] = {"": Pushing}
 
 
-def know(name: str, kind: type[Own]) -> None:
+def know(name: str, kind: type[Traits]) -> None:
     """Have this process read a strategy by its name."""
     _known[name] = kind
 
@@ -670,18 +636,18 @@ def options_of(kind: type) -> dict[str, object]:
     return {name: read_as(hints_of(kind)[name]) for name in fields}
 
 
-def read_own(kind: type, decoded: object) -> object:
+def read_strategy(kind: type, decoded: object) -> object:
     """Decode a strategy into the class that this process knows by its name. Nothing is imported because a message
     names it.
 
     >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(push_every=3)))
-    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_own).strategy
+    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_strategy).strategy
     Pushing(push_every=3, ...)
     """
-    if kind is not Own:
+    if kind is not Traits:
         # so a decoder is told that it has met a class of which nobody knows
         raise NotImplementedError(f"{kind.__name__} is read by nobody")
-    if isinstance(decoded, Own):
+    if isinstance(decoded, Traits):
         return decoded
     name = decoded.get("kind") if isinstance(decoded, dict) else None
     if not isinstance(decoded, dict) or not isinstance(name, str) or name not in _known:
@@ -691,20 +657,20 @@ def read_own(kind: type, decoded: object) -> object:
         options = {
             one: msgspec.convert(decoded[one], hint) for one, hint in options_of(found).items() if one in decoded
         }
-        strategy: Own = found(**options)
+        strategy: Traits = found(**options)
     except UsageError as error:
         raise ValueError(str(error)) from None
     return strategy
 
 
-def read_own_or_name(kind: type, decoded: object) -> object:
-    """Decode as `read_own` does; a strategy that this process does not know is read as its name only."""
-    if kind is Own and isinstance(decoded, dict) and decoded.get("kind") not in _known:
+def read_strategy_or_name(kind: type, decoded: object) -> object:
+    """Decode as `read_strategy` does; a strategy that this process does not know is read as its name only."""
+    if kind is Traits and isinstance(decoded, dict) and decoded.get("kind") not in _known:
         stranger = StrategyOptions()
         name = str(decoded.get("kind"))
         vars(stranger).update(name=name, kind=name)
         return stranger
-    return read_own(kind, decoded)
+    return read_strategy(kind, decoded)
 
 
 SPELLED = ("data", "budget", "evaluate_every", "snapshot_every")
@@ -718,11 +684,8 @@ def flat(settings: Settings) -> dict[str, object]:
     (1, 64)
     """
     strategy = settings.strategy
-    table: dict[str, object] = {
-        strategy.kept_as.get(name, name): getattr(strategy, name)
-        for name in options_of(type(strategy))
-        if name not in strategy.spelled.values()
-    }
+    keys = {name: key for key, name in strategy.spelled.items()}
+    table: dict[str, object] = {keys.get(name, name): getattr(strategy, name) for name in options_of(type(strategy))}
     of_strategy = [name for name, value in vars(Settings).items() if isinstance(value, OfStrategy)]
     shared = [field.name for field in dataclasses.fields(SharedOptions) if field.name not in SPELLED]
     table |= {name: getattr(settings, name) for name in (*of_strategy, "shards", *shared, "own_data", "budget_seconds")}

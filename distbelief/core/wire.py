@@ -15,7 +15,7 @@ import msgspec
 
 from distbelief.core.messages import Message
 from distbelief.core.protocol import MESSAGES
-from distbelief.core.settings import read_own
+from distbelief.core.settings import read_strategy
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION = 4
@@ -25,7 +25,7 @@ MESSAGE_LIMIT = 16 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes | bytearray | memoryview], Message]
-_decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_own).decode
+_decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_strategy).decode
 
 
 def encode(message: Message) -> bytes:

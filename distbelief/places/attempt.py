@@ -127,7 +127,7 @@ class Attempt:
             )
         self.go_back()
         strategy, now = str(before.get("strategy")), self.job.strategy.name
-        if self.manifest and by_name(self.manifest.plan.settings.strategy.name).counts != self.job.strategy.counts:
+        if self.manifest and by_name(self.manifest.plan.settings.strategy.name).unit != self.job.strategy.unit:
             raise CheckpointError(
                 f"{out} was trained with {strategy}, and {now} counts its data otherwise: "
                 "begin another run from its weights,"

@@ -22,7 +22,7 @@ from distbelief.core import roles
 from distbelief.core.effects import SCRIPT
 from distbelief.core.portions import Position
 from distbelief.core.records import Json
-from distbelief.core.settings import Plan, read_own_or_name
+from distbelief.core.settings import Plan, read_strategy_or_name
 from distbelief.errors import CheckpointError, LocalProtocolError
 from distbelief.record.folder import RunFolder, sync, write_atomically, written_whole
 from distbelief.record.model_file import write_arrays, write_model
@@ -268,7 +268,7 @@ def read_manifest(path: str | Path) -> Manifest:
                 f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that "
                 "wrote it"
             )
-        manifest = msgspec.json.decode(outer.manifest, type=Manifest, dec_hook=read_own_or_name)
+        manifest = msgspec.json.decode(outer.manifest, type=Manifest, dec_hook=read_strategy_or_name)
         if len(manifest.parts) != len(manifest.plan.assignments):
             raise corrupt(file, f"it names {len(manifest.parts)} parts of {len(manifest.plan.assignments)} shards")
         return manifest

@@ -72,8 +72,8 @@ class DownpourTraining:
         """Models, of several, that were stepped since their parameters were fetched."""
         self._mid_minibatch = False
         """True while a minibatch of several models has made some of its pushes and not all."""
-        self._pushing, self._bound = settings.strategy.pushing, settings.strategy.staleness_bound
-        shards, slots = [role for role, _ in server.parts], settings.slots * len(server.models)
+        self._pushing, self._bound = settings.strategy.pushing, settings.policy.bound
+        shards, slots = [role for role, _ in server.parts], server.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, reports=replica.siblings.follows)
         # what accrues for the next push: in which slot, how much of it, and from which parameters on
         self._slot = self._steps = self._accrued_samples = 0
@@ -108,11 +108,11 @@ class DownpourTraining:
 
     @property
     def _attends(self) -> bool:
-        return self._settings.strategy.attendance
+        return self._settings.policy.attended
 
     @property
     def _in_rounds(self) -> bool:
-        return self._settings.strategy.rounds
+        return self._settings.policy.rounds
 
     @property
     def clock(self) -> int:
@@ -375,7 +375,7 @@ class DownpourTraining:
         self._tick += self._attends
         self._stepped.add(model)
         self._steps = self._covered = self._accrued_samples = 0
-        self._slot = (slot + 1) % self._settings.slots
+        self._slot = (slot + 1) % self.server.slots
 
     def _drain(self, epoch: int) -> Steps[None]:
         """Push the rest of an epoch, wait until all is acknowledged and has arrived, and report it."""

@@ -66,7 +66,7 @@ class Evaluator:
             if isinstance(event, membership.Stop):
                 return
             if isinstance(event, evaluating.Evaluate):
-                number, tries = event.number, TRIES if plan.settings.strategy.rounds else 0
+                number, tries = event.number, TRIES if plan.settings.policy.rounds else 0
                 yield from self._fetch(plan, moving=True)
             elif isinstance(event, pushing.Fetched):
                 if self._links.answered(arrival.sender, event):

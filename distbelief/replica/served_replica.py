@@ -24,7 +24,7 @@ from distbelief.core.conversations import (
 )
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Payload, Send, Story
 from distbelief.core.messages import Version
-from distbelief.core.settings import Plan
+from distbelief.core.settings import Plan, Settings
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.parameters import Parameters
 from distbelief.replica.script import LoopRequest, end_minibatch, save
@@ -67,11 +67,12 @@ class ServerView:
         vectors: of the replica's model.
         links: to the shards.
         incarnation: of the replica.
+        slots: gradient vectors of each model that the replica holds.
     """
 
-    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int) -> None:
+    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int, slots: int) -> None:
         # a partition pushes to the shards of its own home and fetches from these, since no shard holds ranges of two
-        self.plan, self.vectors = plan, vectors
+        self.plan, self.vectors, self.slots = plan, vectors, slots
         home = roles.partition_of(links.role)
         shards = [
             (roles.shard(i), held, plan.parts(i))
@@ -82,9 +83,7 @@ class ServerView:
         """Ranges that move, with the shard of each."""
         self.whole = [part for _, held, parts in shards for part in (*parts, held.frozen) if part.size]
         self.models = [
-            ModelView(
-                [(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, plan.settings.slots
-            )
+            ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, slots)
             for model in range(plan.models)
         ]
         self.moving = [part for model in self.models for part in model.moving]
@@ -215,6 +214,10 @@ class ServedReplica(ABC):
         self._join = membership.Join(incarnation, vectors.layout, samples, *names)
         self._training: Training | None = None
 
+    def slots(self, settings: Settings) -> int:
+        """Return how many gradient vectors of each model it holds: one, or two where pushes are not waited for."""
+        return settings.landings
+
     @abstractmethod
     def begin_training(self, server: ServerView) -> Training:
         """Begin its training, with the shards as it sees them."""
@@ -230,7 +233,7 @@ class ServedReplica(ABC):
             yield from self.siblings.tell(membership.Farewell())
             return
         plan = self.welcome.plan
-        yield Attach(plan, plan.settings.slots, plan.settings.landings)
+        yield Attach(plan, self.slots(plan.settings), plan.settings.landings)
         while not self._excused:
             try:
                 if not self.left:
@@ -261,7 +264,7 @@ class ServedReplica(ABC):
                 self.siblings.begin(self.generation)
                 if self.split is not None:
                     yield from self.split.begin(self.generation)
-                server = ServerView(plan, self.vectors, self.links, self.incarnation)
+                server = ServerView(plan, self.vectors, self.links, self.incarnation, self.slots(plan.settings))
                 training = self._training = self.begin_training(server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)

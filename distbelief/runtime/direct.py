@@ -193,7 +193,7 @@ def reads_only(settings: Settings, layout: Layout) -> bool:
 
 def pushes_each(settings: Settings) -> bool:
     """Return whether a push is the gradient of one step, and an update is made with it alone."""
-    return settings.strategy.pushing.push_every == 1 and not settings.strategy.gathers
+    return settings.strategy.pushing.push_every == 1 and not settings.policy.gathers
 
 
 class DirectEndpoint(SharedEndpoint):

@@ -559,7 +559,7 @@ class Replica:
             self._go_on(Computed(None, samples, seconds, held=True, written=self._written()))
             return
         own = self._plan.settings.strategy
-        if own.held_by is not Holder.SHARDS or (own.attendance and own.pushing.prefetch):
+        if own.held_by is not Holder.SHARDS or (self._plan.settings.policy.attended and own.pushing.prefetch):
             why = "--prefetch 1" if own.held_by is Holder.SHARDS else f"strategy {own.name}"
             raise UsageError(
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch is "

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.settings import Settings, read_own
+from distbelief.core.settings import Settings, read_strategy
 from distbelief.errors import LocalProtocolError
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -69,7 +69,7 @@ def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> obj
         return _MANY[name](recall(one, kinds) for one in held)
     kind = kinds[name]
     if issubclass(kind, msgspec.Struct | Settings | tuple | Enum):
-        return msgspec.msgpack.decode(held, type=kind, dec_hook=read_own)
+        return msgspec.msgpack.decode(held, type=kind, dec_hook=read_strategy)
     whole = now if type(now) is kind else kind.__new__(kind)
     for attribute, one in held:
         setattr(whole, attribute, recall(one, kinds, getattr(whole, attribute, None)))

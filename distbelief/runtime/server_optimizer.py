@@ -162,7 +162,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         own = self._settings.strategy
         if own.held_by is not Holder.SHARDS:
             return f"with strategy {own.name} nobody but the job does"
-        if own.gathers and not own.rounds:
+        policy = self._settings.policy
+        if policy.gathers and not policy.rounds:
             return f"strategy {own.name} adds up pushes before a step"
         if any("rows" in group for group in self.vectors.layout.groups):
             return "the model has embeddings with sparse gradients"

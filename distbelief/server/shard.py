@@ -248,7 +248,7 @@ class Shard:
         for who, incarnation in event.members:
             self.policy.attend(who, incarnation, 0)
         self._succeeds = bool(event.members)
-        effects = self._follow_ruler(event.ruler) if settings.strategy.rounds else []
+        effects = self._follow_ruler(event.ruler) if settings.policy.rounds else []
         effects += [effect for follower in self._followers for effect in self._tell_rulings(follower)]
         if settings.standby:
             most = max(held_range.moving.size, held_range.frozen.size, held_range.slice.sum_size)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 
 from distbelief import references
-from distbelief.core.settings import Own, know
+from distbelief.core.settings import Traits, know
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies.allreduce.options import Allreduce
 from distbelief.strategies.base import Strategy
@@ -42,7 +42,7 @@ def find(name: str) -> type[Strategy]:
         raise UsageError(f"{error}; name a class of it that is a distbelief.strategies.Strategy")
     if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
-    if clashing := [field.name for field in fields(kind) if field.init and hasattr(Own, field.name)]:
+    if clashing := [field.name for field in fields(kind) if field.init and hasattr(Traits, field.name)]:
         raise UsageError(f"strategy {name!r}: its field {clashing[0]!r} has the name of a trait; call it otherwise")
     know(name, kind)
     return kind

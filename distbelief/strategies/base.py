@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
-from distbelief.core.settings import Settings, StrategyOptions, know
+from distbelief.core.settings import Holder, Settings, StrategyOptions, know
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.sharding.mesh import MOST, Mesh
+from distbelief.sharding.mesh import Mesh
 from distbelief.split.options import Partitions
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class LocalMachine(Protocol):
 
 class Virtual(Protocol):
     """A simulated cluster, as far as a strategy asks about it."""
+
+    @property
+    def phantom(self) -> bool:
+        """Return whether nothing is computed."""
+        ...
 
     @property
     def sends(self) -> bool:
@@ -83,20 +88,7 @@ class Strategy(StrategyOptions):
     have defaults, and types that msgspec writes down.
     """
 
-    coordinated: ClassVar[bool] = True
-    """True if replicas train under a coordinator; else one process plays everything, where the model is not split."""
-    evaluated: ClassVar[bool] = True
-    """True if an evaluator of its own measures the model; else who has it does."""
-    most_guests: ClassVar[int] = MOST
-    """Limit of guests that may join one job in all."""
-    direct: ClassVar[bool] = False
-    """True if its replicas can update the shards' memory themselves, where all are on one host."""
-    meaningless: ClassVar[Mapping[str, str]] = {}
-    """Options of a job that mean nothing to it, and what there is instead."""
-    lacks: ClassVar[Mapping[str, str]] = {}
-    """Options of other strategies that it has not, and why."""
-    phantom_lacks: ClassVar[Mapping[str, str]] = {}
-    """Options of its own that a simulation which computes nothing has no use for, and what is not computed there."""
+    meaningless: ClassVar[Mapping[str, str]] = {"path": "its updates are made by others than its replicas"}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -126,26 +118,18 @@ class Strategy(StrategyOptions):
         """The settings of a job in which nothing is computed."""
         return settings
 
-    @property
-    def alone(self) -> bool:
-        """Return whether one process plays everything."""
-        return not self.coordinated
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return ()
-
-    def server_roles(self) -> tuple[str, ...]:
-        """The shards of a job, and their standbys."""
-        return ()
-
     def roles(self, measured: bool) -> tuple[str, ...]:
-        """The roles of a job, with an evaluator of its own where the model is measured."""
+        """List the roles of a job; `single` where one process plays everything.
+
+        Args:
+            measured: whether the model is measured, which an evaluator does where no replica holds it.
+        """
+        shards = self.parts if self.held_by is Holder.SHARDS else 0
         return (
-            *self.replica_roles(),
+            *roles.replicas(Mesh(getattr(self, "replicas", 1), getattr(self, "partitions", 1))),
             roles.COORDINATOR,
-            *self.server_roles(),
-            *[roles.EVALUATOR] * (measured and self.evaluated),
+            *roles.servers(shards, getattr(self, "standby", 0)),
+            *[roles.EVALUATOR] * (measured and self.held_by is not Holder.REPLICAS),
         )
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
@@ -155,13 +139,6 @@ class Strategy(StrategyOptions):
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Why its replicas cannot update the shards' memory themselves; "" where they can."""
         return f"strategy {self.name} has no shards whose memory its replicas could update"
-
-    def check_device(self, device: str) -> None:
-        """Refuse a device that it cannot compute on.
-
-        Raises:
-            UsageError: naming the device, and the remedy.
-        """
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse what means nothing to it on processes of one machine.
@@ -184,13 +161,6 @@ class Strategy(StrategyOptions):
             )
         check_local_links(cluster)
 
-    def check_script(self) -> None:
-        """Refuse replicas that run a user's own script.
-
-        Raises:
-            UsageError: saying why, and the remedy.
-        """
-
 
 def check_local_links(cluster: Virtual) -> None:
     """Refuse links inside a host where no roles are on one.
@@ -205,11 +175,6 @@ def check_local_links(cluster: Virtual) -> None:
         )
 
 
-def servers(shards: int, standby: int) -> tuple[str, ...]:
-    """The roles of so many shards, each with a standby or without."""
-    return (*map(roles.shard, range(shards)), *map(roles.standby, range(shards if standby else 0)))
-
-
 @dataclass(frozen=True)
 class Replicated(Strategy):
     """A strategy that trains several copies of the model."""
@@ -218,10 +183,6 @@ class Replicated(Strategy):
     """Copies of the model, each in its own process."""
     restarts: int = field(default=3, kw_only=True)
     """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The replicas of a job."""
-        return roles.replicas(Mesh(self.replicas))
 
 
 @dataclass(frozen=True)
@@ -246,10 +207,6 @@ class Partitioned(Partitions, Strategy):
 class Splittable(Partitioned, Replicated):
     """A strategy whose replicas may each be split over several processes."""
 
-    def replica_roles(self) -> tuple[str, ...]:
-        """The partitions of all replicas of a job."""
-        return roles.replicas(Mesh(self.replicas, self.partitions))
-
 
 @dataclass(frozen=True)
 class Served(Replicated):
@@ -259,10 +216,6 @@ class Served(Replicated):
     """Server processes that share the parameters."""
     standby: int = field(default=0, kw_only=True)
     """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
-
-    def server_roles(self) -> tuple[str, ...]:
-        """The shards of a job, and their standbys."""
-        return servers(self.shards, self.standby)
 
     @property
     def parts(self) -> int:

@@ -317,8 +317,8 @@ class Accounting:
         """Check that what a shard has made one round of is a part of one epoch."""
         held = self.batches(self.groups[shard][version])
         error = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
-        assert not self.plan.settings.strategy.rounds or len({epoch for epoch, _ in held}) < 2, error
-        assert not self.plan.settings.strategy.rounds or len({*held}) == len(held), error
+        assert not self.plan.settings.policy.rounds or len({epoch for epoch, _ in held}) < 2, error
+        assert not self.plan.settings.policy.rounds or len({*held}) == len(held), error
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         """A message is about to be handled by a living role."""
@@ -364,7 +364,7 @@ class Accounting:
         assert lost == self.forgotten, f"{lost} pushes were told to be lost with their shard, {self.forgotten} were"
         gone = self._vacated | {*(died if outcome == "failed" else ())}
         fallen = any(roles.kind(role) is roles.Kind.SHARD for role in gone)
-        rounds = self.plan is not None and self.plan.settings.strategy.rounds
+        rounds = self.plan is not None and self.plan.settings.policy.rounds
         died = [roles.lead_of(role) for role in died]
         mortal = [role for role in died if roles.is_replica(role)]
         # what a checkpoint holds that did not wait for all may be of two rounds

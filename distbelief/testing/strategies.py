@@ -18,6 +18,8 @@ from torch import nn
 from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
+from distbelief.core.roles import Kind
+from distbelief.core.settings import Holder
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
@@ -167,7 +169,7 @@ def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
     job, cluster = _draw(strategy, seed)
     run = Observed(job, cluster, limit=MESSAGES)
     endings = Endings(run)
-    accounting = Accounting(run) if strategy.server_roles() else None
+    accounting = Accounting(run) if strategy.held_by is Holder.SHARDS else None
     run.simulation.run()
     cause, died = endings.hold(), run.simulation.killed
     if accounting is not None:
@@ -188,7 +190,8 @@ def _draw(strategy: Strategy, seed: int) -> tuple[Job, Simulated]:
     mortal = [role for role in drawn.roles(measured=False) if role != roles.COORDINATOR]
     dying = chance.sample(mortal, chance.choice((0, 1, chance.randint(0, len(mortal)))))
     crashes = tuple(Crash(role, chance.randint(1, chance.choice((12, 80)))) for role in dying)
-    replicas, shards = len(drawn.replica_roles()), options["shards"] if drawn.server_roles() else 0
+    everybody = drawn.roles(measured=False)
+    replicas, shards = (sum(roles.kind(role) is kind for role in everybody) for kind in (Kind.REPLICA, Kind.SHARD))
     network = msgspec.structs.replace(draw_network(chance), outages=draw_outages(chance, replicas, shards, dying))
     crashes += draw_revivals(chance, getattr(drawn, "restarts", 0))
     job = Job(small_task(), drawn, epochs=EPOCHS, batch_size=BATCH_SIZE, seed=seed, evaluate_every=0)

@@ -25,6 +25,7 @@ from patience import SLOWNESS
 import distbelief as db
 from distbelief.cli import main
 from distbelief.core import roles
+from distbelief.core.roles import servers
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import refusals
 from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
@@ -40,7 +41,6 @@ from distbelief.places.join.authority import Authority
 from distbelief.places.processes import addresses
 from distbelief.places.processes.processes import Hooks
 from distbelief.sharding.mesh import Mesh
-from distbelief.strategies.base import servers
 from distbelief.transport.addresses import cut, joined, own_addresses
 from distbelief.transport.secure import MUTE
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import made
 
+import distbelief
 from distbelief.core import learning_rate
 from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
-from distbelief.core.settings import Plan, Settings, option
+from distbelief.core.settings import Plan, Settings, Traits, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.sharding.mesh import Mesh
+from distbelief.strategies import Strategy
 
 NAN, INF = float("nan"), float("inf")
 ROUNDS = {"strategy": "synchronous"}
@@ -106,8 +111,7 @@ def test_settings_that_a_job_can_have_pass(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("prefetch", "vectors"), [(0, 1), (1, 2)])
 def test_prefetch_takes_a_second_vector_each_way(prefetch: int, vectors: int) -> None:
-    settings = made(prefetch=prefetch)
-    assert (settings.slots, settings.landings) == (vectors, vectors)
+    assert made(prefetch=prefetch).landings == vectors
 
 
 def test_an_optimizer_has_its_usual_learning_rate_unless_told() -> None:
@@ -225,3 +229,12 @@ def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> No
 def test_a_schedule_needs_to_know_where_it_ends() -> None:
     with pytest.raises(UsageError, match="a schedule needs the samples of an epoch, got 0"):
         learning_rate.LearningRate(lr_schedule="linear").rate_factor(0, 0, 1, 1)
+
+
+def test_what_is_asked_of_a_strategy_is_a_short_table_and_each_of_it_has_users() -> None:
+    traits = [name for name in {**vars(Traits), **vars(Strategy)} if not name.startswith("_")]
+    users: Counter[str] = Counter()
+    for file in Path(distbelief.__file__).parent.rglob("*.py"):
+        users.update({node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)})
+    assert len(traits) <= 20
+    assert not [name for name in traits if users[name] < 2]

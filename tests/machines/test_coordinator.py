@@ -201,7 +201,7 @@ def test_minibatches_of_a_replicas_own_are_refused_where_they_are_anybodys(strat
         if strategy == "single" and "order" in options:
             settings_of(strategy, batch_size=1, **options).check_allotted(stream)
             continue
-        with pytest.raises(UsageError, match=f"{asked}: strategy {strategy} .*: use "):
+        with pytest.raises(UsageError, match=f"{asked} means nothing to strategy {strategy}; .*: use "):
             settings_of(strategy, batch_size=1, **options).check_allotted(stream)
 
 

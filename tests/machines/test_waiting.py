@@ -33,7 +33,7 @@ class Told:
         plan = Plan(made(**{"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
         self.hear("coordinator", initialising.Restore(plan, ""))
-        if plan.settings.strategy.rounds and index == 0:
+        if plan.settings.policy.rounds and index == 0:
             self.hear("shard 1", agreement.Follow(0))
         for replica in range(attending):
             self.hear(f"replica {replica}", attendance.Attend(0, 0))

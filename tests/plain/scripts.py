@@ -776,7 +776,8 @@ def loader(dataset: Any = None, size: int | None = 8, **given: Any) -> DataLoade
     return DataLoader(Numbered() if dataset is None else dataset, size, **given)
 
 
-STREAM = {"allreduce": "a stream: strategy allreduce deals the minibatches of a round to its whole group"}
+GROUP = "means nothing to strategy allreduce; the minibatches of a round are dealt to its whole group"
+STREAM = {"allreduce": f"a stream {GROUP}"}
 OWN_ORDER = "of its own: the order is the job's, which deals each sample to one replica"
 DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "arrays": ("Arrays in a tuple", lambda: tuple(one.numpy() for one in data()), ""),
@@ -873,7 +874,7 @@ def data_sets() -> None:
     add("data", "open_file", "A data set that reads an open file", open_file)
     add("data", "dictionary", "Samples in a dictionary", dictionary)
     add("data", "in_order", "Minibatches in the order of the data", train, order={"order": "sequential"},
-        refused={"allreduce": "order sequential: strategy allreduce deals the minibatches of a round to its whole"})
+        refused={"allreduce": f"order sequential {GROUP}"})
     add("data", "batch_size", "A batch size that the script names", train, order={"batch_size": 7})
     one = {"epochs": 1}
     add("data", "epochs_of_tensors", "Epochs of tensors, with validation", in_epochs, of=one, samples=data)

@@ -193,7 +193,7 @@ def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream: strategy allreduce"),
+    "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream means nothing to strategy allreduce"),
     "streams that differ": (
         ONCE.format(data="Numbers(9 + replica.index)", more="").replace("Numbers", "Drawn"),
         {},
@@ -228,7 +228,8 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, what: str) -> None:
         ({"order": "shuffle"}, "unknown order 'shuffle'; did you mean"),
         (
             {"strategy": Allreduce(), "order": "sequential"},
-            "order sequential: strategy allreduce deals the minibatches of a round to its whole group: use synchronous",
+            "order sequential means nothing to strategy allreduce; the minibatches of a round are dealt to its whole "
+            "group: use synchronous",
         ),
     ],
     ids=["a warm start", "a schedule", "an order of a stream", "no such order", "allreduce in order"],

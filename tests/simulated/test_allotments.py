@@ -144,7 +144,7 @@ class Head:
 def test_a_sequential_order_deals_contiguous_parts_in_order(plain: SimpleNamespace, name: str) -> None:
     strategy = STRATEGIES[name]
     _, dealt = observe(plain.classes(plain.mlp, samples=43), strategy, order="sequential")
-    n = len(strategy.replica_roles())
+    n = strategy.replicas
     for index in range(n):
         part = range(index * 11 // n, (index + 1) * 11 // n)
         assert dealt.minibatches[roles.replica(index)] == [(epoch, at) for epoch in range(EPOCHS) for at in part]
@@ -158,7 +158,7 @@ def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> N
     for record in run.records:
         if isinstance(record, records.Stepped):
             counted[roles.index_of(record.role)] += record.steps
-    n = len(strategy.replica_roles())
+    n = strategy.replicas
     if name != "backup workers":
         assert counted == {index: EPOCHS * LENGTHS[index] if index < n else 0 for index in range(3)}
     assert sum(isinstance(record, records.EpochDone) for record in run.records) == EPOCHS
@@ -188,7 +188,7 @@ def test_what_is_left_to_a_replica_that_never_comes_again_is_told(plain: SimpleN
     done = sum(
         record.steps for record in run.records if isinstance(record, records.Stepped) and record.role == "replica 1"
     )
-    n = len(strategy.replica_roles())
+    n = strategy.replicas
     part = len(range(15 // n, 2 * 15 // n))
     assert run.outcome == "done"
     assert gone.given_up == EPOCHS * part - done

@@ -606,7 +606,11 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
         (Locking(locks="none", shards=8), {}, "--shards 8 with --locks none: says how many ranges"),
         (Locking(locks="shard", shards=-1), {}, "--shards -1: must be 1 or more"),
         (Locking(locks="shard", shards=104), {}, "--shards 104 is more than the model's 103 parameters"),
-        (Hogwild(), {"device": "cuda"}, "--device cuda: strategy hogwild computes in memory that all replicas share"),
+        (
+            Hogwild(),
+            {"device": "cuda"},
+            "--device cuda means nothing to strategy hogwild; it computes in memory that all replicas share",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(

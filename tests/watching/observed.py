@@ -24,7 +24,7 @@ class Observed(simulations.Observed):
         # where a shard goes back, `Accounting` knows what that undoes; with a standby what is said comes after the act
         fallen = any(roles.kind(crash.role) is roles.Kind.SHARD for crash in cluster.crashes)
         self._ruled = not (
-            settings.strategy.attendance
+            settings.policy.attended
             or settings.strategy.one_moment
             or settings.standby
             or settings.partitions > 1

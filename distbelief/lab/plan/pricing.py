@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from distbelief.core import roles
 from distbelief.core.messages import FETCH
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
@@ -124,7 +125,7 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
     for replica in timed:
         times = replica["times"]
         count = times["steps"] or replica["steps"]  # a split replica times shares of steps
-        between = count if candidate.strategy.alone else max(1, count - 1)
+        between = count if roles.SINGLE in candidate.strategy.roles(measured=False) else max(1, count - 1)
         steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
     sent, fetches = moved(result["bytes"]), result["steps"] + len(steps) * (candidate.shards > 0)
     fetched = sent.pop(FETCH)
@@ -211,7 +212,7 @@ class Pricing:
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
         compute = ComputeModel(_step(candidate, cluster), variation=0.0, slow=slow)
         place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
-        if not candidate.strategy.alone:
+        if roles.SINGLE not in candidate.strategy.roles(measured=False):
             hosts = _hosts(candidate, cluster.machines, cluster.together)
             handling, topology = _handling(candidate, cluster), cluster.topology if hosts.replicas else ""
             place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)

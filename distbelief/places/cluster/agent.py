@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from distbelief.core.settings import read_own
+from distbelief.core.settings import read_strategy
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Noted
@@ -155,7 +155,7 @@ class Agent:
 
         packed = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(packed, type=Opening).strategy)
-        spec = msgspec.msgpack.decode(packed, type=Spec, dec_hook=read_own)
+        spec = msgspec.msgpack.decode(packed, type=Spec, dec_hook=read_strategy)
         processes = {"supervisor": os.getpid(), "forkserver": forkserver.pid(), "output": output}
         where = {"path": [os.getcwd(), *sys.path], "directory": os.getcwd(), "environment": dict(os.environb)}
         return msgspec.msgpack.encode(msgspec.structs.replace(spec, **processes, **where))

@@ -102,5 +102,5 @@ def _served(at: Mapping[str, int], shards: Sequence[str], settings: Settings) ->
         for cell in filter(roles.is_replica, at):
             parts[cell, shard] = parts[shard, cell] = share / settings.partitions
         if (standby := roles.standby_of(shard)) in at:
-            parts[shard, standby] = share * (1 if settings.strategy.rounds else settings.replicas)
+            parts[shard, standby] = share * (1 if settings.policy.rounds else settings.replicas)
     return {f"{sender} to {other}": (at[sender], at[other], part) for (sender, other), part in parts.items()}

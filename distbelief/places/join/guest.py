@@ -16,7 +16,7 @@ import msgspec
 
 from distbelief import errors
 from distbelief.core import effects, records
-from distbelief.core.settings import read_own
+from distbelief.core.settings import read_strategy
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
@@ -171,7 +171,7 @@ class _Stay:
         guest, named = self._guest, msgspec.msgpack.decode(self._part.spec, type=Opening).strategy
         if wrong := wrong_strategy(named, guest.strategy):
             raise errors.UsageError(wrong)
-        theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_own)
+        theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_strategy)
         spec = msgspec.structs.replace(
             theirs,
             data_dir=guest.data_dir,

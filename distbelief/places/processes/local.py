@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distbelief.core import roles
 from distbelief.core.records import Json
-from distbelief.core.settings import Check, Settings
+from distbelief.core.settings import Check, Holder, Settings
 from distbelief.job import Job, refusals, refuse
 from distbelief.places import signals
 from distbelief.places.paths import path_of
@@ -111,7 +111,7 @@ class Local(LocalOptions):
     def _kept(self, job: Job, settings: Settings) -> Json:
         """Return what `job.json` keeps of this place."""
         kept: Json = {}
-        if job.strategy.server_roles():
+        if job.strategy.held_by is Holder.SHARDS:
             kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
         if roles.SINGLE not in job.strategy.roles(measured=False):
             kept["carrier"] = self.told_carrier

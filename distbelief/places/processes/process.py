@@ -26,7 +26,7 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.records import Parted, Record
-from distbelief.core.settings import Plan, Settings, read_own
+from distbelief.core.settings import Plan, Settings, read_strategy
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.fabric.in_order import MEET_SECONDS
 from distbelief.places.channel_messages import (
@@ -64,7 +64,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.split.graph import SplitGraph
 from distbelief.strategies import by_name, find
-from distbelief.strategies.base import Strategy, servers
+from distbelief.strategies.base import Strategy
 from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import LoopContext, Memory, ProcessStage
 from distbelief.strategies.partition import split_graph
@@ -91,7 +91,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     channel = Channel(connection)
     try:
         _open(role, msgspec.msgpack.decode(spec, type=Opening))
-        process = _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_own), channel)
+        process = _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_strategy), channel)
         try:
             process.play()
         finally:
@@ -137,7 +137,7 @@ def _place_in(script: str, named: str, error: BaseException) -> str:
 
 def _watched(settings: Settings) -> set[str]:
     """The roles that whoever starts the job starts, and whose deaths he tells of; guests are beside them."""
-    return {*roles.replicas(settings.mesh), *servers(settings.shards, standby=1), roles.EVALUATOR}
+    return {*roles.replicas(settings.mesh), *roles.servers(settings.shards, 1), roles.EVALUATOR}
 
 
 class _Ends:

@@ -130,7 +130,8 @@ def check_script(job: Job, script: list[str]) -> None:
             raise UsageError(
                 f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
             )
-    job.strategy.check_script()
+    if why := job.strategy.meaningless.get("script"):
+        raise UsageError(f"a script means nothing to strategy {job.strategy.name}; {why}")
     check_file(script)
 
 

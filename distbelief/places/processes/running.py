@@ -45,6 +45,8 @@ from distbelief.places.processes.spec import tell, tell_guest
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
+from distbelief.sharding.mesh import MOST
+from distbelief.strategies.grouped.settings import GUESTS
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
@@ -72,7 +74,7 @@ class Running:
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
         told = tell(cluster, attempt, self._script, evaluates)
-        lasts = not job.strategy.alone and settings.restarts > 0
+        lasts = roles.SINGLE not in job.strategy.roles(measured=False) and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
@@ -91,13 +93,14 @@ class Running:
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        self._guests = Guests(settings.replicas, settings.restarts, job.strategy.most_guests)
+        grouped = settings.strategy.held_by is Holder.REPLICAS
+        self._guests = Guests(settings.replicas, settings.restarts, GUESTS if grouped else MOST)
         # last, when nothing is left that fails: `close` gives them back
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
         self._crossings = os.memfd_create("distbelief crossings") if crosses else -1
-        columns = settings.partitions - 1 if shared and settings.strategy.held_by is Holder.REPLICAS else 0
+        columns = settings.partitions - 1 if shared and grouped else 0
         self._columns = tuple(os.memfd_create("distbelief gradients") for _ in range(columns))
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
         self._told = msgspec.structs.replace(

@@ -104,7 +104,7 @@ class HandlingCosts:
     ) -> None:  # fmt: skip
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
-        self._gathers, self._adds = settings.strategy.gathers, adds
+        self._gathers, self._adds = settings.policy.gathers, adds
         self._length, self._in_place = length, in_place
         self._written = _WRITTEN - {Fetched} if found else _WRITTEN
         self._known = 0

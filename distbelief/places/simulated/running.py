@@ -36,7 +36,7 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         attempt = Attempt(job, settings, view, 0.0, cluster.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            if not job.strategy.alone:
+            if roles.SINGLE not in job.strategy.roles(measured=False):
                 simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
                 attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor

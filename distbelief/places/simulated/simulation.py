@@ -36,6 +36,7 @@ from distbelief.core.records import (
     Succeeded,
     Vacant,
 )
+from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
@@ -70,6 +71,8 @@ from distbelief.tasks.worker import build_model, load, with_data
 from distbelief.transport.routed import RoutedNetwork
 from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 
+ORDER = (Kind.SINGLE, Kind.COORDINATOR, Kind.SHARD, Kind.STANDBY, Kind.REPLICA, Kind.EVALUATOR)
+"""Order in which roles are started."""
 TOLD = (Started, Rewound, Ending, StandbyReady, Succeeded, Vacant, Finished)
 """Records that the supervisor is told of."""
 
@@ -243,9 +246,7 @@ class Simulation:
 
     def _roles(self) -> list[str]:
         """Everybody, in the order in which they are started."""
-        strategy = self.job.strategy
-        measures = self.evaluates and strategy.evaluated
-        return [roles.COORDINATOR, *strategy.server_roles(), *strategy.replica_roles(), *[roles.EVALUATOR] * measures]
+        return sorted(self.job.strategy.roles(self.evaluates), key=lambda role: ORDER.index(roles.kind(role)))
 
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator, which in a later life goes through its journal."""

@@ -35,7 +35,7 @@ PHANTOM_LACKS: Mapping[str, str] = {
     "fixed_point": "in any precision",
 }
 """Options of any job that a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes
-any. A strategy names those of its own.
+any.
 """
 
 
@@ -185,13 +185,9 @@ class VirtualCluster(Checked):
 
     def _check_used(self, job: Job) -> None:
         """Refuse what would do nothing here."""
-        lacks = {**PHANTOM_LACKS, **job.strategy.phantom_lacks}
-        asked = [(of, field) for of in (job, job.strategy) for field in dataclasses.fields(of) if field.name in lacks]
-        for of, one in asked if self.phantom else ():
-            if (value := getattr(of, one.name)) not in (one.default, 0, "none"):
-                raise UsageError(
-                    f"{option(one.name)} {value}: --phantom computes nothing {lacks[one.name]}; leave one of them off"
-                )
+        for name, why in PHANTOM_LACKS.items() if self.phantom else ():
+            if (value := getattr(job, name)) not in (getattr(Job, name), 0):
+                raise UsageError(f"{option(name)} {value}: --phantom computes nothing {why}; leave one of them off")
         if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
             raise UsageError(
                 f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: "
@@ -271,7 +267,7 @@ class VirtualCluster(Checked):
         if going and strategy.needs_memory(settings, "virtual"):
             raise UsageError(f"{going[0]} cannot leave: replicas of strategy {strategy.name} share one host's memory")
         for leave in self.leaves:
-            if leave.role not in strategy.replica_roles():
+            if leave.role not in filter(roles.is_replica, strategy.roles(measured=False)):
                 raise UsageError(
                     f"{leave.role} cannot leave: only replicas do, and there are 0 to {settings.replicas - 1}"
                 )

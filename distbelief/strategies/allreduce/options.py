@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +12,7 @@ from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
-from distbelief.strategies.grouped.settings import GUESTS, Reducing
+from distbelief.strategies.grouped.settings import Reducing
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
@@ -24,8 +25,10 @@ class Allreduce(Reducing, Splittable, Scaled):
     """
 
     name: ClassVar[str] = "allreduce"
-    evaluated: ClassVar[bool] = False
-    most_guests: ClassVar[int] = GUESTS
+    meaningless: ClassVar[Mapping[str, str]] = {
+        **Splittable.meaningless,
+        **dict.fromkeys(("data", "order"), "the minibatches of a round are dealt to its whole group: use synchronous"),
+    }
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of every replica."""

@@ -18,7 +18,6 @@ class Reducing(StrategyOptions):
     """Options of how replicas add up their gradients."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
-    deals_to_any: ClassVar[str] = "deals the minibatches of a round to its whole group: use synchronous"
 
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core import consistency
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.rounds import Rounds, quorum_of
-from distbelief.core.settings import Accruing, Pushing, Settings, at_least, option
+from distbelief.core.settings import Accruing, Pushing, Settings, at_least
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
 from distbelief.strategies.base import Scaled, Served, Splittable
@@ -40,7 +41,7 @@ class ServedWithOptimizer(Splittable, Served):
 class Asynchronous(Pushing, ServedWithOptimizer):
     """One whose replicas push and fetch each at a cadence of their own."""
 
-    direct: ClassVar[bool] = True
+    meaningless: ClassVar[Mapping[str, str]] = {}
 
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Return what needs the shards' processes to make the updates; "" where nothing does."""
@@ -70,9 +71,6 @@ class Synchronous(Accruing, ServedWithOptimizer, Scaled):
     """
 
     name: ClassVar[str] = "synchronous"
-    rounds: ClassVar[bool] = True
-    attendance: ClassVar[bool] = True
-    gathers: ClassVar[bool] = True
     one_moment: ClassVar[bool] = True
 
     backup_workers: int = 0
@@ -85,13 +83,8 @@ class Synchronous(Accruing, ServedWithOptimizer, Scaled):
         """Return whether replicas find the parameters in the shards' own memory: nobody steps them while one computes,
         since a round waits for all. One that is written elsewhere may have others play them.
         """
-        waits = not self.leaves_behind and not self.standby
+        waits = not (self.backup_workers or self.quorum or self.standby)
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
-
-    @property
-    def leaves_behind(self) -> bool:
-        """Return whether a round does not wait for all."""
-        return bool(self.backup_workers or self.quorum)
 
     def check(self, settings: Settings) -> None:
         """Check that a round waits for somebody."""
@@ -113,11 +106,6 @@ class Synchronous(Accruing, ServedWithOptimizer, Scaled):
                 "their number"
             )
 
-    def singular(self, settings: Settings) -> str:
-        """A round that is made without a replica would leave it between two models' steps."""
-        late = next((option(name) for name in ("backup_workers", "quorum") if getattr(self, name)), "")
-        return late or self.pushing.singular(settings)
-
     def global_batch(self, settings: Settings) -> int:
         """Return what all are pushing for a round."""
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
@@ -135,8 +123,6 @@ class Softsync(Asynchronous):
     """
 
     name: ClassVar[str] = "softsync"
-    attendance: ClassVar[bool] = True
-    gathers: ClassVar[bool] = True
 
     n: int = 1
     """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
@@ -156,10 +142,6 @@ class Softsync(Asynchronous):
                 "an update"
             )
 
-    def singular(self, settings: Settings) -> str:
-        """A push is acknowledged as one of the next update, whichever model that would step."""
-        return "strategy softsync"
-
     def global_batch(self, settings: Settings) -> int:
         """Return what is in the pushes of an update."""
         return settings.replicas // self.n * super().global_batch(settings)
@@ -176,15 +158,9 @@ class Bounded(Asynchronous):
     """
 
     name: ClassVar[str] = "bounded"
-    attendance: ClassVar[bool] = True
 
     staleness: int = 3
     """Clocks (pushes) that a step may begin ahead of the slowest replica's; 0 waits for all before every step."""
-
-    @property
-    def staleness_bound(self) -> float:
-        """Bound on the staleness, as it was asked for."""
-        return self.staleness
 
     def check(self, settings: Settings) -> None:
         """Check as others do, and that the bound is a number of clocks."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.strategies.base import Served, Splittable
+from distbelief.strategies.base import Served, Splittable, Virtual
 from distbelief.strategies.sandblaster.settings import Descent
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ class Sandblaster(Descent, Splittable, Served):
     """
 
     name: ClassVar[str] = "sandblaster"
-    counts: ClassVar[str] = "iterations"
     meaningless: ClassVar[Mapping[str, str]] = {
+        **Served.meaningless,
+        **dict.fromkeys(("data", "order"), "a batch is summed over whoever computes its portions: use downpour"),
+        "script": "it evaluates a batch as often as its line search asks, which no loop can: give it a task,"
+        " distbelief train module:function sandblaster",
         "epochs": "it counts --iterations",
         "batch_size": "give the strategy its own, beside --portion-size",
         **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), SEARCHED),
@@ -37,7 +40,6 @@ class Sandblaster(Descent, Splittable, Served):
         "clip_norm": "its line search bounds each step",
         "drop_last": "a batch is the sum of its portions, of whatever size",
     }
-    phantom_lacks: ClassVar[Mapping[str, str]] = {"tolerance": "that could be so small"}
 
     @classmethod
     def players(cls) -> Players:
@@ -50,14 +52,15 @@ class Sandblaster(Descent, Splittable, Served):
         """There is no loss to search for."""
         return dataclasses.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
-    def check_script(self) -> None:
-        """Refuse every script.
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse a bound on gradients that nobody computes.
 
         Raises:
-            UsageError: saying why, and the remedy.
+            UsageError: naming the option, and the remedy.
         """
-        raise UsageError(
-            f"strategy {self.name} evaluates a batch as often as its line search asks, which no loop of a script can: "
-            "give it a task,"
-            " distbelief train module:function sandblaster"
-        )
+        super().check_virtual(settings, cluster)
+        if cluster.phantom and self.tolerance not in (type(self).tolerance, 0):
+            raise UsageError(
+                f"--tolerance {self.tolerance}: --phantom computes nothing that could be so small; leave one of them "
+                "off"
+            )

@@ -18,6 +18,7 @@ from collections.abc import Generator
 
 from distbelief.core.conversations import dealing, initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
+from distbelief.core.settings import Settings
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.split_compute import gradient
 from distbelief.replica.steps import Steps
@@ -34,6 +35,10 @@ class _Sent:
 
 class WorkUnitReplica(ServedReplica):
     """One replica."""
+
+    def slots(self, settings: Settings) -> int:  # the same for all
+        """Return that it computes into one gradient vector while the other is sent."""
+        return 2
 
     def begin_training(self, server: ServerView) -> WorkUnitTraining:
         """Begin ProcessPortion."""
@@ -65,7 +70,7 @@ class WorkUnitTraining:
         """Evaluation whose parameters it holds."""
         self._settings = server.plan.settings
         self._slot = 0
-        self._sent: list[_Sent | None] = [None] * self._settings.slots
+        self._sent: list[_Sent | None] = [None] * server.slots
 
     @property
     def clock(self) -> int:
@@ -154,7 +159,7 @@ class WorkUnitTraining:
         }
         self._sent[slot] = _Sent(assigned, loss, sends)
         yield from list(sends.values())
-        self._slot = (slot + 1) % self._settings.slots
+        self._slot = (slot + 1) % self.server.slots
 
     # what arrives
 

@@ -33,12 +33,13 @@ class EvaluationPolicy(Policy):
 class Descent(StrategyOptions):
     """Options of a descent, and of how a batch is shared out."""
 
-    deals_to_any: ClassVar[str] = "sums a batch over whoever computes its portions: use downpour or synchronous"
     one_moment: ClassVar[bool] = True
-    slots: ClassVar[int] = 2
     unit: ClassVar[str] = "iteration"
-    spelled: ClassVar[Mapping[str, str]] = {"epochs": "iterations", "batch_size": "portion_size"}
-    kept_as: ClassVar[Mapping[str, str]] = {"batch_size": "batch"}
+    spelled: ClassVar[Mapping[str, str]] = {
+        "epochs": "iterations",
+        "batch_size": "portion_size",
+        "batch": "batch_size",
+    }
 
     iterations: int = 100
     """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""

@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 class Mapped(MemoryUpdates, Replicated):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and state in place."""
 
-    most_guests: ClassVar[int] = 0
     meaningless: ClassVar[Mapping[str, str]] = {
-        "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour"
+        **Replicated.meaningless,
+        "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour",
+        "device": "it computes in memory that all replicas share, the host's; leave it off",
+        "listen": "its replicas update the memory of one machine",
+        "script": "a loop steps when it likes, and would see parameters change between any two of its lines: give it a"
+        " task, distbelief train module:function hogwild",
+        **dict.fromkeys(
+            ("data", "order"), "its replicas are processes of one machine, with the same data: use downpour"
+        ),
+        **dict.fromkeys(
+            ("partitions", "split", "schedule", "microbatches", "chunks"),
+            "replicas update one memory that holds the whole model, so that none is split",
+        ),
     }
-    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("partitions", "split", "schedule", "microbatches", "chunks"),
-        "replicas update one memory that holds the whole model, so that none is split",
-    )
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer with which every replica steps the mapping: sgd, momentum, nesterov or adagrad."""
@@ -44,18 +51,6 @@ class Mapped(MemoryUpdates, Replicated):
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """The mapping."""
         return True
-
-    def check_device(self, device: str) -> None:
-        """Refuse any but the host.
-
-        Raises:
-            UsageError: naming the device.
-        """
-        if device != "cpu":
-            raise UsageError(
-                f"--device {device}: strategy {self.name} computes in memory that all replicas share, the host's: use "
-                "cpu"
-            )
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
         """Refuse a network.
@@ -81,18 +76,6 @@ class Mapped(MemoryUpdates, Replicated):
                 f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} update one memory, on one "
                 "host; leave it off"
             )
-
-    def check_script(self) -> None:
-        """Refuse every script.
-
-        Raises:
-            UsageError: saying why, and the remedy.
-        """
-        raise UsageError(
-            f"strategy {self.name} needs a task, distbelief train module:function {self.name}: a loop of a script "
-            "steps when it"
-            " likes, and would see parameters change between any two of its lines"
-        )
 
 
 @dataclass(frozen=True)

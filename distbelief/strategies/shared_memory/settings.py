@@ -14,7 +14,6 @@ class MemoryUpdates(StrategyOptions):
     """Locks of an update of the memory."""
 
     held_by: ClassVar[Holder] = Holder.MEMORY
-    deals_to_any: ClassVar[str] = "has replicas that are processes of one machine, with the same data: use downpour"
 
     @property
     def locking(self) -> str:

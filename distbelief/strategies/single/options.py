@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +11,6 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Holder, Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import LocalMachine, Partitioned, Scaled, Virtual
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ class Single(Partitioned, Scaled):
 
     name: ClassVar[str] = "single"
     held_by: ClassVar[Holder] = Holder.REPLICAS
-    deals_to_any: ClassVar[str] = "has one replica, which has all the data: use downpour or synchronous"
-    one_reader: ClassVar[bool] = True
-    coordinated: ClassVar[bool] = False
-    evaluated: ClassVar[bool] = False
+    meaningless: ClassVar[Mapping[str, str]] = {
+        **Partitioned.meaningless,
+        "data": "it has one replica, which has all the data: use downpour or synchronous",
+        "script": "it has no replicas that could run one; run it with python itself",
+    }
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of the loop."""
@@ -39,18 +40,9 @@ class Single(Partitioned, Scaled):
         """One model, in one part, or one for each partition."""
         return max(1, self.partitions)
 
-    @property
-    def alone(self) -> bool:
-        """Return whether the model is whole."""
-        return self.partitions == 1
-
-    def replica_roles(self) -> tuple[str, ...]:
-        """The partitions of the one replica, where it is split."""
-        return () if self.alone else roles.replicas(Mesh(1, self.partitions))
-
     def roles(self, measured: bool) -> tuple[str, ...]:
         """One, which plays everything and measures; of a split model its partitions, under a coordinator."""
-        return (roles.SINGLE,) if self.alone else super().roles(measured)
+        return (roles.SINGLE,) if self.partitions == 1 else super().roles(measured)
 
     @classmethod
     def players(cls) -> Players:
@@ -72,7 +64,7 @@ class Single(Partitioned, Scaled):
         Raises:
             UsageError: naming the option.
         """
-        if not self.alone:
+        if self.partitions > 1:
             super().check_machine(settings, machine)
             return
         if machine.transport != "shared":
@@ -89,7 +81,7 @@ class Single(Partitioned, Scaled):
         Raises:
             UsageError: naming the option.
         """
-        if not self.alone:
+        if self.partitions > 1:
             super().check_virtual(settings, cluster)
             return
         if cluster.sends:
@@ -109,11 +101,3 @@ class Single(Partitioned, Scaled):
             raise UsageError(
                 f"--faults crash and restart mean nothing to strategy {self.name}: nobody could go on; leave them off"
             )
-
-    def check_script(self) -> None:
-        """Refuse every script.
-
-        Raises:
-            UsageError: saying how it is run.
-        """
-        raise UsageError(f"strategy {self.name} has no replicas to run a script in; run it with python itself")

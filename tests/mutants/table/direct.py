@@ -69,7 +69,7 @@ MUTANTS = [
         "        if self.known != self.held.changes:", "        if self.known < 0:",
         (KILLED,)),
     Mutant("what-is-averaged-is-left-where-it-was-made", DIRECT, "runtime/direct.py",
-        "pushing.push_every == 1 and not settings.strategy.gathers", "pushing.push_every == 1",
+        "pushing.push_every == 1 and not settings.policy.gathers", "pushing.push_every == 1",
         (PROCESSES + "test_several_replicas_do_the_work_of_a_job_and_no_sample_twice",)),
     Mutant("several-steps-are-left-where-the-last-was-made", DIRECT, "runtime/direct.py",
         "settings.strategy.pushing.push_every == 1 and ", "",
