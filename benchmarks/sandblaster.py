@@ -17,7 +17,7 @@ from benchmarks.parts import loops, workloads
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, medians, ratio
 from distbelief.cli.tables import number
 from distbelief.core.records import Json
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.places.processes.peers import Peers
 from distbelief.strategies import Sandblaster
@@ -107,7 +107,7 @@ def _halves(options: SandblasterOptions, times: int) -> float:
 def _half(connection: Connection, workload: loops.Workload, rank: int) -> None:
     """Sum the gradients of one's portions."""
     task = resolve(workload.task)
-    trainer = Trainer(task, build_model(task, 0, "cpu"), DataSettings(batch_size=workload.batch_size), 0)
+    trainer = Trainer(task, build_model(task, 0, "cpu"), Settings(batch_size=workload.batch_size))
     sums = [(torch.zeros_like(parameter), parameter) for parameter in trainer.model.parameters()]
 
     def add() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import JobFailed
 from distbelief.lab.cost.cost import held
 from distbelief.server.optimizers import build, stepper
@@ -50,7 +50,7 @@ def main() -> None:
     _load_kernels()
     before = held()
     model = build_model(task, 0, "cpu")
-    trainer = Trainer(with_data(task, data), model, DataSettings(batch_size=batch_size), seed=0)
+    trainer = Trainer(with_data(task, data), model, Settings(batch_size=batch_size))
     step = stepper(build(optim(optimizer), [{"params": list(model.parameters())}]))
     for number in range(ITERATIONS):
         if number == ITERATIONS - 1:

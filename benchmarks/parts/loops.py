@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.parts import plain
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.integrations.hook import Reduce, comm_hook
 from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
 from distbelief.server import optimizers
@@ -150,7 +150,7 @@ def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
 def _alone(connection: Connection, workload: Workload) -> None:
     task = resolve(workload.task)
     model = build_model(task, 0, workload.device)
-    trainer = Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0)
+    trainer = Trainer(task, model, Settings(batch_size=workload.batch_size))
     warm_and_run(connection, workload, trainer, sgd(model, workload.lr))
 
 
@@ -189,5 +189,5 @@ def _ddp(connection: Connection, workload: Workload, store: str, rank: int, rank
     model = nn.parallel.DistributedDataParallel(build_model(task, 0, "cpu"))
     if algorithm:
         model.register_comm_hook(Reduce(algorithm), comm_hook)
-    trainer = Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0)
+    trainer = Trainer(task, model, Settings(batch_size=workload.batch_size))
     warm_and_run(connection, workload, trainer, sgd(model, workload.lr), rank)

@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.parts.homes import HOMES, How
 from benchmarks.parts.loops import Workload, race, sgd, warm_and_run
 from distbelief.core.effects import Batch, Computed
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.places.processes.peers import Peers
 from distbelief.strategies.partition import split_graph
 from distbelief.tasks import Task, as_data, resolve
@@ -115,7 +115,7 @@ def _columns_and_rows(connection: Connection, workload: Workload, store: str, ra
         for parameter in model.parameters():
             _own(parameter).add_(_own(parameter.grad), alpha=-workload.lr)
 
-    warm_and_run(connection, workload, Trainer(task, model, DataSettings(batch_size=workload.batch_size), 0), step)
+    warm_and_run(connection, workload, Trainer(task, model, Settings(batch_size=workload.batch_size)), step)
 
 
 def _own(tensor: Any) -> torch.Tensor:

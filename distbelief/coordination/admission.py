@@ -11,7 +11,7 @@ from distbelief.core.conversations.membership import Join
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
-from distbelief.core.settings import SEQUENTIAL, Accruing, Holder, Plan, Pushing, Settings, option
+from distbelief.core.settings import SHUFFLED, Accruing, Holder, Plan, Pushing, Settings, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -79,9 +79,10 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
             f"{settings.batch_size}: lower --batch-size"
         )
     batches = -(-(samples - left_out) // settings.batch_size)
-    if settings.order == SEQUENTIAL and not settings.own_data and batches < settings.replicas:
+    cut = f"--data {settings.data}" if settings.keeps_parts else f"order {settings.order}"
+    if not settings.own_data and cut != f"order {SHUFFLED}" and batches < settings.replicas:
         raise UsageError(
-            f"order {settings.order}: the {batches} minibatches of an epoch cannot be cut into parts for "
+            f"{cut}: the {batches} minibatches of an epoch cannot be cut into parts for "
             f"{settings.replicas} replicas: lower --batch-size, or --replicas"
         )
 
@@ -182,5 +183,5 @@ def _check_data(plan: Plan, who: str, samples: int) -> None:
     if plan.allotted and roles.index_of(who) >= plan.settings.replicas:
         raise UsageError(
             f"{who} would have no part: the data are cut for {plan.settings.replicas} replicas; join a job whose data "
-            "are shuffled, or one with --data own"
+            "are dealt on demand, or one with --data own"
         )

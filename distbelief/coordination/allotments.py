@@ -23,15 +23,6 @@ def own_numbers(index: int, count: int = OWN) -> range:
     return range(index * OWN, index * OWN + count)
 
 
-def cut_numbers(index: int, replicas: int, batches: int) -> range:
-    """Those of replica `index` of data that all have, of so many minibatches: a run of them.
-
-    >>> [cut_numbers(index, 3, 10) for index in range(3)]
-    [range(0, 3), range(3, 6), range(6, 10)]
-    """
-    return range(index * batches // replicas, (index + 1) * batches // replicas)
-
-
 class Allotment(Dealer):
     """Deals one replica what is its own; what it has left undone comes first when it comes again.
 

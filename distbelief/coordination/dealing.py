@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from distbelief.coordination.allotments import Allotments, cut_numbers, own_numbers
+from distbelief.coordination.allotments import Allotments, own_numbers
 from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.core import roles
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
-from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Portion, Position, RoundDealer
+from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Portion, Position, RoundDealer, cut_numbers
 from distbelief.core.settings import SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 

@@ -25,6 +25,15 @@ STREAM = -1
 """Samples of data that have no length."""
 
 
+def cut_numbers(index: int, replicas: int, batches: int) -> range:
+    """Those of replica `index` of data that all have, of so many minibatches: a run of them.
+
+    >>> [cut_numbers(index, 3, 10) for index in range(3)]
+    [range(0, 3), range(3, 6), range(6, 10)]
+    """
+    return range(index * batches // replicas, (index + 1) * batches // replicas)
+
+
 class Portion(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=True):
     """Minibatch `first` of an epoch and each `every`th after it, `count` of them.
 

@@ -28,7 +28,7 @@ from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
 ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")
-WHOSE = ("shared", "own")
+WHOSE = (SHARED, OWN_DATA, PRIVATE, SORTED) = ("shared", "own", "private", "sorted")
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds of each unit of time."""
 FEWEST_BITS, MOST_BITS = 2, 24
@@ -84,14 +84,20 @@ class DataSettings:
     order: str = "shuffled"
     """Order of the samples: shuffled anew in each epoch, or sequential, which gives each replica a contiguous part."""
     data: str = "shared"
-    """Data of the replicas: shared (all have the same, each sample of which one of them is dealt), or own (each has
-    data of its own, and trains on all of them).
+    """Data of the replicas: shared (all have the same, and who is ready is dealt the next minibatch), private (the
+    same, shuffled and cut once: each replica keeps its part in all epochs), sorted (as private, but cut in the order of
+    the labels), or own (each has data of its own, and trains on all of them).
     """
 
     @property
     def own_data(self) -> bool:
         """True where each replica has data of its own."""
-        return self.data == WHOSE[1]
+        return self.data == OWN_DATA
+
+    @property
+    def keeps_parts(self) -> bool:
+        """True where the samples are cut once, and each replica keeps its part in all epochs."""
+        return self.data in (PRIVATE, SORTED)
 
     def data_checks(self, spelled: Mapping[str, str]) -> Iterator[Check]:
         """Yield what refuses data that no job can go through.
@@ -497,12 +503,19 @@ class Settings(SharedOptions):
             UsageError: naming what asks for it, and the remedy.
         """
         own_data, order = self.own_data, self.order
+        if self.keeps_parts and (stream or order != SHUFFLED):
+            beside = "a stream" if stream else f"order {order}"
+            raise UsageError(f"--data {self.data} with {beside}: cuts a shuffled set of known length; leave it off")
         if stream and order != SHUFFLED:
             raise UsageError(f"order {order} of a stream: it has one order, which is kept; leave it off")
-        demand = "--data own" if own_data else f"order {order}" if order != SHUFFLED else "a stream" if stream else ""
+        whose, kept = (
+            "" if self.data == SHARED else f"--data {self.data}",
+            "" if order == SHUFFLED else f"order {order}",
+        )
+        demand = whose or kept or ("a stream" if stream else "")
         if not demand:
             return
-        if why := self.strategy.meaningless.get("order" if demand.startswith("order") else "data"):
+        if why := self.strategy.meaningless.get("order" if demand == kept else "data"):
             raise UsageError(f"{demand} means nothing to strategy {self.strategy.name}; {why}")
         if self.strategy.pushing.warm_start_steps:
             raise UsageError(
@@ -673,7 +686,7 @@ def read_strategy_or_name(kind: type, decoded: object) -> object:
     return read_strategy(kind, decoded)
 
 
-SPELLED = ("data", "budget", "evaluate_every", "snapshot_every")
+SPELLED = ("budget", "evaluate_every", "snapshot_every")
 """Options that `job.json` and `result.json` have by what they stand for."""
 
 
@@ -787,7 +800,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def allotted(self) -> bool:
         """True where each replica has minibatches of its own."""
-        return not self.samples or self.settings.order == SEQUENTIAL
+        return not self.samples or self.settings.order == SEQUENTIAL or self.settings.keeps_parts
 
     @property
     def batches(self) -> int:

@@ -135,7 +135,7 @@ class Attempt:
             )
         # what was asked for: a script may have named another batch size, and will again
         kept, asks = before.get("settings", {}), flat(self.settings)
-        for name in ("batch_size", "drop_last", "order", "own_data", "seed"):
+        for name in ("batch_size", "drop_last", "order", "own_data", "data", "seed"):
             asked = asks[name]
             was = kept.get(name, asked)
             if was != asked:

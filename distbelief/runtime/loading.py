@@ -22,9 +22,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from distbelief.coordination.allotments import cut_numbers, own_numbers
+from distbelief.coordination.allotments import own_numbers
 from distbelief.core.effects import Batch
-from distbelief.core.portions import STREAM
+from distbelief.core.portions import STREAM, cut_numbers
 from distbelief.core.settings import SEQUENTIAL, Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.streams import CountedCollate, Stream, StreamPart, same_loader
@@ -413,7 +413,7 @@ class Batches:
             )
         if job.own_data:
             numbers = own_numbers(self._index, len(self))
-        elif job.order == SEQUENTIAL:
+        elif job.order == SEQUENTIAL or job.keeps_parts:
             numbers = cut_numbers(self._index, job.replicas, len(self))
         elif job.replicas == 1:
             numbers = range(len(self))
@@ -449,7 +449,7 @@ class Loader:
         if isinstance(source, Stream):
             source.begin(settings, index)
         else:
-            self._order = Order(source.samples, settings.batch_size, settings.seed, settings.order)
+            self._order = Order.of(settings, source.samples)
 
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
         """A minibatch, and how many samples it holds, None where a stream has ended before it; its chance is seeded for

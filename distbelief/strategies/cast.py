@@ -91,7 +91,7 @@ class Cast:
                 return cannot("compute")
             if not isinstance(vectors, FlatModule):
                 return stage.timed(phantom(samples, settings.batch_size))
-            trainer = Trainer(task, vectors.module, settings, settings.seed, clip_norm, settings.arithmetic)
+            trainer = Trainer(task, vectors.module, settings, clip_norm, settings.arithmetic)
             return stage.timed(lambda batch, _: trainer.compute(batch))
 
         context = Context(

@@ -232,7 +232,7 @@ class PartitionTrainer(ModelPart):
         self._task, self._clock = task, clock
         self._data = load(task, "training")
         self._seed, self._batch_size = settings.seed, settings.batch_size
-        self._order = Order(len(self._data), self._batch_size, settings.seed, settings.order)
+        self._order = Order.of(settings, len(self._data), self._data)
 
     def play(self, batch: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
         """Its part of a step.

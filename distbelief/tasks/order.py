@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from distbelief.core.portions import OWN
-from distbelief.core.settings import SEQUENTIAL, SHUFFLED
+from distbelief.core.portions import OWN, cut_numbers
+from distbelief.core.settings import PRIVATE, SEQUENTIAL, SHUFFLED, SORTED, Settings
 from distbelief.errors import DataError, UsageError
+from distbelief.tasks.task import Data
 
+LABELS_AT_ONCE = 4096
+"""Samples whose labels are read together."""
 EPOCHS_KEPT = 2
 """Permutations kept: replicas at the end of one epoch and at the start of the next."""
 
@@ -58,6 +61,8 @@ class Order:
         batch_size: Samples in a minibatch.
         seed: Of the job.
         order: shuffled or sequential.
+        owners: Part that each sample is of (int64), where each replica keeps one: minibatches go through the parts in
+            turn.
 
     Raises:
         DataError: There is no sample.
@@ -70,7 +75,9 @@ class Order:
     tensor([2, 3])
     """
 
-    def __init__(self, samples: int, batch_size: int, seed: int, order: str = SHUFFLED) -> None:
+    def __init__(
+        self, samples: int, batch_size: int, seed: int, order: str = SHUFFLED, owners: Tensor | None = None
+    ) -> None:
         if samples < 1:
             raise DataError(
                 f"the training data hold {samples} samples: there is nothing to train on; check the task's data"
@@ -78,8 +85,19 @@ class Order:
         if batch_size < 1:
             raise UsageError(f"batch size {batch_size} is not positive: choose 1 or more")
         self.samples, self.batch_size, self.seed, self.order = samples, batch_size, seed, order
+        self._owners = owners
         self.batches = -(-samples // batch_size)
         self._permutations: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, settings: Settings, samples: int, data: Data | None = None) -> Order:
+        """Make the order of a job's samples; its data say where they are cut by label.
+
+        Raises:
+            UsageError: The targets are no class numbers.
+        """
+        owners = owners_of(settings, samples, data) if settings.keeps_parts else None
+        return cls(samples, settings.batch_size, settings.seed, settings.order, owners)
 
     def indices(self, epoch: int, index: int) -> Tensor:
         """The samples of minibatch `index` of an epoch, which of data of its own may be a number that only this replica
@@ -101,7 +119,44 @@ class Order:
         permutation = self._permutations.get(epoch)
         if permutation is None:
             generator = torch.Generator().manual_seed(key(self.seed, epoch, -1))
-            permutation = self._permutations[epoch] = torch.randperm(self.samples, generator=generator)
+            permutation = torch.randperm(self.samples, generator=generator)
+            if self._owners is not None:
+                permutation = permutation[torch.argsort(self._owners[permutation], stable=True)]
+            self._permutations[epoch] = permutation
             if len(self._permutations) > EPOCHS_KEPT:
                 del self._permutations[next(iter(self._permutations))]
         return permutation[first:end]
+
+
+def owners_of(settings: Settings, samples: int, data: Data | None = None) -> Tensor:
+    """Cut the samples once, each replica's part in whole minibatches; returns the replica of each sample (int64).
+
+    Raises:
+        UsageError: They are to be cut by label, and the targets are no class numbers.
+    """
+    generator = torch.Generator().manual_seed(key(settings.seed, -1, -1))
+    cut = torch.randperm(samples, generator=generator)
+    if settings.data == SORTED:
+        cut = cut[torch.argsort(labels_of(data, samples)[cut], stable=True)]
+    batches = samples // settings.batch_size if settings.drop_last else -(-samples // settings.batch_size)
+    owners = torch.empty(samples, dtype=torch.int64)
+    for replica in range(settings.replicas):
+        first = cut_numbers(replica, settings.replicas, batches).start * settings.batch_size
+        owners[cut[first:]] = replica  # the next begins where this one's part ends
+    return owners
+
+
+def labels_of(data: Data | None, samples: int) -> Tensor:
+    """Return the class number of each sample.
+
+    Raises:
+        UsageError: There are none.
+    """
+    labels: list[Tensor] = []
+    for first in range(0, samples, LABELS_AT_ONCE):
+        numbers = torch.arange(first, min(samples, first + LABELS_AT_ONCE))
+        targets = None if data is None else data.batch(numbers)[1]
+        if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
+            raise UsageError(f"--data {SORTED}: the targets here are no class numbers to cut by; use --data {PRIVATE}")
+        labels.append(targets)
+    return torch.cat(labels)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from distbelief.core.effects import Batch, Computed, Measured
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.core.values import device_number
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.arithmetic import arithmetic_of
@@ -125,21 +125,20 @@ class Trainer:
         self,
         task: Task,
         model: nn.Module,
-        data: DataSettings,
-        seed: int,
+        settings: Settings,
         clip_norm: float = 0.0,
         arithmetic: str = "float32",
     ) -> None:
         self.task, self.model, self.clip_norm = task, model.train(), clip_norm
         self.data = load(task, "training")
-        self.order = Order(len(self.data), data.batch_size, seed, data.order)
-        self._seed = seed
+        self.order = Order.of(settings, len(self.data), self.data)
+        self._seed = settings.seed
         self._arithmetic = arithmetic_of(arithmetic, model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
-            not data.drop_last
-            and len(self.data) % data.batch_size == 1
+            not settings.drop_last
+            and len(self.data) % settings.batch_size == 1
             and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())
         ):
             self._check_one()

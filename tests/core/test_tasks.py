@@ -20,12 +20,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from made import made
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from distbelief import tasks
 from distbelief.core.effects import Batch
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import DataError, TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
@@ -510,8 +511,64 @@ def test_what_data_draw_follows_from_the_minibatch_too() -> None:
             return torch.randn(len(indices), 2), indices % 2
 
     model = nn.Linear(2, 2)
-    trainer = Trainer(Task(model=lambda: model, train=Noisy), model, DataSettings(batch_size=4), seed=1)
+    trainer = Trainer(Task(model=lambda: model, train=Noisy), model, Settings(batch_size=4, seed=1))
     alone = trainer.compute(Batch(0, 1)).loss
     trainer.compute(Batch(0, 0))
     torch.rand(5)
     assert trainer.compute(Batch(0, 1)).loss == alone
+
+
+def in_parts(settings: Settings, labels: Tensor | None = None, samples: int = 60, epoch: int = 0) -> list[list[int]]:
+    """Return the samples of each replica in an epoch, as its minibatches go through them."""
+    data = None if labels is None else tasks.TensorData(torch.zeros(samples, 1), labels)
+    order, replicas = Order.of(settings, samples, data), settings.replicas
+    batches = samples // settings.batch_size if settings.drop_last else order.batches
+    return [
+        [
+            i
+            for b in range(n * batches // replicas, (n + 1) * batches // replicas)
+            for i in order.indices(epoch, b).tolist()
+        ]
+        for n in range(replicas)
+    ]
+
+
+@given(samples=st.integers(12, 100), batch_size=st.integers(1, 4), replicas=st.integers(1, 3), drop=st.booleans())
+def test_private_data_are_cut_once_and_each_replica_goes_through_its_part_anew(
+    samples: int, batch_size: int, replicas: int, drop: bool
+) -> None:
+    settings = made(data="private", replicas=replicas, batch_size=batch_size, drop_last=drop, seed=3)
+    epochs = [in_parts(settings, samples=samples, epoch=epoch) for epoch in range(3)]
+    left_out = samples % batch_size if drop else 0
+    for parts in epochs:
+        assert sum(map(len, parts)) == len({i for part in parts for i in part}) == samples - left_out
+        # whoever has the last part has the samples that are left out too, which differ from epoch to epoch
+        assert [{*part} for part in parts[:-1]] == [{*part} for part in epochs[0][:-1]]
+
+
+def test_the_only_replicas_private_data_are_in_the_order_of_shared_ones() -> None:
+    [whole] = in_parts(made(data="private", replicas=1, batch_size=8, seed=3))
+    shared = Order(60, 8, 3)
+    assert whole == [i for number in range(shared.batches) for i in shared.indices(0, number).tolist()]
+
+
+def test_private_parts_are_in_another_order_in_each_epoch_and_of_another_cut_with_another_seed() -> None:
+    settings = made(data="private", replicas=3, batch_size=5)
+    first, second = (in_parts(settings, epoch=epoch) for epoch in range(2))
+    other = in_parts(made(data="private", replicas=3, batch_size=5, seed=1))
+    assert all(one != two and {*one} == {*two} for one, two in zip(first, second, strict=True))
+    assert all({*one} != {*two} for one, two in zip(first, other, strict=True))
+
+
+def test_sorted_parts_follow_the_labels() -> None:
+    labels = torch.tensor([2, 0, 1]).repeat(20)
+    parts = in_parts(made(data="sorted", replicas=3, batch_size=5), labels)
+    assert [{labels[i].item() for i in part} for part in parts] == [{0}, {1}, {2}]
+    halves = in_parts(made(data="sorted", replicas=2, batch_size=5), labels)
+    assert [{labels[i].item() for i in part} for part in halves] == [{0, 1}, {1, 2}]
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(60), torch.zeros(60, 2, dtype=torch.int64), None], ids=str)
+def test_targets_that_are_no_classes_are_not_cut_by(labels: Tensor | None) -> None:
+    with pytest.raises(UsageError, match=r"--data sorted: the targets here are no class numbers .*use --data private"):
+        in_parts(made(data="sorted", replicas=2), labels)

@@ -404,7 +404,7 @@ def test_it_is_of_one_machine(tmp_path: Path, place: Local) -> None:
 
 def test_it_needs_a_task_and_no_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("")
-    with pytest.raises(UsageError, match="a script means nothing to strategy hogwild; .*: give it a task"):
+    with pytest.raises(UsageError, match="a script means nothing to strategy hogwild"):
         Local().launch(jobs.job(tmp_path / "run", Hogwild()), [str(tmp_path / "script.py")])
 
 

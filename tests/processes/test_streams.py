@@ -193,7 +193,11 @@ def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "allreduce": (ONCE.format(data="Numbers(9)", more=""), {"strategy": Allreduce()}, "a stream means nothing to strategy allreduce"),
+    "allreduce": (
+        ONCE.format(data="Numbers(9)", more=""),
+        {"strategy": Allreduce()},
+        "a stream means nothing to strategy allreduce",
+    ),
     "streams that differ": (
         ONCE.format(data="Numbers(9 + replica.index)", more="").replace("Numbers", "Drawn"),
         {},

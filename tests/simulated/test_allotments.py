@@ -165,7 +165,7 @@ def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> N
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("data", ["sequential", "own", "stream"])
+@pytest.mark.parametrize("data", ["sequential", "own", "private", "stream"])
 def test_whoever_dies_each_minibatch_of_its_own_is_applied(plain: SimpleNamespace, name: str, data: str) -> None:
     """`Accounting` holds it, and that each checkpoint is what its position says."""
     strategy, task = STRATEGIES[name], plain.classes(plain.mlp, samples=60)
@@ -173,7 +173,7 @@ def test_whoever_dies_each_minibatch_of_its_own_is_applied(plain: SimpleNamespac
     deaths = [(role, message) for role in ("replica 1", "coordinator", "shard 0") for message in (3, 11, 26)]
     for role, message in some((one for one in deaths if one != ("shard 0", 3)), SEEDS // 5):
         cluster = Simulated(crashes=(Crash(role, message),), restart_seconds=0.01)
-        options = {"sequential": {"order": "sequential"}, "own": {"data": "own"}, "stream": {}}[data]
+        options = {"sequential": {"order": "sequential"}, "stream": {}}.get(data, {"data": data})
         observe(task, of_streams(strategy) if data == "stream" else strategy, cluster, **options)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import distbelief as db
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import CheckpointError, DistbeliefError, TrainingError, UsageError
 from distbelief.tasks.worker import Trainer
 
@@ -143,7 +143,7 @@ def test_batch_norm_and_a_last_minibatch_of_one_sample(plain: SimpleNamespace, s
 def test_trying_one_sample_leaves_the_statistics_alone(plain: SimpleNamespace) -> None:
     model = Convolved()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Trainer(plain.classes(Convolved, samples=21), model, DataSettings(batch_size=BATCH), 0)
+    Trainer(plain.classes(Convolved, samples=21), model, Settings(batch_size=BATCH))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -66,7 +66,7 @@ class Stage:
             model = build_model(task, settings.seed, "cpu")
             flat = FlatModule(model, groups(model) if groups else None)
             self.modules.append(flat)
-            trainer = Trainer(task, model, settings, settings.seed, settings.clip_norm)
+            trainer = Trainer(task, model, settings, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
                 roles.replica(i), story, self.network.endpoint(roles.replica(i)), _worker(self, flat, trainer)
@@ -225,7 +225,7 @@ def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: G
 def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:
     """The oracle's order of minibatches is its own; it is that of the trainer."""
     task = plain.classes(plain.mlp)
-    trainer = Trainer(task, task.model(), Settings(batch_size=4), 5)
+    trainer = Trainer(task, task.model(), Settings(batch_size=4, seed=5))
     ours = [
         trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)
     ]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.effects import Batch
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError
 from distbelief.lab.cost import trace
 from distbelief.lab.cost.trace import MAPPED, REST, WHOLE
@@ -254,7 +254,7 @@ class _Steps:
 
         repeated = _Repeated(data, size, lambda: self._mark(FORWARD, REST))
         marked = with_data(dataclasses.replace(task, loss=loss), repeated)
-        self._trainer = Trainer(marked, model, DataSettings(batch_size=size, drop_last=True), seed=0)
+        self._trainer = Trainer(marked, model, Settings(batch_size=size, drop_last=True))
 
     def _mark(self, phase: str, layer: str) -> None:
         self._marks.append(((phase, layer), self._clock.mark()))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
@@ -221,7 +221,7 @@ class _Needs:
         if why := does_not_fit(tracer, batch_size, optimizer):
             raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
         # refuses what cannot be done
-        Trainer(with_data(task, data), build_model(task, 0, "cpu"), DataSettings(batch_size=batch_size), seed=0)
+        Trainer(with_data(task, data), build_model(task, 0, "cpu"), Settings(batch_size=batch_size))
         self._task, self._batch_size, self.optimizer = task, batch_size, optimizer
         self._trace, self.notes = tracer.follow(batch_size, optimizer), [tracer.note] if tracer.note else []
         self.elements = sum(layer.parameters for layer in tracer.layers)

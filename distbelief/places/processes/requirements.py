@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distbelief import errors
 from distbelief.core import roles
-from distbelief.core.settings import Check, Settings, among, option
+from distbelief.core.settings import PRIVATE, SORTED, Check, Settings, among, option
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.paths import path_of
@@ -130,6 +130,10 @@ def check_script(job: Job, script: list[str]) -> None:
             raise UsageError(
                 f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
             )
+    if job.data == SORTED:
+        raise UsageError(
+            f"--data {SORTED}: cuts by the labels of a task, and a script has its own: use --data {PRIVATE}"
+        )
     if why := job.strategy.meaningless.get("script"):
         raise UsageError(f"a script means nothing to strategy {job.strategy.name}; {why}")
     check_file(script)

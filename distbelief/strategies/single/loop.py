@@ -66,7 +66,7 @@ class SingleLoop:
         task, model, settings, run = context.task, context.model, context.settings, context.run
         self.task, self.model, self.settings = task, model, settings
         self._note, self._stopped, self._now = context.note, context.stopped, context.now or time.monotonic
-        self._trainer = Trainer(task, model, settings, settings.seed, settings.clip_norm, settings.arithmetic)
+        self._trainer = Trainer(task, model, settings, settings.clip_norm, settings.arithmetic)
         groups = groups_of(model, settings.optimizer)
         self._flat = FlatModule(model, groups, rows=True)
         check_rows(self._flat.layout, settings)

@@ -153,7 +153,7 @@ MUTANTS = [
         "return quorum_of(self._quorum, members) if", "return quorum_of(self._quorum, self._most) if",
         (f"{CONSISTENCY}::test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not",)),
     Mutant("the-bound-is-one-more", BOUNDED, "core/consistency.py",
-        "needed = tick - self._bound\n", "needed = tick - self._bound - 1\n",
+        "needed = tick - self.bound\n", "needed = tick - self.bound - 1\n",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",)),
     Mutant("the-floor-follows-the-fastest", BOUNDED, "core/consistency.py",
         "min(self.members.values()))", "max(self.members.values()))",

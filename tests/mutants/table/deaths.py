@@ -33,6 +33,7 @@ SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unio
 OWN = "A replica that has minibatches of its own"
 UNION = "Synchronous replicas on unequal data"
 ALLOTMENTS = "tests/simulated/test_allotments.py"
+PRIVATE = "Of private data"
 UNEQUAL = f"{ALLOTMENTS}::test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union"
 
 MUTANTS = [
@@ -42,6 +43,12 @@ MUTANTS = [
     Mutant("a-stream-goes-on-beyond-its-end", OWN, "coordination/allotments.py",
         "        if epoch == self._epoch:\n", "        if epoch > self._epoch:\n",
         (f"{ALLOTMENTS}::test_each_stream_is_dealt_to_its_end",), 20, hangs=True),
+    Mutant("private-parts-are-cut-anew-in-each-epoch", PRIVATE, "tasks/order.py",
+        "            if self._owners is not None:\n", "            if False:\n",
+        ("tests/core/test_tasks.py::test_private_parts_are_in_another_order_in_each_epoch_and_of_another_cut_with_another_seed",)),
+    Mutant("sorted-parts-are-of-all-labels", PRIVATE, "tasks/order.py",
+        "    if settings.data == SORTED:\n", "    if False:\n",
+        ("tests/core/test_tasks.py::test_sorted_parts_follow_the_labels",)),
     Mutant("all-are-dealt-the-same-numbers", UNION, "coordination/allotments.py",
         "    return range(index * OWN, index * OWN + count)\n", "    return range(count)\n",
         (UNEQUAL,)),
