@@ -44,7 +44,7 @@ test-browser: .venv/browser
 	$(BIN)/pytest -rs tests/slow/test_study_page.py
 
 # ways to train MNIST beside each other, some five minutes; again goes on where it was
-study: .venv/reports
+study: .venv/installed
 	$(BIN)/distbelief study small
 
 # the hook inside Lightning, transformers and Accelerate, which are installed for it; and their plain scripts beside it
@@ -76,10 +76,6 @@ clean:
 	$(PIP) --editable '.[digits]'
 	@touch $@
 
-.venv/reports: .venv/installed
-	$(PIP) --editable '.[digits,report]'
-	@touch $@
-
 .venv/tools: .venv/installed
 	$(PIP) --editable '.[digits,plots,dev]'
 	@touch $@
@@ -87,7 +83,7 @@ clean:
 .venv/browser: .venv/tools
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	apt-get update --quiet --quiet; apt-get install --yes --quiet --no-install-recommends chromium; fi
-	$(PIP) --editable '.[digits,plots,dev,report,browser]'
+	$(PIP) --editable '.[digits,plots,dev,browser]'
 	@touch $@
 
 .venv/frameworks: .venv/tools

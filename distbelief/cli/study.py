@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +64,7 @@ def study(args: list[str]) -> int:
         report = write_report(out, read, trials)
         if not settings.quiet:
             print("\n".join(report.lines()))
-        if why := write_page(out / PAGE, report):
-            print(f"distbelief: {why}: the same command makes it", file=sys.stderr)
+        write_page(out / PAGE, report)
     return 0
 
 

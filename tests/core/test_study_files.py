@@ -117,7 +117,7 @@ WRONG = {
     "a grid of words": (("[0.01, 0.02]", '["a"]'), r"a\.toml: Expected `float`, got `str` - at `\$\.arms\[1\]\.grid"),
     "a target that is no fraction": (
         ("[0.9, 0.8]", "[97]"),
-        r"Expected `float` < 1\.0 - at `\$\.targets\[0\]`",
+        "target 97.0: is a test accuracy, a fraction from 0 to 1",
     ),
     "a baseline that is no arm": (("[common]", 'baseline = "serail"\n[common]'), r"a\.toml: .*did you mean 'serial'"),
     "without what nobody has": (('["lr"]', '["lrr"]'), r"a\.toml: arm 'downpour': without 'lrr'"),

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distbelief.errors import UsageError
+from distbelief.lab.study.definition import hardness, parse_target
 from distbelief.lab.study.statistics import MISSED, median, ratio_of_medians
 from distbelief.lab.study.trials import Point, Trial
 
@@ -30,10 +32,30 @@ def test_three_of_five_make_a_median_and_two_do_not(reached: int) -> None:
 
 @given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), max_size=7), st.sampled_from([0.4, 0.5, 0.95]))
 def test_a_target_is_reached_by_the_first_of_two_evaluations_in_a_row(values: list[float], target: float) -> None:
-    points = [Point(float(at), 0.0, 0, 0, 0.0, value) for at, value in enumerate(values)]
+    points = [Point(float(at), at / 2, 0, 0, 1 - value, value, 2 - value) for at, value in enumerate(values)]
     trial = Trial(arm="a", seed=0, command="", task="t", strategy="single", place="local", points=points)
     expected = next((at for at, pair in enumerate(itertools.pairwise(values)) if min(pair) >= target), MISSED)
-    assert trial.seconds_to(target) == expected
+    for same in (target, f"loss={1 - target + 1e-9}", f"training-loss={2 - target + 1e-9}"):
+        assert (trial.until(same), trial.until(same, "epochs")) == (expected, expected / 2)
+
+
+def test_a_loss_that_was_not_measured_is_not_held() -> None:
+    points = [Point(1.0, 1.0, 1, 1, math.nan, 0.9), Point(2.0, 2.0, 2, 2, 0.01, 0.9)]
+    trial = Trial(arm="a", seed=0, command="", task="t", strategy="single", place="local", points=points)
+    assert trial.until("loss=0.1") == trial.until("training-loss=10") == MISSED
+
+
+def test_the_hardest_of_a_kind_is_the_last_and_accuracies_are_behind_losses() -> None:
+    targets = [0.9, "loss=0.1", 0.8, "training-loss=0.05", "loss=0.2", "training-loss=0.5"]
+    assert sorted(targets, key=hardness) == [
+        "training-loss=0.5", "training-loss=0.05", "loss=0.2", "loss=0.1", 0.8, 0.9
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["loss=-1", "loss=0", "lost=0.1", "loss", 0.0, 1.0, "97", "loss=nan", "loss=1e999"])
+def test_what_is_no_target_is_refused(target: str | float) -> None:
+    with pytest.raises(UsageError, match="is a test accuracy, a fraction from 0 to 1"):
+        parse_target(target)
 
 
 def test_the_interval_is_that_of_scipys_percentile_bootstrap() -> None:

@@ -76,9 +76,7 @@ def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:
 def test_a_report_of_runs_is_a_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "plotly.min.js"
-    script.write_text("/*drawn*/")
-    monkeypatch.setattr(pages, "plotly", lambda: script)
+    monkeypatch.setattr(pages, "plotly", lambda: "/*drawn*/")
     runs = [str(folder / name) for name in ("single-0", "single-1", "downpour-0")]
     assert main.run(["report", *runs, "--out", str(tmp_path / "page.html"), "--targets", "0.3"]) == 0
     assert "single on digits (simulated)" in capsys.readouterr().out
@@ -93,7 +91,7 @@ def test_a_report_of_runs_is_a_page(
         (["report", "nowhere"], "nowhere is not a run folder"),
         (["report", "spoilt"], "is corrupt"),
         (["report", "short"], "has no result.json"),
-        (["report", "single-0", "--targets", "97"], "--targets 97: is a test accuracy"),
+        (["report", "single-0", "--targets", "97"], "target 97: is a test accuracy"),
         (["runs", "nowhere"], "nowhere is no folder"),
         (["runs", "--sort", "acuracy"], "unknown column 'acuracy'; did you mean 'accuracy'"),
         (["runs", "--state", "cut"], "unknown state 'cut'; did you mean 'cut short'"),

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distbelief.core.records import Json
 from distbelief.lab.study.claims import FIGURES
-from distbelief.lab.study.figures import HOW, ArmFigures, Report, highest, percent, scaled, without_replicas
+from distbelief.lab.study.definition import Target
+from distbelief.lab.study.figures import HOW, ArmFigures, Report, highest, named, scaled, without_replicas
 from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.summary import PARTS
 
@@ -33,7 +34,7 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
         yield "accuracy", "Accuracy on the test set", _curves(report, curves, lambda point: point.accuracy, "accuracy")
         yield "loss", "Loss on the test set", _curves(report, curves, lambda point: point.loss, "loss")
     for target in report.study.targets:
-        yield f"target-{target:g}", f"Time to {percent(target)}, every seed", _times(report, target)
+        yield f"target-{target}", f"Time to {named(target)}, every seed", _times(report, target)
     if groups := list(scaled(report)):
         yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(report, groups)
     if any(arm.parts for arm in report.arms):
@@ -46,7 +47,7 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
     if stale := [arm for arm in report.arms if arm.most_staleness > 0]:
         yield "staleness", "How stale gradients were", _staleness(report, stale)
     if held := next((target for target in reversed(report.study.targets) if _points(report, target)), None):
-        yield "efficiency", f"What the time to {percent(held)} is the product of", _efficiency(report, held)
+        yield "efficiency", f"What the time to {named(held)} is the product of", _efficiency(report, held)
 
 
 def _colour(report: Report, name: str) -> str:
@@ -85,7 +86,7 @@ def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float
     return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}
 
 
-def _times(report: Report, target: float) -> Chart:
+def _times(report: Report, target: Target) -> Chart:
     """Every trial's time to a target, the median, and how many reached it."""
     data, notes = [], []
     for arm in report.arms:
@@ -188,11 +189,11 @@ def _staleness(report: Report, arms: Sequence[ArmFigures]) -> Chart:
     return {"data": data, "layout": _layout("updates between the fetch and the push", "part of all pushes")}
 
 
-def _points(report: Report, target: float) -> list[ArmFigures]:
+def _points(report: Report, target: Target) -> list[ArmFigures]:
     return [arm for arm in report.arms if math.isfinite(arm.at(target).median)]
 
 
-def _efficiency(report: Report, target: float) -> Chart:
+def _efficiency(report: Report, target: Target) -> Chart:
     """Steps to the target against seconds a step: on a line to the lower right the time is the same."""
     data = []
     for arm in _points(report, target):

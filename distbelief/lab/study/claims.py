@@ -12,6 +12,7 @@ import msgspec
 FIGURES: Mapping[str, Callable[[Any], float]] = {
     "accuracy": lambda arm: arm.accuracy_with_failed,
     "seconds to the target": lambda arm: arm.targets[-1].median if arm.targets else math.nan,
+    "epochs to the target": lambda arm: arm.targets[-1].epochs if arm.targets else math.nan,
     "milliseconds a step": lambda arm: 1e3 * arm.seconds_per_step,
     "milliseconds an update": lambda arm: 1e3 * arm.seconds_per_update,
     "samples to the target": lambda arm: arm.targets[-1].samples if arm.targets else math.nan,

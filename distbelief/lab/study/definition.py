@@ -28,6 +28,11 @@ PLACES = ("local", "simulated")
 COMPRESSING = ("name", "compress", "options", "each")
 """Keys of an arm that compresses what another has trained."""
 
+Target = float | str
+"""Test accuracy (0 to 1), or a loss in words: "loss=0.1" on the test set, "training-loss=0.1"."""
+TARGETS = ("training-loss", "loss", "accuracy")
+"""Figures of a model that a target may be of; of several targets the last is what a study asks for first."""
+
 Seeds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 Value = str | int | float | bool | list[str | int | float]
 Options = dict[str, Value]
@@ -67,8 +72,8 @@ class Study(msgspec.Struct, frozen=True):
     title: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    targets: tuple[float, ...]
-    """Test accuracies (0 to 1), reached when two evaluations in a row hold them."""
+    targets: tuple[Target, ...]
+    """Reached when two evaluations in a row hold them; the hardest of a kind are the last."""
     baseline: str = ""
     """The arm that the others are compared with: the first, where none is named."""
     tuning_seeds: tuple[int, ...] = ()
@@ -115,7 +120,7 @@ class StudyFile(msgspec.Struct, kw_only=True):
     arms: Annotated[list[ArmTable], Meta(min_length=1)]
     seeds: Annotated[Seeds, Meta(min_length=1)]
     tuning_seeds: Seeds = ()
-    targets: tuple[Annotated[float, Meta(gt=0, lt=1)], ...] = ()
+    targets: tuple[Target, ...] = ()
     question: str = ""
     baseline: str = ""
     place: str = PLACES[0]
@@ -124,6 +129,32 @@ class StudyFile(msgspec.Struct, kw_only=True):
     common: Options = {}
     cluster: Options = {}
     claims: tuple[Claim, ...] = ()
+
+
+def parse_target(target: Target) -> tuple[str, float]:
+    """Return of which of `TARGETS` a target is, and its value.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> parse_target(0.97), parse_target("training-loss=0.05")
+    (('accuracy', 0.97), ('training-loss', 0.05))
+    """
+    of, _, value = str(target).rpartition("=")
+    number = float(value) if re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) else 0.0
+    of = of or TARGETS[-1]
+    if of not in TARGETS or not 0 < number < (1 if of == TARGETS[-1] else float("inf")):
+        raise UsageError(
+            f"target {target}: is a test accuracy, a fraction from 0 to 1 such as 0.97, or a loss: loss=0.1 on the "
+            "test set, training-loss=0.1"
+        )
+    return of, number
+
+
+def hardness(target: Target) -> tuple[int, float]:
+    """Return by what targets are put in order."""
+    of, value = parse_target(target)
+    return TARGETS.index(of), value if of == TARGETS[-1] else -value
 
 
 def find(name: str) -> Path:
@@ -209,7 +240,7 @@ def _study(file: StudyFile) -> Study:
     for claim in file.claims:
         with at(f"claim {claim.says!r}"):
             claims.append(_claim(claim, names))
-    targets = tuple(sorted(file.targets))
+    targets = tuple(sorted(file.targets, key=hardness))
     return Study(file.title, tuple(arms), file.seeds, targets, baseline, file.tuning_seeds, file.question,
                  tuple(claims), start, file.cosine)  # fmt: skip
 

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from distbelief.core.records import Json
 from distbelief.lab.study.claims import Judged, momentum
-from distbelief.lab.study.definition import Arm, Study
-from distbelief.lab.study.statistics import MISSED, Interval, median, ratio_of_medians
+from distbelief.lab.study.definition import TARGETS, Arm, Study, Target, parse_target
+from distbelief.lab.study.statistics import Interval, median, ratio_of_medians
 from distbelief.lab.study.trials import SHRUNK, Trial
 from distbelief.record.summary import PARTS
 
@@ -30,7 +30,7 @@ HOW = {"local": "measured", "simulated": "simulated"}
 class Reached(msgspec.Struct, frozen=True):
     """How an arm stands to one target."""
 
-    target: float
+    target: Target
     reached: int
     of: int
     seconds: list[float]
@@ -43,6 +43,10 @@ class Reached(msgspec.Struct, frozen=True):
     steps: float
     """Statistical efficiency: median, a miss infinite."""
     samples: float
+    epochs: float
+    """Median, a miss infinite."""
+    fewer_epochs: Interval
+    """Epochs of the baseline over these."""
 
 
 class Medians(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +110,7 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
         """At the end, where a trial that failed counts as knowing nothing."""
         return 0.0 if self.failed > self.trials - self.failed else self.accuracy
 
-    def at(self, target: float) -> Reached:
+    def at(self, target: Target) -> Reached:
         """How it stands to a target."""
         return next(one for one in self.targets if one.target == target)
 
@@ -171,9 +175,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """A table of each group of arms, one of those that compress others, and the sentences."""
         lines: list[str] = []
         for group in self.groups():
-            target = highest(self.study.targets, group) or max(self.study.targets, default=None)
-            to = f", to {percent(target)}; speed-up over {group[0].baseline}" if target else ":"
-            lines += [kind(group) + to, *_aligned(table(group, [target] if target else [])), ""]
+            target = highest(self.study.targets, group) or next(reversed(self.study.targets), None)
+            to = f", to {named(target)}; speed-up over {group[0].baseline}" if target else ":"
+            last = [target] if target else []
+            lines += [kind(group) + to, *_aligned(table(group, last)), "", *_aligned(epochs_table(group, last)), ""]
         if self.shrunk:
             lines += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
         lines += self.sentences
@@ -183,9 +188,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return lines + ([f"{self.left} trials are still to be run"] if self.left else [])
 
 
-def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[str]]:
-    """A head, and a row for each of some arms that are compared."""
-    names = [f" {percent(one)}" for one in targets] if targets[1:] else [""] * len(targets)
+def table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[str]]:
+    """A head, and a row for each of some arms that are compared: how they train, and when they hold each target."""
+    names = [f" {named(one)}" for one in targets] if targets[1:] else [""] * len(targets)
     heads = [f"{head}{name}" for name in names for head in ("seconds", "reached", "speed-up")]
     rows = [["arm", "trials", "accuracy", "samples/s", *heads]]
     for one in group:
@@ -194,6 +199,16 @@ def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[st
         for at in map(one.at, targets):
             row += [number(at.median), f"{at.reached} of {at.of}", told_interval(at.speed_up)]
         rows.append(row)
+    return rows
+
+
+def epochs_table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[str]]:
+    """A head, and a row for each of some arms: the epochs till they hold each target, and what they send."""
+    names = [f" {named(one)}" for one in targets] if targets[1:] else [""] * len(targets)
+    rows = [["arm", "bytes/step", *(f"{head}{name}" for name in names for head in ("epochs", "times fewer"))]]
+    for one in group:
+        standing = [(number(at.epochs), told_interval(at.fewer_epochs)) for at in map(one.at, targets)]
+        rows.append([one.name, number(one.bytes_per_step), *(cell for cells in standing for cell in cells)])
     return rows
 
 
@@ -239,8 +254,8 @@ def kind(group: Sequence[ArmFigures]) -> str:
     return f"{group[0].task}, {HOW[group[0].place]}"
 
 
-def highest(targets: Sequence[float], arms: Sequence[ArmFigures]) -> float | None:
-    """The highest target that any of some arms reaches in the median; None where none reaches one."""
+def highest(targets: Sequence[Target], arms: Sequence[ArmFigures]) -> Target | None:
+    """The last target that any of some arms reaches in the median; None where none reaches one."""
     return next((one for one in reversed(targets) if any(math.isfinite(arm.at(one).median) for arm in arms)), None)
 
 
@@ -283,19 +298,25 @@ def _mean(histogram: dict[str, int]) -> float:
     return sum(int(staleness) * times for staleness, times in histogram.items()) / count if count else 0.0
 
 
-def _reached(target: float, own: Sequence[Trial], theirs: Sequence[Trial]) -> Reached:
+def _reached(target: Target, own: Sequence[Trial], theirs: Sequence[Trial]) -> Reached:
     """How an arm stands to a target, beside the trials of its baseline; a trial that failed is a miss."""
-    seconds, base = ([one.seconds_to(target) for one in trials] for trials in (own, theirs))
-    # of the same trials it is one, and not what two draws of them have by chance
-    same = own == theirs and math.isfinite(median(seconds))
-    points = [one.held(target) for one in own]
-    speed_up = Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, seconds)
+
+    def less(what: str) -> Interval:
+        amounts, base = ([one.until(target, what) for one in trials] for trials in (own, theirs))
+        # of the same trials it is one, and not what two draws of them have by chance
+        same = own == theirs and math.isfinite(median(amounts))
+        return Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, amounts)
+
+    points, seconds = [one.held(target) for one in own], [one.until(target) for one in own]
     a_step = median([point.seconds / point.steps for point in points if point and point.steps])
-    steps, samples = (
-        median([getattr(point, name) if point else MISSED for point in points]) for name in ("steps", "samples")
+    steps, samples, epochs = (
+        median([one.until(target, name) for one in own]) for name in ("steps", "samples", "epochs")
     )
     reached = sum(map(math.isfinite, seconds))
-    return Reached(target, reached, len(seconds), seconds, median(seconds), speed_up, a_step, steps, samples)
+    return Reached(
+        target, reached, len(seconds), seconds, median(seconds), less("seconds"), a_step, steps, samples, epochs,
+        less("epochs"),
+    )  # fmt: skip
 
 
 def baseline_of(study: Study, arm: Arm) -> Arm:
@@ -316,6 +337,16 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def named(target: Target) -> str:
+    """A target in words.
+
+    >>> named(0.97), named("training-loss=0.05")
+    ('97.00 %', 'training loss 0.05')
+    """
+    of, value = parse_target(target)
+    return percent(value) if of == TARGETS[-1] else f"{of.replace('-', ' ')} {value:g}"
 
 
 def percent(value: float) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-import importlib.util
+import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from distbelief.lab.study.charts import charts
-from distbelief.lab.study.figures import SHRUNK_HEAD, Report, kind, table
+from distbelief.lab.study.figures import SHRUNK_HEAD, Report, epochs_table, kind, table
 from distbelief.record.folder import write_atomically
 
 PAGE = "report.html"
@@ -46,20 +46,14 @@ addEventListener("beforeprint",()=>Object.keys(CHARTS).forEach(show));
 """
 
 
-def plotly() -> Path | None:
-    """The script that draws, of the installed plotly; None where there is none. Nothing of it is imported."""
-    package = importlib.util.find_spec("plotly")
-    script = Path(package.origin).parent / "package_data" / "plotly.min.js" if package and package.origin else None
-    return script if script and script.is_file() else None
+def plotly() -> str:
+    """Return the script that draws, of the installed plotly, of which nothing is imported."""
+    return importlib.resources.files("plotly").joinpath("package_data/plotly.min.js").read_text()
 
 
-def write_page(path: Path, report: Report) -> str:
-    """Write the page of a report; returns what to do where it could not be made, else ""."""
-    script = plotly()
-    if script is None:
-        return f"{path.name} needs plotly, which is not installed: pip install 'distbelief[report]'"
-    write_atomically(path, page(report, script.read_text()).encode())
-    return ""
+def write_page(path: Path, report: Report) -> None:
+    """Write the page of a report."""
+    write_atomically(path, page(report, plotly()).encode())
 
 
 def page(report: Report, script: str) -> str:
@@ -78,7 +72,8 @@ def page(report: Report, script: str) -> str:
         f"<p>{report.left} trials are still to be run.</p>" if report.left else "",
         "<h2>The arms</h2>",
         *(f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
-          f"<div class='wide'>{_cells(table(group, report.study.targets))}</div>" for group in report.groups()),
+          f"<div class='wide'>{_cells(table(group, report.study.targets))}</div>"
+          f"<div class='wide'>{_cells(epochs_table(group, report.study.targets))}</div>" for group in report.groups()),
         f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if report.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"

@@ -15,7 +15,7 @@ from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import Report, figures, shrunk_figures
 from distbelief.lab.study.running import MACHINE, cost_of, read_kept, starts
 from distbelief.lab.study.sentences import sentences
-from distbelief.lab.study.trials import Trial
+from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.folder import write_atomically
 
 REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
@@ -54,19 +54,20 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
             "samples", "updates", "bytes", "busy")  # fmt: skip
+    till = [(what, target) for target in study.targets for what in ("seconds", "epochs")]
     rows = [
         [
             *(getattr(trial, name) for name in kept),
             trial.accuracy,
-            *(trial.seconds_to(target) for target in study.targets),
+            *(trial.until(target, what) for what, target in till),
         ]
         for trial in report.trials
     ]
-    _write(path / TRIALS, [*kept, "accuracy", *(f"seconds to {target:g}" for target in study.targets)], rows)
+    _write(path / TRIALS, [*kept, "accuracy", *(f"{what} to {target}" for what, target in till)], rows)
     points = [
         [trial.arm, trial.seed, *msgspec.structs.astuple(point)] for trial in report.trials for point in trial.points
     ]
-    _write(path / POINTS, ["arm", "seed", "seconds", "epochs", "samples", "steps", "loss", "accuracy"], points)
+    _write(path / POINTS, ["arm", "seed", *Point.__struct_fields__], points)
     return report
 
 

@@ -16,7 +16,7 @@ from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
-from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.definition import TARGETS, Arm, Study, Target
 from distbelief.lab.study.statistics import median
 from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
 from distbelief.record.folder import RunFolder, write_atomically
@@ -219,12 +219,12 @@ def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
     return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
 
 
-def choose(arm: Arm, targets: Sequence[float], before: Sequence[Trial]) -> float | None:
+def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> float | None:
     """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy."""
 
     def price(value: float) -> tuple[float, float]:
         trials = [trial for trial in before if trial.tuning and trial.arm == arm.name and trial.value == value]
-        times = [trial.seconds_to(targets[-1]) for trial in trials] if targets else [0.0]
+        times = [trial.until(targets[-1]) for trial in trials] if targets else [0.0]
         return median(times), median([-(trial.accuracy or 0.0) for trial in trials])
 
     return min(arm.grid, key=price, default=None)
@@ -254,7 +254,7 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
             result["shrunk"] = {name: compressed[name] for name in SHRUNK if name in compressed}
             cost = Cost(time.monotonic() - began)
         else:
-            result, cost = _train(members, runs, arm.place == "local", study.cosine)
+            result, cost = _train(study, members, runs, arm.place == "local")
     except Interrupted:
         raise
     except DistbeliefError as error:
@@ -283,7 +283,7 @@ def _later(job: Job) -> Json:
     return {"evaluate_every": 0, "checkpoint_every": every}
 
 
-def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, cosines: bool) -> tuple[Json, Cost]:
+def _train(study: Study, members: Sequence[Prepared], runs: Sequence[Path], measured: bool) -> tuple[Json, Cost]:
     """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
     from distbelief.tasks import resolve
 
@@ -293,8 +293,8 @@ def _train(members: Sequence[Prepared], runs: Sequence[Path], measured: bool, co
     share = (before + busy()) / 2 if measured else None
     began, job = time.monotonic(), cast(Job, members[0].job)
     task = resolve(job.reference, job.data_dir)
-    points = measure_points(runs, task, job.seed)
-    alike = cosine(runs[0], task, job.batch_size, job.seed) if cosines else None
+    points = measure_points(runs, task, job.seed, any(str(one).startswith(TARGETS[0]) for one in study.targets))
+    alike = cosine(runs[0], task, job.batch_size, job.seed) if study.cosine else None
     cost = Cost(ran, time.monotonic() - began)
     for run in runs:
         tidy(run)

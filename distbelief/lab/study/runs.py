@@ -12,7 +12,7 @@ import msgspec
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, UsageError, unknown
-from distbelief.lab.study.definition import Arm, Study
+from distbelief.lab.study.definition import Arm, Study, Target, hardness
 from distbelief.lab.study.running import RUN, TRIAL, read_kept
 from distbelief.lab.study.trials import Point, Trial, of_result
 from distbelief.record.folder import RunFolder
@@ -113,15 +113,14 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
     return sorted(chosen, key=lambda run: getattr(run, by))
 
 
-def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, list[Trial]]:
+def study_of(paths: Sequence[Path], targets: Sequence[Target]) -> tuple[Study, list[Trial]]:
     """Return the study that some runs make: an arm for all that differ in their seeds only.
 
     Raises:
-        UsageError: one is no run folder, has no result yet, or is spoilt; or a target is no fraction.
+        UsageError: one is no run folder, has no result yet, or is spoilt; or a target is none.
         CheckpointError: its `job.json` is corrupt.
     """
-    if wrong := next((target for target in targets if not 0 < target < 1), None):
-        raise UsageError(f"--targets {wrong:g}: is a test accuracy, a fraction from 0 to 1")
+    targets = sorted(targets, key=hardness)
     results: list[Json] = []
     for path in paths:
         run = RunFolder.open(path)
@@ -137,7 +136,7 @@ def study_of(paths: Sequence[Path], targets: Sequence[float]) -> tuple[Study, li
         Arm(name, first[name].task, first[name].strategy, first[name].place, ()) for name in dict.fromkeys(names)
     )
     seeds = tuple(dict.fromkeys(trial.seed for trial in trials))
-    return Study(f"{len(paths)} runs", arms, seeds, tuple(sorted(targets)), arms[0].name), trials
+    return Study(f"{len(paths)} runs", arms, seeds, tuple(targets), arms[0].name), trials
 
 
 def _names(results: Sequence[Json]) -> list[str]:
@@ -169,9 +168,10 @@ def _trial(name: str, result: Json) -> Trial:
     points = []
     for row in result["history"]:
         if row["test_accuracy"] is not None:
-            samples, loss = row["samples"], math.nan if row["test_loss"] is None else row["test_loss"]
+            samples = row["samples"]
+            loss = math.nan if row["test_loss"] is None else row["test_loss"]
             parts = samples / max(whole, 1), samples, samples // size
-            points.append(Point(row["seconds"], *parts, loss, row["test_accuracy"]))
+            points.append(Point(row["seconds"], *parts, loss, row["test_accuracy"], row["train_loss"]))
     what = {"task": result["task"], "strategy": result["strategy"], "command": result["run"]}
     place = "simulated" if "cluster" in result else "local"
     return Trial(arm=name, seed=int(result["seed"]), place=place, points=points, **what, **of_result(result))

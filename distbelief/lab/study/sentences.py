@@ -13,6 +13,7 @@ from distbelief.lab.study.figures import (
     Report,
     highest,
     kind,
+    named,
     number,
     percent,
     scaled,
@@ -62,11 +63,11 @@ def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
 def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
     target = highest(report.study.targets, alike)
     if target is None:
-        return f"No arm reaches {percent(report.study.targets[0])} in the median." if report.study.targets else ""
+        return f"No arm reaches {named(report.study.targets[0])} in the median." if report.study.targets else ""
     first = min(alike, key=lambda arm: arm.at(target).median)
     at = first.at(target)
     seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
-    text = f"{first.name} is first at {percent(target)}, after {number(at.median)} s {seeds}"
+    text = f"{first.name} is first at {named(target)}, after {number(at.median)} s {seeds}"
     if first.name == first.baseline:
         return f"{text}; nothing is faster than the baseline."
     if not math.isfinite(at.speed_up.ratio):
@@ -84,7 +85,7 @@ def _why(report: Report, at: Mapping[str, Reached]) -> str:
     each = at[first].seconds_per_step / at[base].seconds_per_step
     return (
         f"{first} takes {number(each)} times the seconds of {base} for a step and {number(steps)} times its steps to "
-        f"{percent(at[base].target)}: {number(each * steps)} times the time."
+        f"{named(at[base].target)}: {number(each * steps)} times the time."
     )
 
 
@@ -92,8 +93,8 @@ def _missed(at: Mapping[str, Reached]) -> str:
     missed = [
         f"{name} ({reached.reached} of {reached.of})" for name, reached in at.items() if reached.reached < reached.of
     ]
-    target = next((reached.target for reached in at.values()), 0.0)
-    return f"These miss {percent(target)} with some seed or all: {_several(missed)}." if missed else ""
+    target = next((reached.target for reached in at.values()), "")
+    return f"These miss {named(target)} with some seed or all: {_several(missed)}." if missed else ""
 
 
 def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
@@ -114,7 +115,7 @@ def _fewest(at: Mapping[str, Reached]) -> str:
         return ""
     least, most = (pick(samples, key=lambda name: samples[name]) for pick in (min, max))
     return (
-        f"{least} needs the fewest samples to {percent(at[least].target)}, {number(samples[least])}; {most} the most "
+        f"{least} needs the fewest samples to {named(at[least].target)}, {number(samples[least])}; {most} the most "
         f"that get there, {number(samples[most])}."
     )
 
@@ -176,7 +177,7 @@ def _spread(at: Mapping[str, Reached]) -> str:
     name = max(wide, key=lambda name: wide[name])
     less = "" if wide[name] >= WIDE else "only "
     return (
-        f"Seeds differ most in {name}: the slowest to {percent(at[name].target)} took {less}{number(wide[name])} times "
+        f"Seeds differ most in {name}: the slowest to {named(at[name].target)} took {less}{number(wide[name])} times "
         "as long."
     )
 

@@ -18,6 +18,7 @@ from distbelief.core import records
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab.study.definition import TARGETS, Target, parse_target
 from distbelief.lab.study.statistics import MISSED
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
@@ -47,6 +48,16 @@ class Point(msgspec.Struct, frozen=True):
     loss: float
     """On the test set, as `accuracy` (0 to 1)."""
     accuracy: float
+    training_loss: float | None = None
+    """On the training set, where a target is of that; of any run, the mean of its minibatches since the last point."""
+
+    def holds(self, target: Target) -> bool:
+        """Return whether the model is as good as a target."""
+        of, value = parse_target(target)
+        if of == TARGETS[-1]:
+            return self.accuracy >= value
+        loss = self.loss if of == TARGETS[1] else self.training_loss
+        return loss is not None and loss <= value
 
 
 class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,15 +108,15 @@ class Trial(JobFigures, frozen=True, kw_only=True):
         """Whether there is nothing to be seen of it."""
         return not (self.points or self.shrunk)
 
-    def held(self, target: float) -> Point | None:
+    def held(self, target: Target) -> Point | None:
         """The first of two points in a row that hold a target; None where there are none."""
         pairs = itertools.pairwise(self.points)
-        return next((one for one, after in pairs if min(one.accuracy, after.accuracy) >= target), None)
+        return next((one for one, after in pairs if one.holds(target) and after.holds(target)), None)
 
-    def seconds_to(self, target: float) -> float:
-        """Seconds till it held a target; infinite where it never did."""
+    def until(self, target: Target, what: str = "seconds") -> float:
+        """Seconds, or another of a point's figures, till it held a target; infinite where it never did."""
         point = self.held(target)
-        return point.seconds if point else MISSED
+        return getattr(point, what) if point else MISSED
 
     @property
     def accuracy(self) -> float | None:
@@ -154,10 +165,16 @@ class Farm(torch.nn.Module):
         return outputs[0] if len(outputs) == 1 else sum(outputs) / len(outputs)
 
 
-def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
+def measure_points(runs: Sequence[Path], task: Task, seed: int, training: bool = False) -> list[Point]:
     """Measure every checkpoint of a run, after its end: so that it cost the job nothing. Of several runs, one after
     another, their mean prediction at their first checkpoints, their second ones, and so on, and at their last ones; at
     the time, samples and steps of all of them together.
+
+    Args:
+        runs: whose checkpoints are there.
+        task: that they train.
+        seed: of their models.
+        training: whether the loss on the training set is measured too.
 
     Raises:
         CheckpointError: one is missing or spoilt.
@@ -165,7 +182,8 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
     """
     if task.test is None:
         return []
-    data = load(task, "test")
+    data, trained_on = load(task, "test"), load(task, "training") if training else None
+    on_training = dataclasses.replace(task, test=lambda: trained_on) if trained_on is not None else None
     task = dataclasses.replace(task, test=lambda: data)
     farm = Farm([build_model(task, seed, "cpu") for _ in runs])
     layout = layout_of(farm.models[0])
@@ -180,7 +198,8 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int) -> list[Point]:
         seconds, samples, steps = (
             sum(getattr(one, name) for one in moments) for name in ("seconds", "samples", "steps")
         )
-        points.append(Point(seconds, samples / max(kept[0][1], 1), samples, steps, found.loss, found.accuracy))
+        loss = measure(on_training, farm).loss if on_training else None
+        points.append(Point(seconds, samples / max(kept[0][1], 1), samples, steps, found.loss, found.accuracy, loss))
     return points
 
 
