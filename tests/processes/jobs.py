@@ -30,7 +30,7 @@ from distbelief.replica import siblings
 from distbelief.runtime.direct import DirectEndpoint, SharedShard
 from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
-from distbelief.tasks import Task, TensorData
+from distbelief.tasks import Task, TensorData, as_data, mnist
 from distbelief.tasks.on_disk import LARGE
 from distbelief.transport.sockets import SocketEndpoint
 
@@ -56,6 +56,16 @@ def net() -> nn.Module:
 
 def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
+
+
+WHOLE = 480
+
+
+def perceptron() -> Task:
+    """The perceptron of `mnist`, in float64, on some of its data."""
+    made = mnist()
+    inputs, targets = as_data(made.train()).batch(torch.arange(WHOLE))
+    return Task(model=lambda: made.model().double(), train=lambda: TensorData(inputs.double(), targets))
 
 
 def wrongly_split() -> Task:
