@@ -329,7 +329,12 @@ class Summary(msgspec.Struct):
                 **(self.reached or {"seconds": None, "epochs": None}),
             },
             "staleness": self.staleness(),
-            "bytes": {"pushed": self.bytes["sent"][PUSH], "fetched": self.bytes["received"][FETCH], **self.bytes},
+            "bytes": {
+                "pushed": self.bytes["sent"][PUSH],
+                "fetched": self.bytes["received"][FETCH],
+                **self.bytes,
+                "per_step": {kind: count / max(1, self.steps) for kind, count in moved(self.bytes).items()},
+            },
             "per_replica": [
                 {
                     "id": index,

@@ -80,7 +80,8 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
         "target": {"accuracy": 0.8, "loss": None, "reached": True, "seconds": 2.5, "epochs": 1},
         "staleness": {"mean": 11 / 15, "max": 3, "histogram": {"0": 10, "1": 2, "3": 3}},
         "bytes": {"pushed": 1200, "fetched": 900, "sent": {**NOTHING, "push": 1200, "control": 7},
-            "received": {**NOTHING, "fetch": 900}, "shared_memory": {**NOTHING, "all_reduce": 40}},
+            "received": {**NOTHING, "fetch": 900}, "shared_memory": {**NOTHING, "all_reduce": 40},
+            "per_step": {"push": 1200 / 8, "fetch": 0.0, "all_reduce": 40 / 8, "partitions": 0.0}},
         "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "times": {"steps": 7,
             "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "waits_for": "shard"}},
             {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "times": None}],
@@ -202,6 +203,7 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     expected = played(None)
     expected["bytes"]["sent"]["push"] += 50  # what was sent stays sent
     expected["bytes"]["pushed"] += 50
+    expected["bytes"]["per_step"]["push"] += 50 / expected["steps"]
     assert result == expected
     assert len(list(read_metrics(folder.metrics))) == 9 + 2 + 10
     whole = 9 + 2 + 10 + torn.count(b"\n")

@@ -17,7 +17,7 @@ from distbelief.lab.study.claims import Judged, momentum
 from distbelief.lab.study.definition import TARGETS, Arm, Study, Target, parse_target
 from distbelief.lab.study.statistics import Interval, median, ratio_of_medians
 from distbelief.lab.study.trials import SHRUNK, Trial
-from distbelief.record.summary import PARTS
+from distbelief.record.summary import PARTS, moved
 
 BUSY = 0.1
 """The part of a machine that others take, from which it is said to have been busy."""
@@ -74,7 +74,7 @@ MEDIANS: Mapping[str, Callable[[Trial], float | None]] = {
     "samples_per_second": lambda one: _per(one.samples, one.seconds),
     "seconds_per_step": lambda one: _per(one.seconds, one.steps),
     "seconds_per_update": lambda one: _per(one.seconds, one.updates),
-    "bytes_per_step": lambda one: _per(one.bytes, one.steps),
+    "bytes_per_step": lambda one: _per(sum(one.bytes.values()), one.steps),
     "staleness": lambda one: _mean(one.staleness),
     "most_staleness": lambda one: max(map(int, one.staleness), default=0),
     "momentum": lambda one: momentum(one.staleness),
@@ -101,6 +101,8 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     """Why trials failed; "" where none did."""
     parts: dict[str, float]
     """Seconds of a step; empty where they are not known."""
+    bytes_by_kind: dict[str, float]
+    """Medians of a step's."""
     busy: float
     """The part of the machine that others took, at most."""
     targets: list[Reached]
@@ -203,12 +205,15 @@ def table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[s
 
 
 def epochs_table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[str]]:
-    """A head, and a row for each of some arms: the epochs till they hold each target, and what they send."""
+    """A head, and a row for each of some arms: the epochs till they hold each target, and what a step moves."""
     names = [f" {named(one)}" for one in targets] if targets[1:] else [""] * len(targets)
-    rows = [["arm", "bytes/step", *(f"{head}{name}" for name in names for head in ("epochs", "times fewer"))]]
+    kinds = [kind for kind in moved({}) if any(one.bytes_by_kind[kind] > 0 for one in group)]
+    heads = [f"{head}{name}" for name in names for head in ("epochs", "times fewer")]
+    rows = [["arm", *heads, *(f"{kind.replace('_', '-')} B/step" for kind in kinds)]]
     for one in group:
         standing = [(number(at.epochs), told_interval(at.fewer_epochs)) for at in map(one.at, targets)]
-        rows.append([one.name, number(one.bytes_per_step), *(cell for cells in standing for cell in cells)])
+        sizes = [number(one.bytes_by_kind[kind]) for kind in kinds]
+        rows.append([one.name, *(cell for cells in standing for cell in cells), *sizes])
     return rows
 
 
@@ -232,6 +237,7 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         trials=len(every),
         failed=len(failed),
         reason=failed[0].reason if failed else "",
+        bytes_by_kind={kind: median([one.bytes.get(kind, 0) / max(1, one.steps) for one in own]) for kind in moved({})},
         parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
         targets=[_reached(target, every, theirs) for target in study.targets],

@@ -17,6 +17,7 @@ from distbelief.lab.study.running import MACHINE, cost_of, read_kept, starts
 from distbelief.lab.study.sentences import sentences
 from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.folder import write_atomically
+from distbelief.record.summary import moved
 
 REPORT, TRIALS, POINTS = "report.json", "trials.csv", "points.csv"
 
@@ -53,17 +54,19 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     report = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=text)
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
-            "samples", "updates", "bytes", "busy")  # fmt: skip
+            "samples", "updates", "busy")  # fmt: skip
     till = [(what, target) for target in study.targets for what in ("seconds", "epochs")]
     rows = [
         [
             *(getattr(trial, name) for name in kept),
             trial.accuracy,
+            *(trial.bytes.get(kind, 0) for kind in moved({})),
             *(trial.until(target, what) for what, target in till),
         ]
         for trial in report.trials
     ]
-    _write(path / TRIALS, [*kept, "accuracy", *(f"{what} to {target}" for what, target in till)], rows)
+    heads = [*(f"bytes {kind}" for kind in moved({})), *(f"{what} to {target}" for what, target in till)]
+    _write(path / TRIALS, [*kept, "accuracy", *heads], rows)
     points = [
         [trial.arm, trial.seed, *msgspec.structs.astuple(point)] for trial in report.trials for point in trial.points
     ]

@@ -72,8 +72,8 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     samples: int = 0
     updates: int = 0
-    bytes: int = 0
-    """Moved to train."""
+    bytes: dict[str, int] = {}
+    """Moved to train, by kind: push, fetch, all_reduce, partitions."""
     staleness: dict[str, int] = {}
     """So many pushes of each staleness."""
     parts: dict[str, float] = {}
@@ -135,7 +135,7 @@ def of_result(*results: Json) -> Json:
     return {
         **{name: first[name] for name in ("outcome", "reason", "replicas")},
         **{name: sum(one[name] for one in results) for name in ("seconds", "epochs", "steps", "samples", "updates")},
-        "bytes": sum(sum(moved(one["bytes"]).values()) for one in results),
+        "bytes": {kind: sum(moved(one["bytes"])[kind] for one in results) for kind in moved({})},
         "staleness": dict(staleness),
         "losses": [(row["seconds"], row["train_loss"]) for row in rows],
         "parts": _parts([replica["times"] for replica in replicas if replica.get("times")]),
