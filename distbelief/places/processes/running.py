@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import multiprocessing.connection
 import os
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
@@ -36,19 +38,20 @@ from distbelief.places.place import (
     carry_out,
 )
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.addresses import host_and_port, is_loopback
-from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.options import LocalOptions, host_and_port, is_loopback
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.script import name_of
-from distbelief.places.processes.spec import tell, tell_guest
+from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
+from distbelief.strategies.base import DIRECT, path_of
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
     from distbelief.places.join.authority import Authority
+    from distbelief.transport.secure import Identity
 
 DEADLINES = Deadlines()
 CROWD = 8
@@ -71,7 +74,7 @@ class Running:
         self.cluster, self.attempt, self.evaluates = cluster, attempt, evaluates
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
-        told = tell(cluster, attempt, self._script, evaluates)
+        told = spec_of(cluster, attempt, self._script, evaluates)
         lasts = not job.strategy.alone and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
@@ -91,7 +94,6 @@ class Running:
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        self._guests = Guests(settings.replicas, settings.restarts, job.strategy.most_guests)
         # last, when nothing is left that fails: `close` gives them back
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
@@ -149,8 +151,10 @@ class Running:
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.attempt.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
+            guests = Guests(self.settings.replicas, self.settings.restarts, self.job.strategy.most_guests)
+            admit = functools.partial(self._admit, guests)
             self._join_server = JoinServer(
-                self._told.job, where, host, self._certifier, self._admit, self.attempt.folder.path
+                self._told.job, where, host, self._certifier, admit, self.attempt.folder.path
             )
             told = (
                 f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
@@ -169,8 +173,10 @@ class Running:
 
     def _tell_crowd(self) -> None:
         """Say why nothing may happen for long, where the cores of this machine have many partitions each."""
+        if self.settings.partitions == 1 or not isinstance(self.processes, Processes):
+            return
         count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
-        if self.settings.partitions > 1 and count > CROWD * cores and isinstance(self.processes, Processes):
+        if count > CROWD * cores:
             self._note(
                 f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "
                 "parts, for a second each, and in every step; fewer --partitions take less"
@@ -203,7 +209,7 @@ class Running:
     def _note(self, text: str) -> None:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
-    def _admit(self, request: JoinRequest) -> JoinGrant | JoinRefusal:
+    def _admit(self, guests: Guests, request: JoinRequest) -> JoinGrant | JoinRefusal:
         """Return what a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
@@ -216,11 +222,11 @@ class Running:
             return JoinRefusal(scripts or "it trains a task, not a script: name none")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):
             return JoinRefusal(wrong)
-        given = self._guests.give(request)
+        given = guests.give(request)
         if isinstance(given, JoinRefusal):
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
-        spec = msgspec.msgpack.encode(tell_guest(self._told, identity))
+        spec = msgspec.msgpack.encode(spec_of_guest(self._told, identity))
         return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
     # watching
@@ -305,3 +311,41 @@ class Running:
 def _names(record: records.Succeeded) -> tuple[str, str, int]:
     """Return who plays another from now on, and which life of that."""
     return record.standby, record.role, record.incarnation
+
+
+def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
+    """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
+    job, settings = attempt.job, attempt.settings
+    return Spec(
+        job=secrets.token_hex(16),
+        task=job.reference,
+        strategy=job.strategy.name,
+        data_dir=job.data_dir,
+        settings=settings,
+        device=job.device,
+        threads=job.threads,
+        transport=cluster.carrier,
+        bind=cluster.bound,
+        advertise=cluster.advertised,
+        insecure=cluster.insecure,
+        compute=cluster.compute,
+        run=str(attempt.folder.path if attempt.folder else ""),
+        start=attempt.start,
+        init_from=job.init_from,
+        supervisor=os.getpid(),
+        direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
+        direct_asked=cluster.path == DIRECT,
+        path=[os.getcwd(), *sys.path],
+        directory=os.getcwd(),
+        environment=dict(os.environb),
+        script=script,
+        evaluator=evaluator,
+    )
+
+
+def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
+    """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
+    called here is not its affair.
+    """
+    of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
+    return Spec(**of_job, identity=identity, evaluator=False)
