@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
+from distbelief.core.roles import MOST, Mesh
 from distbelief.core.settings import Settings, StrategyOptions, know
 from distbelief.errors import LocalProtocolError, UsageError, unknown
-from distbelief.sharding.mesh import MOST, Mesh
 from distbelief.split.options import Partitions
 
 if TYPE_CHECKING:

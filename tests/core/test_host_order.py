@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from distbelief.cli import main
 from distbelief.core import roles
+from distbelief.core.roles import Mesh
 from distbelief.errors import UsageError
 from distbelief.network.measured import measured_topology
 from distbelief.network.slurm import parse_topology
@@ -20,7 +21,6 @@ from distbelief.places.cluster.checking import HostReport, topology_of
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.words import Way
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import servers
 
 TREE = """SwitchName=s0 Nodes=a,c LinkSpeed=1000

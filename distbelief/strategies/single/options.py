@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.core.roles import Mesh
 from distbelief.core.settings import Holder, Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies.base import LocalMachine, Partitioned, Scaled, Virtual
 
 if TYPE_CHECKING:
