@@ -121,7 +121,7 @@ def trained_name(name: str, stored: Stored) -> str:
 
 
 def constrained(model: Callable[[], nn.Module], task: str, path: str) -> Callable[[], nn.Module]:
-    """What builds the model of a task so that it begins as a file has it.
+    """Return what builds the model of a task so that it begins as a file has it.
 
     Args:
         model: builds the model that the file was made of.
