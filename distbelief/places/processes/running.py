@@ -87,7 +87,7 @@ class Running:
         hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
         self._standings: dict[str, Standing] = {}
-        """How each process stands, as it said when it was asked last."""
+        """Standing of each process, as it said when it was asked last."""
         self._looked = 0.0
         self._address = ""
         """Address where the coordinator listens, or did last."""
