@@ -16,10 +16,10 @@ from distbelief.cli.tables import number
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
-from distbelief.places.paths import DIRECT, SERVED
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.settle import title_of
 from distbelief.strategies import Downpour, Strategy
+from distbelief.strategies.base import DIRECT, SERVED
 
 VECTOR = 4 * workloads.WIDE * workloads.WIDE
 """Bytes of the large model's parameters."""

@@ -101,22 +101,6 @@ def limit(error: BaseException) -> str:
     return LIMITS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
-def check_text(text: str, where: str) -> None:
-    """Refuse a name of the system's that is no text: no file or message of ours could hold it.
-
-    Raises:
-        UsageError: with what to do.
-
-    >>> check_text("café", "--out café")
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"{where}: is no UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
-        ) from None
-
-
 def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:
     """A `UsageError` for a wrong word, naming the nearest right one and all others.
 

@@ -47,7 +47,7 @@ def plan_of(size: int, shards: int) -> Plan:
     """The plan of shards that hold `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
     settings = Settings(strategy=Downpour(1, shards, optimizer=optim("sgd", RATE)))
-    return Plan(settings, layout, cut(layout, settings.mesh, shards), 1)
+    return Plan(settings, layout, cut(layout, settings.partitions, shards), 1)
 
 
 def mapped(descriptor: int, size: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distbelief.cli import INTERRUPTED
-from distbelief.errors import DataError, DistbeliefError, Interrupted, Refusals, UsageError, check_text, limit, unknown
+from distbelief.errors import DataError, DistbeliefError, Interrupted, Refusals, UsageError, limit, unknown
 from distbelief.places import signals
 
 INTERRUPTED_BEFORE = "interrupted before the job began"
@@ -95,6 +95,8 @@ def run(args: Sequence[str], command: Callable[[list[str]], int] | None = None) 
         args: its words.
         command: what they are for; that of distbelief which they begin with, where it is left off.
     """
+    from distbelief.core.values import check_text
+
     try:
         for word in args:
             check_text(word, repr(word))

@@ -56,7 +56,7 @@ def plan(settings: Settings, event: Join) -> Plan:
     return Plan(
         settings,
         event.layout,
-        cut(event.layout, settings.mesh, parts),
+        cut(event.layout, settings.partitions, parts),
         event.samples - left_out if known else 0,
         left_out if known else 0,
         event.optimizers,

@@ -40,10 +40,10 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
-    >>> from distbelief.sharding.mesh import Mesh
+    >>> from distbelief.core.roles import Mesh
     >>> from distbelief.strategies import Downpour
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
-    >>> cut_layers(Plan(Settings(strategy=Downpour(optimizer="lars")), layout, cut(layout, Mesh(1), 2), 8))
+    >>> cut_layers(Plan(Settings(strategy=Downpour(optimizer="lars")), layout, cut(layout, 1, 2), 8))
     {1: {0, 1}}
     """
     if plan.settings.optimizer.name not in LAYERWISE:
@@ -82,7 +82,7 @@ class Exchange:
     >>> from distbelief.strategies import Synchronous
     >>> layout = lay_out([Tensor("weight", (64,), "float32")])
     >>> settings = Settings(strategy=Synchronous(optimizer="lars"))
-    >>> plan = Plan(settings, layout, cut(layout, settings.mesh, 2), 8)
+    >>> plan = Plan(settings, layout, cut(layout, settings.partitions, 2), 8)
     >>> ruler, other = Exchange(plan, 0), Exchange(plan, 1)
     >>> [said] = other.say(0, ((0, 9.0, 1.0),))
     >>> ruler.say(0, ((0, 16.0, 3.0),)), ruler.take("shard 1", said.message), ruler.whole(0)

@@ -1,12 +1,18 @@
-"""Optimizers by name: what a user asks for, and what is asked of a job that has it. What they do is torch's, or in
-`server/layerwise`.
+"""Optimizers by name, and the learning rate: the factor on the base rate as a function of the samples applied at the
+server. First warm-up, then a schedule.
+
+What an optimizer does is torch's, or in `server/layerwise`. The rate that a user gives is for the base batch; a global
+batch that is k times as large scales it (Goyal et al. 2017, section 2). Every word of a schedule is one line of
+`SCHEDULES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -83,3 +89,161 @@ def optim(
     optimizer = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)
     check_fields(optimizer)
     return optimizer
+
+
+SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
+"""The factor on the rate where the global batch is k times the base batch."""
+WARMUPS = ("gradual", "constant")
+
+
+class Moment(NamedTuple):
+    """Moment of a job: the epochs that are applied, the progress (0 to 1) of what follows the warm-up, and the job's
+    epochs.
+    """
+
+    epoch: float
+    since: float
+    epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Options that the learning rate follows.
+
+    >>> rate = LearningRate(warmup_epochs=5.0)
+    >>> [rate.rate_factor(samples, of_epoch=100, epochs=10, batch=256, scale=4.0) for samples in (0, 250, 500, 900)]
+    [1.0, 2.5, 4.0, 4.0]
+    """
+
+    lr_schedule: str = "constant"
+    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or
+    backoff (smaller after phases that grow)."""
+    lr_steps: tuple[float, ...] = ()
+    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three
+    quarters of all), with backoff the first (none: 1)."""
+    lr_gamma: float = 0.0
+    """Factor on the rate: with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37),
+    by which the next is longer."""
+    lr_power: float = 2.0
+    """With --lr-schedule polynomial, its power."""
+    warmup_epochs: float = 0.0
+    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from none."""
+    warmup: str = "gradual"
+    """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
+
+    def rate_checks(self, epochs: int) -> Iterator[Callable[[], object]]:
+        """Yield what refuses a learning rate, of words that are known, that no job of so many epochs can follow."""
+        yield partial(self._check_warmup, epochs)
+        yield partial(self._check_schedule, epochs)
+
+    def _check_warmup(self, epochs: int) -> None:
+        if not 0 <= self.warmup_epochs <= epochs:
+            raise UsageError(f"--warmup-epochs {self.warmup_epochs:g}: must be from 0 to --epochs, which is {epochs}")
+
+    def _check_schedule(self, epochs: int) -> None:
+        for name, words in OWN.items():
+            value, otherwise = getattr(self, name), getattr(LearningRate(), name)
+            if value != otherwise and self.lr_schedule not in words:
+                whose = " or ".join(words)
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {value}: belongs to --lr-schedule {whose}, and this one is "
+                    f"{self.lr_schedule}"
+                )
+        if list(self.lr_steps) != sorted(set(self.lr_steps)) or not all(0 < epoch < epochs for epoch in self.lr_steps):
+            raise UsageError(
+                f"--lr-steps {self.lr_steps}: are epochs in rising order, after 0 and before --epochs, which is "
+                f"{epochs}"
+            )
+        if self.lr_schedule == "backoff" and len(self.lr_steps) > 1:
+            raise UsageError(
+                f"--lr-steps {self.lr_steps}: --lr-schedule backoff needs the first only, the others follow from "
+                "--lr-gamma"
+            )
+        if self.lr_schedule == "backoff" and not self.lr_steps and epochs == 1:
+            raise UsageError(
+                "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, "
+                "or --lr-steps 0.5"
+            )
+        if not 0 < self.lr_power < math.inf:
+            raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
+        if not 0 <= self.lr_gamma <= 1:
+            raise UsageError(
+                f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has "
+                "it) to 1"
+            )
+
+    @property
+    def rate_follows(self) -> bool:
+        """True where the rate depends on the samples applied."""
+        return self.lr_schedule != "constant" or bool(self.warmup_epochs)
+
+    def rate_factor(self, samples: int, of_epoch: int, epochs: int, batch: int, scale: float | None = None) -> float:
+        """The factor on the base rate, for one update.
+
+        Args:
+            samples: that have been applied before it.
+            of_epoch: samples in an epoch.
+            epochs: of the job.
+            batch: samples in it.
+            scale: on the rate of the base batch, for the size of the global batch; None where there is no base batch.
+        """
+        scaled = 1.0 if scale is None else scale
+        if not self.rate_follows:
+            return scaled
+        if of_epoch < 1:
+            raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
+        total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
+        # a schedule is a function of the samples applied, not of steps: replicas of any speed and number see the same
+        # one
+        if samples < warming:
+            if self.warmup == "constant":
+                return 1.0
+            # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from
+            # none, since none moves nothing
+            unscaled = min(1.0, (samples + batch) / warming)
+            return unscaled if scale is None else 1.0 + (scale - 1.0) * samples / warming
+        since = (samples - warming) / (total - warming) if total > warming else 1.0
+        return scaled * SCHEDULES[self.lr_schedule](self, Moment(samples / of_epoch, min(1.0, since), epochs))
+
+
+GAMMAS = {"step": 0.1, "backoff": 0.37}
+"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: what Niu et
+al. 2011 find best).
+"""
+
+
+def _gamma(rate: LearningRate) -> float:
+    return rate.lr_gamma or GAMMAS[rate.lr_schedule]
+
+
+def _step(rate: LearningRate, at: Moment) -> float:
+    steps = rate.lr_steps or (at.epochs / 2, at.epochs * 3 / 4)
+    return math.prod(_gamma(rate) for epoch in steps if at.epoch >= epoch)
+
+
+def _backoff(rate: LearningRate, at: Moment) -> float:
+    """Phases that grow as the rate falls: K epochs at the rate, K / gamma at gamma times the rate, and so on (Niu et
+    al. 2011, section 4).
+    """
+    gamma, first = _gamma(rate), rate.lr_steps[0] if rate.lr_steps else 1.0
+    if gamma == 1.0:
+        return 1.0
+    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide
+    # nothing
+    phase = math.log1p(min(at.epoch, at.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
+    return gamma ** int(phase + 1e-9)
+
+
+SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
+    "constant": lambda _, _at: 1.0,
+    "linear": lambda _, at: 1.0 - at.since,
+    "polynomial": lambda rate, at: (1.0 - at.since) ** rate.lr_power,
+    "cosine": lambda _, at: 0.5 * (1.0 + math.cos(math.pi * at.since)),
+    "step": _step,
+    "backoff": _backoff,
+}
+"""The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up.
+"""
+
+OWN = {"lr_steps": tuple(GAMMAS), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
+"""The settings of some schedules only."""

@@ -17,14 +17,13 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import msgspec
 
 from distbelief.core.consistency import Policy
-from distbelief.core.learning_rate import SCALINGS, SCHEDULES, WARMUPS, LearningRate
-from distbelief.core.optimizer import Optimizer
+from distbelief.core.optimizer import SCALINGS, SCHEDULES, WARMUPS, LearningRate, Optimizer
+from distbelief.core.roles import MOST, Mesh
 from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.schedules.pipelines import check_pipeline, named
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout, Range
-from distbelief.sharding.mesh import MOST, Mesh
 
 PRECISIONS = ("float32", "bf16", "fp16")
 ORDERS = (SHUFFLED, SEQUENTIAL) = ("shuffled", "sequential")

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from distbelief.errors import UsageError, check_text
+from distbelief.errors import UsageError
 
 Read = TypeVar("Read")
 Also = TypeVar("Also")
@@ -161,6 +161,22 @@ def _held(value: object, kind: object, where: str) -> Any:
     if origin is Callable:
         return value if callable(value) else _NONE
     return value if isinstance(kind, type) and origin is None and isinstance(value, kind) else _NONE
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse a name of the system's that is no text: no file or message of ours could hold it.
+
+    Raises:
+        UsageError: with what to do.
+
+    >>> check_text("café", "--out café")
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{where}: is no UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
+        ) from None
 
 
 def _number(value: Real, where: str) -> float:

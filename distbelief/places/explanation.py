@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from distbelief.core import roles
 from distbelief.core.outcomes import Cause, Outcome, cause_of
 from distbelief.core.records import Finished
 from distbelief.errors import Interrupted, JobFailed
 
 
-class Explanation:
-    """Explanation of the deaths of one job, and of what it can go on from.
+class Explanation(msgspec.Struct):
+    """Explanation of the deaths of one job, and of what it can go on from."""
 
-    Args:
-        checkpoint: number of the newest checkpoint; 0 where there is none.
-        run: the run folder, "" where there is none.
-    """
-
-    def __init__(self, checkpoint: int = 0, run: str = "") -> None:
-        self.run, self.checkpoint = run, checkpoint
-        self.reported_loss = ""
-        """First word of a role that told only of somebody else who is gone."""
-        self.deaths: dict[str, str] = {}
-        """End of the last life of each role, of those that nobody meant to end."""
-        self._last_words: dict[str, str] = {}
+    checkpoint: int = 0
+    """Number of the newest checkpoint; 0 where there is none."""
+    run: str = ""
+    """The run folder, "" where there is none."""
+    reported_loss: str = ""
+    """First word of a role that told only of somebody else who is gone."""
+    deaths: dict[str, str] = {}
+    """End of the last life of each role, of those that nobody meant to end."""
+    _last_words: dict[str, str] = {}
 
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
         """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""

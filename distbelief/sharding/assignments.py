@@ -1,4 +1,4 @@
-"""Assignment of ranges of the flat vector to shards: a function of the layout, the mesh and the number of shards."""
+"""Assignment of ranges of the flat vector to shards: a function of the layout, the partitions and the shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 
 from distbelief.errors import UsageError
 from distbelief.sharding.layout import ALIGNMENT, Layout, Range
-from distbelief.sharding.mesh import Mesh
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
@@ -18,28 +17,28 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     frozen: Range
 
 
-def cut(layout: Layout, mesh: Mesh, shards: int) -> tuple[Assignment, ...]:
+def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
     """Contiguous ranges, home after home, balanced by bytes and cut at multiples of `ALIGNMENT`; a small model leaves
     some empty. A shard holds nothing of two homes, so that a partition pushes to its own shards only.
 
     Raises:
-        UsageError: the layout has another number of homes than the mesh has partitions; there is no shard, or not one
+        UsageError: the layout has another number of homes than there are partitions; there is no shard, or not one
             for each home, or there are more than parameters.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
-    >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), Mesh(replicas=3), 2)]
+    >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 1, 2)]
     [Range(start=0, stop=2048), Range(start=2048, stop=4000)]
     """
-    if len(layout.homes) != mesh.partitions:
+    if len(layout.homes) != partitions:
         raise UsageError(
-            f"--partitions {mesh.partitions}: the model is laid out for {len(layout.homes)}; split it over as many"
+            f"--partitions {partitions}: the model is laid out for {len(layout.homes)}; split it over as many"
         )
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")
-    if shards < mesh.partitions:
+    if shards < partitions:
         raise UsageError(
-            f"--shards {shards} of a model in {mesh.partitions} partitions: each has shards of its own; use at least "
-            f"{mesh.partitions}"
+            f"--shards {shards} of a model in {partitions} partitions: each has shards of its own; use at least "
+            f"{partitions}"
         )
     check_shards(shards, layout.parameters)
     return tuple(

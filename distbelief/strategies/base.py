@@ -7,14 +7,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
+from distbelief.core.roles import Mesh
 from distbelief.core.settings import Holder, Settings, StrategyOptions, know
-from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.sharding.mesh import Mesh
+from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.split.options import Partitions
 
 if TYPE_CHECKING:
     from distbelief.strategies.context import Loop, LoopContext
     from distbelief.strategies.players import Players
+
+AUTO, SERVED, DIRECT = "auto", "served", "direct"
+PATHS = (AUTO, DIRECT, SERVED)
+"""Paths of updates: made by the shards' processes (served), or by replicas in memory shared with them (direct)."""
 
 
 class LocalMachine(Protocol):
@@ -173,6 +177,27 @@ def check_local_links(cluster: Virtual) -> None:
             "--network local-latency and local-bandwidth are of links inside a host: say with --hosts who is on one, "
             "or leave it off"
         )
+
+
+def path_of(asked: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
+    """The path of a job.
+
+    Args:
+        asked: one of `PATHS`; auto is the direct one where that can be.
+        strategy: of the job.
+        settings: of the job.
+        carrier: how bytes travel between its replicas and shards: shared or tcp.
+        lacking: what the place lacks for the direct path; "" for nothing.
+
+    Raises:
+        UsageError: there is no such path, or none for this job.
+    """
+    if asked not in PATHS:
+        raise unknown("path", asked, PATHS)
+    why = strategy.served_because(settings, carrier) or lacking
+    if asked == DIRECT and why:
+        raise UsageError(f"--path direct: {why}; leave it off")
+    return SERVED if why or asked == SERVED else DIRECT
 
 
 @dataclass(frozen=True)

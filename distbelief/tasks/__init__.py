@@ -2,7 +2,6 @@
 
 from distbelief.tasks.digits import digits
 from distbelief.tasks.mnist import mnist, mnist_lenet
-from distbelief.tasks.registry import available, resolve
-from distbelief.tasks.task import Data, Task, TensorData, as_data
+from distbelief.tasks.task import Data, Task, TensorData, as_data, available, resolve
 
 __all__ = ["Data", "Task", "TensorData", "as_data", "available", "digits", "mnist", "mnist_lenet", "resolve"]

@@ -1,1 +1,1 @@
-"""Named models and their data; `tasks.registry` knows their names."""
+"""Named models and their data; `references` knows their names."""

@@ -27,8 +27,9 @@ from distbelief.errors import Refusals, UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.channel_messages import Failed
-from distbelief.places.processes.addresses import listen_at
-from distbelief.places.processes.spec import Spec, tell
+from distbelief.places.processes.options import listen_at
+from distbelief.places.processes.running import spec_of
+from distbelief.places.processes.spec import Spec
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.driver import Driver
 from distbelief.strategies import STRATEGIES
@@ -253,7 +254,7 @@ def spec(*args: str) -> Spec:
     """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.place()
-    return tell(place, Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
+    return spec_of(place, Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
 
 
 def test_the_options_of_a_process_reach_it() -> None:

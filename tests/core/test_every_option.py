@@ -47,7 +47,7 @@ from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.join import guest
 from distbelief.places.prediction import predict
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.spec import tell
+from distbelief.places.processes.running import spec_of
 from distbelief.places.simulated import simulated, sweep
 
 TCP = {"transport": "tcp"}
@@ -68,7 +68,7 @@ LOCAL: dict[str, tuple[Any, dict[str, Any]]] = {
 def told(place: db.Local) -> tuple[Any, ...]:
     """What the processes of a job are told of a place, but for the setting itself."""
     job = db.Job("digits")
-    spec = tell(place, Attempt(job, place.settings(job), db.View(), 0.0, kept=False), [], True)
+    spec = spec_of(place, Attempt(job, place.settings(job), db.View(), 0.0, kept=False), [], True)
     # what --logs does to what is printed is seen in tests/processes/test_scripts.py
     return spec.transport, spec.bind, spec.advertise, spec.compute, spec.direct, place.encrypted, place.logs
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distbelief.cli import main
 from distbelief.core import roles
-from distbelief.core.roles import servers
+from distbelief.core.roles import Mesh, servers
 from distbelief.errors import UsageError
 from distbelief.network.measured import measured_topology
 from distbelief.network.slurm import parse_topology
@@ -21,7 +21,6 @@ from distbelief.places.cluster.checking import HostReport, topology_of
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.words import Way
-from distbelief.sharding.mesh import Mesh
 
 TREE = """SwitchName=s0 Nodes=a,c LinkSpeed=1000
 SwitchName=s1 Nodes=b,d LinkSpeed=1000

@@ -25,7 +25,7 @@ from patience import SLOWNESS
 import distbelief as db
 from distbelief.cli import main
 from distbelief.core import roles
-from distbelief.core.roles import servers
+from distbelief.core.roles import Mesh, servers
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import refusals
 from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
@@ -38,9 +38,8 @@ from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.join import join_server
 from distbelief.places.join.authority import Authority
-from distbelief.places.processes import addresses
+from distbelief.places.processes import options
 from distbelief.places.processes.processes import Hooks
-from distbelief.sharding.mesh import Mesh
 from distbelief.transport.addresses import cut, joined, own_addresses
 from distbelief.transport.secure import MUTE
 
@@ -348,15 +347,15 @@ def test_who_listens_everywhere_tells_the_only_address_there_is_and_no_name(
     bind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"eth0": ["10.0.0.1", "fd77::1"], "lo": ["127.0.0.1", "::1"]}
-    monkeypatch.setattr(addresses, "own_addresses", lambda: own)
-    monkeypatch.setattr(addresses, "host_towards", raise_unreachable)
-    assert addresses.told_host(bind, "") == own["eth0"]["::" in bind]
-    assert addresses.told_host(bind, "node7") == "node7"
+    monkeypatch.setattr(options, "own_addresses", lambda: own)
+    monkeypatch.setattr(options, "host_towards", raise_unreachable)
+    assert options.told_host(bind, "") == own["eth0"]["::" in bind]
+    assert options.told_host(bind, "node7") == "node7"
     own["eth1"] = ["10.1.0.1", "fd78::1"]
     with pytest.raises(UsageError, match=r"It has \S+ \(eth0\), \S+ \(eth1\): name one with --advertise"):
-        addresses.told_host(bind, "")
+        options.told_host(bind, "")
     del own["eth0"], own["eth1"]
-    assert addresses.told_host(bind, "") == own["lo"]["::" in bind]
+    assert options.told_host(bind, "") == own["lo"]["::" in bind]
 
 
 def raise_unreachable(*_: object) -> str:

@@ -23,7 +23,6 @@ from distbelief.sharding.layout import (
     check_same,
     lay_out,
 )
-from distbelief.sharding.mesh import Mesh
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 kinds = st.sampled_from(["parameter", "buffer", "frozen"])
@@ -81,7 +80,7 @@ def test_every_byte_belongs_to_one_shard_and_every_cut_is_at_sixteen_elements(
 ) -> None:
     layout = lay_out(made, groups=({}, {}, {}))
     shards = data.draw(st.integers(1, min(layout.parameters, 40)))
-    assignments = cut(layout, Mesh(1), shards)
+    assignments = cut(layout, 1, shards)
     assert len(assignments) == shards
     for ranges, start, stop in (
         ([a.moving for a in assignments], 0, layout.moving),
@@ -140,7 +139,7 @@ def test_what_cannot_be_trained_is_refused(made: list[Tensor], says: str) -> Non
 )
 def test_a_number_of_shards_that_cannot_be_is_refused(shards: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        cut(lay_out([Tensor("w", (10,), "float32"), Tensor("b", (99,), "float32", "buffer")]), Mesh(1), shards)
+        cut(lay_out([Tensor("w", (10,), "float32"), Tensor("b", (99,), "float32", "buffer")]), 1, shards)
 
 
 MODEL = [Tensor("w", (3, 4), "float32"), Tensor("b", (4,), "float32"), Tensor("mean", (4,), "float32", "buffer")]

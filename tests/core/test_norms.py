@@ -25,7 +25,7 @@ LAYOUT = lay_out(
 
 def plan(optimizer: str = "lars", shards: int = 3) -> Plan:
     settings = made("synchronous", optimizer=Optimizer(optimizer))
-    return Plan(settings, LAYOUT, cut(LAYOUT, settings.mesh, shards), 8)
+    return Plan(settings, LAYOUT, cut(LAYOUT, settings.partitions, shards), 8)
 
 
 def exchanges(optimizer: str = "lars") -> list[Exchange]:

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from distbelief.core import roles
+from distbelief.core.roles import Mesh
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.prediction import predict
 from distbelief.places.prediction.predict import Pool
 from distbelief.places.prediction.worker import Predicted, PredictionReady, PredictionSpec, encode
-from distbelief.sharding.mesh import Mesh
 
 
 class Line:

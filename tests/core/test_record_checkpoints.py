@@ -28,7 +28,6 @@ from distbelief.record.model_file import HEADER_LIMIT, stored
 from distbelief.record.restore import CheckpointStore, load_part, load_script, load_weights
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Piece, Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour
 
 POSITION = Position(1, 3, (Portion(0, 2, 1),))
@@ -53,7 +52,7 @@ OPTIMIZERS = {
 def plan_of(shards, tensors=TENSORS, optimizer="sgd", keep=2, aliases=None):
     layout = lay_out(tensors, ({}, {"lr": 0.1}), aliases)
     own = Settings(strategy=Downpour(2, shards, optimizer=Optimizer(optimizer)), keep_checkpoints=keep)
-    return Plan(own, layout, cut(layout, Mesh(1), shards), 100)
+    return Plan(own, layout, cut(layout, 1, shards), 100)
 
 
 def whole(plan, optimizer, seed=0):
@@ -203,7 +202,7 @@ def test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none(data):
             split[f"own.{home}"] = [Piece(0, 0, 3, 0)]
         layout = lay_out(tensors_of_all, ({}, {}), split=split)
         shards = data.draw(st.integers(homes, homes + 3))
-        return Plan(Settings(strategy=Downpour(2, shards)), layout, cut(layout, Mesh(1, homes), shards), 100)
+        return Plan(Settings(strategy=Downpour(2, shards)), layout, cut(layout, homes, shards), 100)
 
     before, after = plan(), plan()
     with tempfile.TemporaryDirectory() as run:

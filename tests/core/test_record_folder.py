@@ -21,7 +21,6 @@ from distbelief.record.folder import OWNER_ALONE, RunFolder, write_atomically, w
 from distbelief.record.recorder import Recorder
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour
 
 
@@ -189,7 +188,7 @@ def test_all_files_of_a_run_are_for_whom_the_umask_says(tmp_path: Path, umask: i
     try:
         layout = lay_out([Tensor("w", (40,), "float32")])
         plan, store = (
-            Plan(Settings(strategy=Downpour()), layout, cut(layout, Mesh(1), 1), 10),
+            Plan(Settings(strategy=Downpour()), layout, cut(layout, 1, 1), 10),
             Checkpoints(tmp_path / "run"),
         )
         folder = RunFolder.create(tmp_path / "run", "x")

@@ -11,7 +11,6 @@ import pytest
 
 from distbelief.core import records as r
 from distbelief.core.outcomes import Cause
-from distbelief.record import curves
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import line, read_metrics
 from distbelief.record.recorder import Recorder
@@ -290,7 +289,7 @@ def test_a_curve_that_cannot_be_written_is_no_error(tmp_path):
 def test_a_job_does_not_wait_without_end_for_its_curves(tmp_path, monkeypatch):
     folder, told, stuck = RunFolder.create(tmp_path / "run", "x"), [], threading.Event()
     recorder = Recorder(folder, JOB, warn=told.append)
-    monkeypatch.setattr(curves, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("distbelief.record.recorder.CLOSE_SECONDS", 0.01)
     monkeypatch.setattr(recorder._curves, "_write", lambda _: stuck.wait())
     for seconds, record in RUN:
         recorder.take(seconds, record)

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from made import made
 
 import distbelief
-from distbelief.core import learning_rate
-from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer, optim
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, SCHEDULES, LearningRate, Optimizer, optim
 from distbelief.core.settings import Plan, Settings, Traits, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Strategy
 
 NAN, INF = float("nan"), float("inf")
@@ -121,9 +119,9 @@ def test_an_optimizer_has_its_usual_learning_rate_unless_told() -> None:
         optim("adagrd")
 
 
-@given(st.sampled_from(sorted(learning_rate.SCHEDULES)), st.integers(1, 10**9), st.integers(1, 100))
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 10**9), st.integers(1, 100))
 def test_a_schedule_begins_at_the_base_rate_and_never_rises(name: str, of_epoch: int, epochs: int) -> None:
-    rate, total = learning_rate.LearningRate(lr_schedule=name), of_epoch * epochs
+    rate, total = LearningRate(lr_schedule=name), of_epoch * epochs
     steps = [rate.rate_factor(total * part // 40, of_epoch, epochs, 1) for part in range(41)]
     assert steps[0] == 1.0
     assert all(0.0 <= b <= a <= 1.0 for a, b in pairwise(steps))
@@ -163,14 +161,14 @@ def test_the_learning_rate_is_what_its_options_say(options: dict[str, Any], valu
     """Four epochs, in updates of 8 samples."""
     settings = made("synchronous", replicas=1, batch_size=8, epochs=4, **options)
     assert not refused(settings)
-    plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=80)
+    plan = Plan(settings, LAYOUT, cut(LAYOUT, 1, 1), samples=80)
     assert [plan.factor(quarter * 80) for quarter in (1, 2, 3, 4)] == pytest.approx(values, abs=1e-6)
 
 
 def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one() -> None:
     rounds: dict[str, Any] = {"strategy": "synchronous", "replicas": 4, "batch_size": 8, "push_every": 2, "epochs": 10}
     settings = made(**rounds, lr_scaling="linear", base_batch=16, warmup_epochs=5.0)
-    plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=64)
+    plan = Plan(settings, LAYOUT, cut(LAYOUT, 1, 1), samples=64)
     factors = [plan.factor(update * 64) for update in range(8)]
     assert factors == pytest.approx([1, 1.6, 2.2, 2.8, 3.4, 4, 4, 4])
 
@@ -191,7 +189,7 @@ def test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_
 def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options: dict[str, Any], batch: int) -> None:
     """From one step above none, with the first update, by the same amount with every update, however large that is."""
     settings = made(batch_size=8, epochs=4, warmup_epochs=2.0, **options)
-    plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=10 * batch), 20
+    plan, updates = Plan(settings, LAYOUT, cut(LAYOUT, 1, 1), samples=10 * batch), 20
     stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule, theirs = torch.optim.lr_scheduler.LinearLR(stepped, start_factor=1 / updates, total_iters=updates - 1), []
     for _ in range(updates + 5):
@@ -205,7 +203,7 @@ def test_a_rate_that_is_not_scaled_is_warmed_up_as_torchs_linear_lr_does(options
 @given(st.floats(0.05, 1.0), st.floats(0.1, 5.0), st.integers(1, 40))
 def test_back_off_has_phases_that_grow_as_the_rate_falls(gamma: float, first: float, epochs: int) -> None:
     """K updates, then K / gamma at gamma times the rate, and so on (Niu et al. 2011, section 4)."""
-    rate = learning_rate.LearningRate(lr_schedule="backoff", lr_gamma=gamma, lr_steps=(first,))
+    rate = LearningRate(lr_schedule="backoff", lr_gamma=gamma, lr_steps=(first,))
     factor, stop, length = 1.0, first * 1000, first * 1000
     for sample in range(0, 1000 * epochs, 100):
         while sample > stop and length < 1e9:
@@ -228,7 +226,7 @@ def test_the_global_batch_is_that_of_the_replicas_that_a_round_waits_for() -> No
 
 def test_a_schedule_needs_to_know_where_it_ends() -> None:
     with pytest.raises(UsageError, match="a schedule needs the samples of an epoch, got 0"):
-        learning_rate.LearningRate(lr_schedule="linear").rate_factor(0, 0, 1, 1)
+        LearningRate(lr_schedule="linear").rate_factor(0, 0, 1, 1)
 
 
 def test_what_is_asked_of_a_strategy_is_a_short_table_and_each_of_it_has_users() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core import roles
-from distbelief.core.roles import Role
+from distbelief.core.roles import MOST, Mesh, Role
 from distbelief.errors import LayoutError, UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import (
@@ -28,7 +28,6 @@ from distbelief.sharding.layout import (
     lay_out,
     whole,
 )
-from distbelief.sharding.mesh import MOST, Mesh
 
 KINDS = ("parameter", "buffer", "frozen")
 
@@ -262,7 +261,7 @@ def test_every_byte_of_a_home_belongs_to_one_shard_and_no_shard_has_two_homes(
     tensors, split, homes = made
     layout = lay_out(tensors, ({}, {}), split=split)
     shards = data.draw(st.integers(homes, max(homes, min(layout.parameters, 12))))
-    found = cut(layout, Mesh(2, homes), shards)
+    found = cut(layout, homes, shards)
     assert len(found) == shards
     for kind in ("moving", "frozen"):
         ranges = [getattr(one, kind) for one in found if getattr(one, kind).size]
@@ -291,7 +290,7 @@ def test_no_other_sharing_of_the_homes_has_a_smaller_largest_shard(sizes: list[i
     tensors = [Tensor(f"w{home}", (32 * size,), "float32") for home, size in enumerate(sizes)]
     layout: Layout = lay_out(tensors, split={t.name: [whole(t, home)] for home, t in enumerate(tensors)})
     count = len(sizes) + more
-    found = cut(layout, Mesh(1, len(sizes)), count)
+    found = cut(layout, len(sizes), count)
     least = min(
         max(size / share for size, share in zip(sizes, shares, strict=True)) for shares in parts(count, len(sizes))
     )
@@ -299,15 +298,15 @@ def test_no_other_sharing_of_the_homes_has_a_smaller_largest_shard(sizes: list[i
 
 
 @pytest.mark.parametrize(
-    ("mesh", "shards", "says"),
+    ("partitions", "shards", "says"),
     [
-        (Mesh(1), 2, "--partitions 1: the model is laid out for 2"),
-        (Mesh(1, 3), 3, "--partitions 3: the model is laid out for 2"),
-        (Mesh(1, 2), 1, "--shards 1 of a model in 2 partitions: each has shards of its own; use at least 2"),
-        (Mesh(1, 2), 25, "25 is more than the model's 24 parameters"),
+        (1, 2, "--partitions 1: the model is laid out for 2"),
+        (3, 3, "--partitions 3: the model is laid out for 2"),
+        (2, 1, "--shards 1 of a model in 2 partitions: each has shards of its own; use at least 2"),
+        (2, 25, "25 is more than the model's 24 parameters"),
     ],
     ids=["whole", "three", "one shard", "many"],
 )
-def test_a_cut_that_does_not_fit_the_mesh_is_refused(mesh: Mesh, shards: int, says: str) -> None:
+def test_a_cut_that_does_not_fit_the_mesh_is_refused(partitions: int, shards: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        cut(lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 1)]}), mesh, shards)
+        cut(lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 1)]}), partitions, shards)

@@ -38,7 +38,6 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import OVERLAPPING
@@ -54,7 +53,7 @@ MOVING = LAYOUT.moving
 PLAN = Plan(
     Settings(batch_size=5, strategy=Sandblaster(shards=1)),
     LAYOUT,
-    cut(LAYOUT, Mesh(1), 1),
+    cut(LAYOUT, 1, 1),
     samples=100,
 )
 
@@ -131,7 +130,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
-    plan = Plan(Settings(strategy=Sandblaster()), layout, cut(layout, Mesh(1), 1), samples=100)
+    plan = Plan(Settings(strategy=Sandblaster()), layout, cut(layout, 1, 1), samples=100)
     one = batch_shard(0, TorchVectorSlice)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(

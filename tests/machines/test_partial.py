@@ -20,7 +20,6 @@ from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 
 SHAPES = {"one": (4, 8), "two": (3,), "three": (2, 2), "four": (6,)}
 LAYOUT = lay_out(
@@ -33,7 +32,7 @@ STEPS = 24
 
 def plan(name: str, shards: int) -> Plan:
     optimizer = Optimizer(name, LEARNING_RATES[name], {"weight_decay": 0.01})
-    return Plan(made(replicas=2, optimizer=optimizer), LAYOUT, cut(LAYOUT, Mesh(1), shards), samples=100)
+    return Plan(made(replicas=2, optimizer=optimizer), LAYOUT, cut(LAYOUT, 1, shards), samples=100)
 
 
 def gradients(seed: int) -> tuple[torch.Tensor, list[bool]]:

@@ -20,7 +20,6 @@ from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.tasks.flat import FlatModule
 
 LAYOUT = lay_out([
@@ -41,7 +40,7 @@ def numbers(layout: Layout, part: Range, seed: int) -> torch.Tensor:
 
 
 def plan(optimizer: Optimizer, layout: Layout, shards: int) -> Plan:
-    return Plan(made(replicas=2, optimizer=optimizer), layout, cut(layout, Mesh(1), shards), samples=100)
+    return Plan(made(replicas=2, optimizer=optimizer), layout, cut(layout, 1, shards), samples=100)
 
 
 def shared(the_plan: Plan) -> list[list[PassedSlice]]:
@@ -119,7 +118,7 @@ def test_gradients_that_were_left_where_they_were_made_step_as_those_in_a_slot(s
 def test_parameters_in_shared_memory_are_rounded_after_each_step() -> None:
     """Also by plain SGD, whose steps are additions otherwise."""
     settings = made(replicas=2, optimizer=Optimizer("sgd", 0.1), fixed_point="dynamic:2,3")
-    the_plan = Plan(settings, FLOATS, cut(FLOATS, Mesh(1), 1), samples=100)
+    the_plan = Plan(settings, FLOATS, cut(FLOATS, 1, 1), samples=100)
     here, _, owner = (slices[0] for slices in shared(the_plan))
     moving = the_plan.assignments[0].moving
     owner.fill(numbers(FLOATS, moving, 1), frozen=False)
@@ -193,7 +192,7 @@ def test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone_until_its_pu
 def test_a_replica_more_takes_two_vectors_whatever_the_optimizer_keeps(name: str) -> None:
     layout = lay_out([Tensor("weight", (300, 700), "float32")])
     few, many = (
-        PassedLayout(Plan(made(replicas=replicas, optimizer=Optimizer(name)), layout, cut(layout, Mesh(1), 1), 100))
+        PassedLayout(Plan(made(replicas=replicas, optimizer=Optimizer(name)), layout, cut(layout, 1, 1), 100))
         for replicas in (2, 4)
     )
     assert many.length - few.length == pytest.approx(4 * layout.total, rel=0.02)

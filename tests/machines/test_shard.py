@@ -25,7 +25,6 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 
 LAYOUT = lay_out([
     Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
@@ -35,7 +34,7 @@ MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
 def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
-    return Plan(made(**settings), layout, cut(layout, Mesh(1), shards), samples=100)
+    return Plan(made(**settings), layout, cut(layout, 1, shards), samples=100)
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:

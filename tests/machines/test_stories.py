@@ -41,7 +41,6 @@ from distbelief.replica.script import LoopRequest
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour
 
 PLACES = (messages.Address("unix:@a", 0), messages.Address("unix:@b", 0))
@@ -49,7 +48,7 @@ LAYOUT = lay_out([Tensor("weight", (100,), "float32")])
 
 
 def plan(**settings: Any) -> Plan:
-    return Plan(made(**{"shards": 1, **settings}), LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=8)
+    return Plan(made(**{"shards": 1, **settings}), LAYOUT, cut(LAYOUT, 1, 1), samples=8)
 
 
 class Reader:
@@ -141,7 +140,7 @@ def test_a_replica_told_to_finish_pushes_what_it_has_and_leaves_the_rest_of_its_
 
 def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrived() -> None:
     """While one shard is slow to acknowledge, the other's answer to the next fetch is here already."""
-    two = Plan(Settings(strategy=Downpour(2, 2, prefetch=1, fetch_every=3)), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=8)
+    two = Plan(Settings(strategy=Downpour(2, 2, prefetch=1, fetch_every=3)), LAYOUT, cut(LAYOUT, 1, 2), samples=8)
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
     reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
         "coordinator", membership.Welcome(two, False, PLACES[:2])

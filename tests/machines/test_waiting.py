@@ -21,7 +21,6 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 
 LAYOUT = lay_out([Tensor("weight", (128,), "float32")])
 
@@ -30,7 +29,7 @@ class Told:
     """One shard of two, and what it has said to whom."""
 
     def __init__(self, index: int = 0, attending: int = 3, **settings: Any) -> None:
-        plan = Plan(made(**{"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, Mesh(1), 2), samples=100)
+        plan = Plan(made(**{"replicas": 3, **settings}), LAYOUT, cut(LAYOUT, 1, 2), samples=100)
         self.shard, self.range = Shard(index, PhantomSlice), plan.assignments[index].moving
         self.hear("coordinator", initialising.Restore(plan, ""))
         if plan.settings.policy.rounds and index == 0:

@@ -30,7 +30,7 @@ from distbelief.core.portions import ANEW
 from distbelief.job import Job
 from distbelief.places.processes.options import LocalOptions
 from distbelief.places.processes.process import _Process
-from distbelief.places.processes.spec import tell
+from distbelief.places.processes.running import spec_of
 from distbelief.runtime import loop
 from distbelief.runtime.direct import DirectEndpoint
 from distbelief.runtime.driver import Driver
@@ -406,7 +406,7 @@ def play_ours(script: Script, way: Way, optimizer: Optimizer, epochs: int, folde
     job, room = way.job(optimizer, epochs), Room()
     settings = job.settings()
     attempt = SimpleNamespace(job=job, settings=settings, folder=None, start=ANEW)
-    spec = tell(LocalOptions(path=way.path), attempt, ["script.py"], False)
+    spec = spec_of(LocalOptions(path=way.path), attempt, ["script.py"], False)
     served = job.strategy.players().servers is not None
     for role in (roles.COORDINATOR, *(roles.shard(index) for index in range(settings.shards) if served)):
         _Role(role, room, spec).begin()

@@ -17,7 +17,6 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.core.values import hints_of
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour
 
 LAYOUT = lay_out(
@@ -26,7 +25,7 @@ LAYOUT = lay_out(
 PLAN = Plan(
     Settings(strategy=Downpour(2, 2, optimizer=Optimizer("adagrad", 0.1, {"eps": 1e-8}))),
     LAYOUT,
-    cut(LAYOUT, Mesh(1), 2),
+    cut(LAYOUT, 1, 2),
     100,
 )
 EXTREMES: tuple[Any, ...] = (

@@ -35,7 +35,6 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.transport.locks import Locks
 
@@ -196,7 +195,7 @@ class Memory:
 
     def __init__(self, optimizer: str, **options: Any) -> None:
         settings = made(replicas=2, optimizer=Optimizer(optimizer, 0.1), **options)
-        self.plan = Plan(settings, LAYOUT, cut(LAYOUT, Mesh(1), 1), samples=100)
+        self.plan = Plan(settings, LAYOUT, cut(LAYOUT, 1, 1), samples=100)
         self.layout = PassedLayout(self.plan)
         self.file = os.memfd_create("test")
         self.opened = [self.file]

@@ -23,9 +23,8 @@ from distbelief.core import records
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.job import Job
 from distbelief.places.processes import forkserver, running
-from distbelief.places.processes.local import Local
+from distbelief.places.processes.local import TRANSPORTS, Local
 from distbelief.places.processes.processes import Processes
-from distbelief.places.processes.requirements import TRANSPORTS
 from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.metrics import read_metrics

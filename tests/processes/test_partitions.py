@@ -24,8 +24,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.processes import process, running
-from distbelief.places.processes.local import Local
-from distbelief.places.processes.requirements import check_model
+from distbelief.places.processes.local import Local, check_model
 from distbelief.places.processes.running import Running
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot

@@ -17,7 +17,6 @@ from distbelief.record.recorder import Recorder
 from distbelief.record.restore import load_part
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.sharding.mesh import Mesh
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def tiny(tmp_path):
 
 def test_a_full_disk_costs_a_checkpoint_and_lines_of_metrics_but_not_the_job(tiny):
     layout = lay_out([Tensor("w", (60_000,), "float32")])
-    plan = Plan(Settings(), layout, cut(layout, Mesh(1), 1), 10)
+    plan = Plan(Settings(), layout, cut(layout, 1, 1), 10)
     folder, told = RunFolder.create(tiny / "run", "x"), []
     recorder, store = Recorder(folder, {}, warn=told.append), Checkpoints(folder.path)
     part = {

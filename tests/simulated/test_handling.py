@@ -145,10 +145,9 @@ def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace)
 def plain_size(plain: SimpleNamespace) -> int:
     """Bytes that one shard holds of the little model."""
     from distbelief.sharding.assignments import cut
-    from distbelief.sharding.mesh import Mesh
     from distbelief.tasks.flat import layout_of
 
-    return cut(layout_of(plain.mlp()), Mesh(1), 1)[0].moving.size
+    return cut(layout_of(plain.mlp()), 1, 1)[0].moving.size
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from watching.observed import Observed
 
-from distbelief.core import learning_rate
-from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, Optimizer
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, SCHEDULES, Optimizer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
@@ -67,7 +66,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 def test_every_optimizer_has_an_oracle_and_every_schedule(plain: SimpleNamespace) -> None:
     assert plain.optimizers.keys() | set(LAYERWISE) == OPTIMIZERS.keys() == LEARNING_RATES.keys()
     # which counts epochs: test_hogwild.py has its oracle
-    assert plain.schedules.keys() | {"backoff"} == learning_rate.SCHEDULES.keys()
+    assert plain.schedules.keys() | {"backoff"} == SCHEDULES.keys()
 
 
 @pytest.mark.parametrize("shards", [1, 3])

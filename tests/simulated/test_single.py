@@ -23,7 +23,6 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.restore import load_part
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.mesh import Mesh
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import LoopContext
 from distbelief.strategies.single.loop import SingleLoop
@@ -88,7 +87,7 @@ def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
     latest = Checkpoints(folder).latest()
     assert latest is not None
     manifest = read_manifest(latest)
-    whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, Mesh(1), 1))
+    whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, 1, 1))
     return latest, manifest, load_part(latest, whole, 0)[0]
 
 

@@ -11,7 +11,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
-from distbelief.errors import UsageError, check_text
+from distbelief.core.values import check_text
+from distbelief.errors import UsageError
 
 SSH = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),

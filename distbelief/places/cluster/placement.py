@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from distbelief.core import roles
+from distbelief.core.roles import Mesh
 from distbelief.errors import UsageError
 from distbelief.network.graph import spread
-from distbelief.sharding.mesh import Mesh
 
 HOME = -1
 """Place of the supervisor, as a host's number, where it is on none of them."""

@@ -24,8 +24,8 @@ from distbelief.places.join import join_server
 from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.addresses import host_towards
 from distbelief.places.processes.child import Child
+from distbelief.places.processes.options import host_towards
 from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.script import check_file
 from distbelief.places.supervisor import Supervisor

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from distbelief.core import roles
+from distbelief.core.roles import MOST
 from distbelief.errors import JobFailed, UsageError
 from distbelief.record.folder import OWNER_ALONE, written_whole
-from distbelief.sharding.mesh import MOST
 from distbelief.strategies import STRATEGIES
 from distbelief.transport.addresses import joined
 from distbelief.transport.secure import MUTE, Identity, TlsSocket, context

@@ -18,6 +18,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.core.records import Json
+from distbelief.core.roles import Mesh
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
 from distbelief.fabric.shared_memory import in_order
@@ -38,7 +39,6 @@ from distbelief.places.processes.peers import GRACE, lend
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
-from distbelief.sharding.mesh import Mesh
 from distbelief.split.options import AUTO, Split
 from distbelief.tasks import available
 from distbelief.tasks.worker import mean_of

@@ -21,7 +21,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from distbelief.errors import UsageError, check_text, limit
+from distbelief.core.values import check_text
+from distbelief.errors import UsageError, limit
 from distbelief.transport.nameless import nameless, socket_folder
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)

@@ -1,26 +1,49 @@
-"""The local cluster: every role a process of this machine."""
+"""The local cluster: every role a process of this machine, and what is refused there before anybody is started."""
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distbelief.core import roles
 from distbelief.core.records import Json
-from distbelief.core.settings import Check, Holder, Settings
+from distbelief.core.settings import PRIVATE, SORTED, Check, Holder, Settings, among, option
+from distbelief.errors import DataError, UsageError
 from distbelief.job import Job, refusals, refuse
 from distbelief.places import signals
-from distbelief.places.paths import path_of
-from distbelief.places.processes import forkserver, requirements
-from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes import forkserver
+from distbelief.places.processes.options import PORTS, LocalOptions, check_network, host_and_port, listen_at
 from distbelief.places.processes.processes import Hooks, Processes
+from distbelief.places.processes.script import check_file
 from distbelief.places.view import View
+from distbelief.split.options import Split
+from distbelief.strategies import check_findable
+from distbelief.strategies.base import path_of
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
     from distbelief.places.cluster.host_processes import HostProcesses
+    from distbelief.tasks import Task
+
+TRANSPORTS = ("shared", "tcp")
+PROCESSES = 4096
+"""Most replicas and most shards on one machine, each of them a process."""
+ROLES = 2
+"""Processes of a job beside its replicas and shards: coordinator and evaluator."""
+FILES, FILES_EACH = 30, 5
+"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor
+has most of them.
+"""
+PIPE = 2
+"""Those of a pipe."""
+MANY = 16
+"""More shards than this are held against the parameters of the model before any process is started; fewer, when the
+first replica has made it.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +51,52 @@ class Local(LocalOptions):
     """Processes of this machine."""
 
     def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
-        """Yield what refuses a job here."""
-        return requirements.checks(self, job, settings)
+        """Yield what refuses what has no meaning here, and more processes than a machine may have."""
+        yield partial(among, "transport", self.transport, TRANSPORTS)
+        yield self._check_addresses
+        yield partial(check_findable, job.strategy)
+        yield partial(job.strategy.check_machine, settings, self)
+        for name in ("replicas", "partitions", "shards"):
+            yield partial(_check_number, name, getattr(settings, name))
+        if self.compute:
+            yield partial(self.compute.check, settings.replicas)
+        yield partial(path_of, self.path, job.strategy, settings, self.carrier)
+        if self.carrier == "tcp":
+            yield partial(self._check_ports, roles.shard(settings.shards - 1))
+
+    def _check_addresses(self) -> None:
+        """Refuse addresses where nobody listens.
+
+        Raises:
+            UsageError: naming the option.
+        """
+        given = [
+            option(name)
+            for name in ("bind", "advertise", "insecure", "tls")
+            if getattr(self, name) != getattr(type(self), name)
+        ]
+        if self.listen and self.bind != type(self).bind:
+            raise UsageError(f"--listen {self.listen} says where everybody listens: leave off --bind {self.bind}")
+        if given and self.carrier != "tcp":
+            raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
+        if self.tls and self.insecure:
+            raise UsageError("--tls and --insecure exclude each other: leave one of them off")
+
+    def _check_ports(self, last: str) -> None:
+        """Refuse ports that there are not, by the option that named the first of them, and a network without TLS.
+
+        Raises:
+            UsageError: naming it.
+        """
+        where, first = ("--listen", self.listen) if self.listen else ("--bind", self.bind)
+        _, port = host_and_port(first, where)
+        if port > PORTS:
+            raise UsageError(
+                f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any "
+                "that is free"
+            )
+        listen_at(self.bound, last, f"{where} {first}")
+        check_network(host_and_port(self.bound)[0], self.advertised)
 
     def settings(self, job: Job) -> Settings:
         """Return what every role of a job is told here.
@@ -51,14 +118,14 @@ class Local(LocalOptions):
         if isinstance(view, View):
             view.show_start()
         self._begin(job, settings, self.logs)
-        requirements.check_task(job)
+        check_task(job)
         from distbelief.places.attempt import evaluates
         from distbelief.tasks import resolve
 
         task = resolve(job.reference, job.data_dir)
         evaluated = evaluates(settings, task)
-        requirements.check_split(settings, task)
-        requirements.check_model(task, settings)
+        check_split(settings, task)
+        check_model(task, settings)
         return self._run(job, settings, view, began, evaluated)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> Json:
@@ -75,21 +142,21 @@ class Local(LocalOptions):
         """
         began = time.monotonic()
         settings = self.settings(job).unmeasured()
-        requirements.check_script(job, script)
+        check_script(job, script)
         if isinstance(view, View):
             view.show_start()
         self._begin(job, settings, listens=True)
-        requirements.check_split(settings)
+        check_split(settings)
         return self._run(job, settings, view, began, evaluated=False, script=script)
 
     def _begin(self, job: Job, settings: Settings, listens: bool) -> None:
         """Refuse a machine that cannot have the processes of a job, and begin to start them."""
-        requirements.allow_files(settings, listens)
+        allow_files(settings, listens)
         forkserver.start(settings.partitions > 1, self._tasks(job, settings))
 
     def _tasks(self, job: Job, settings: Settings) -> int:
         """Processes and threads of a job that this machine has: of each, its own threads and the one that watches."""
-        return (job.threads + 1) * requirements.processes_of(settings)
+        return (job.threads + 1) * processes_of(settings)
 
     def _run(
         self,
@@ -122,3 +189,99 @@ class Local(LocalOptions):
     ) -> Callable[[Hooks], Processes | HostProcesses]:
         """Return what makes the place of a job's processes."""
         return Processes.of
+
+
+def _check_number(name: str, count: int) -> None:
+    if count > PROCESSES:
+        raise UsageError(
+            f"{option(name)} {count}: must be at most {PROCESSES} on one machine, each is a process; more can be "
+            "simulated"
+        )
+
+
+def check_task(job: Job) -> None:
+    """Refuse a task that no other process could make, or whose data are not there.
+
+    Raises:
+        UsageError: it has no name.
+        DataError: it has no data.
+    """
+    from distbelief.tasks import available
+
+    if not job.reference:
+        raise UsageError(
+            "the task has no name by which other processes can make it (one that was changed has lost its own): put a "
+            "function that returns it"
+            " in a module, and name that: 'module:function'"
+        )
+    if why := available(job.reference, job.data_dir):
+        raise DataError(why)
+
+
+def check_script(job: Job, script: list[str]) -> None:
+    """Refuse what means nothing to a job whose replicas run a script.
+
+    Raises:
+        UsageError: there is no such script, or the strategy or an option has no meaning for one.
+    """
+    for name in ("evaluate_every", "target_accuracy", "target_loss", "data_dir", "precision", "fixed_point"):
+        if (value := getattr(job, name)) and value != getattr(Job, name):
+            raise UsageError(
+                f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
+            )
+    if job.data == SORTED:
+        raise UsageError(f"--data {SORTED}: cuts by the labels of a task; a script has its own: use --data {PRIVATE}")
+    if why := job.strategy.meaningless.get("script"):
+        raise UsageError(f"a script means nothing to strategy {job.strategy.name}; {why}")
+    check_file(script)
+
+
+def check_split(settings: Settings, task: Task | None = None) -> None:
+    """Refuse ways to split that there are not, also as the task's own.
+
+    Raises:
+        UsageError: naming the way, and the nearest.
+    """
+    if settings.partitions > 1:
+        Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
+
+
+def check_model(task: Task, settings: Settings) -> None:
+    """Refuse what the model of a task cannot be split into: over partitions, or over more shards than it has parameters
+    (whether it can be over a few, its replicas find, and so do those of a script).
+
+    Raises:
+        UsageError: with the reason.
+    """
+    if settings.partitions > 1 or settings.shards > MANY:
+        from distbelief.strategies import partition
+
+        partition.check_model(task, settings)
+
+
+def processes_of(settings: Settings) -> int:
+    """Return how many processes a job has, at most, where they are all on one machine."""
+    return len(roles.replicas(settings.mesh)) + settings.shards * (1 + settings.standby) + ROLES
+
+
+def allow_files(settings: Settings, listens: bool) -> None:
+    """Have this process and those that it starts open as many files as a job needs.
+
+    Args:
+        settings: of the job.
+        listens: whether what each process prints goes through a pipe.
+
+    Raises:
+        UsageError: the machine forbids it.
+    """
+    needed = FILES + (FILES_EACH + PIPE * listens) * processes_of(settings)
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
+        return
+    if needed > most:
+        raise UsageError(
+            f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that "
+            f"(ulimit -n {needed}), or have fewer"
+            " --replicas or --shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))

@@ -1,15 +1,30 @@
 """Options of a machine's processes: how they reach each other and whoever joins from others, and how slow they are
-made.
+made; and their addresses: where roles listen, what others are told, and whether this machine can reach itself there.
 """
 
 from __future__ import annotations
 
+import errno
+import ipaddress
+import re
+import socket
 from dataclasses import dataclass
 
+from distbelief.core import roles
 from distbelief.core.values import Checked
+from distbelief.errors import UsageError
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.processes.addresses import host_and_port, is_loopback, told_host
-from distbelief.transport.addresses import joined
+from distbelief.transport.addresses import joined, own_addresses
+
+ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
+"""Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
+PORTS = 65535
+REACH_SECONDS = 2.0
+"""Limit for this machine to reach itself."""
+UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+_BIND = re.compile(
+    r"(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]+))?|(?P<bare>[^:\[\]]*:[^:\[\]]*:[^\[\]]*)"
+)
 
 
 @dataclass(frozen=True)
@@ -74,3 +89,121 @@ class LocalOptions(Checked):
         if self.carrier != "tcp" or self.insecure:
             return False
         return self.tls or not (is_loopback(host_and_port(self.bound)[0]) and is_loopback(self.advertised))
+
+
+def listen_at(bind: str, role: str, asked: str = "") -> str:
+    """Return where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the
+    i-th after it, a standby anywhere.
+
+    Raises:
+        UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
+
+    >>> [listen_at("10.0.0.1:7000", role) for role in ("coordinator", "shard 2", "standby 2")], listen_at("::1",
+    ...     "shard 2")
+    (['tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:10.0.0.1:0'], 'tcp:[::1]:0')
+    """
+    host, first = host_and_port(bind)
+    # a standby keeps its port when it is its shard, and then there is another standby of the same name
+    port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
+    if port > PORTS:
+        raise UsageError(
+            f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower "
+            "one"
+        )
+    return f"tcp:{joined(host, port)}"
+
+
+def check_network(bound: str, told: str) -> None:
+    """Refuse a machine that has no way to itself: each of its roles would find that out by itself, life after life.
+
+    Whether an address is forwarded for the ports of a job only, or is slow, is not for this to judge.
+    """
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind((bound, 0))
+        except OSError:
+            return  # told, with the remedy, by whoever is to listen there
+        listener.listen(1)
+        try:
+            socket.create_connection((told, listener.getsockname()[1]), REACH_SECONDS).close()
+        except OSError as error:
+            if error.errno not in UNREACHABLE:
+                return
+            remedy = (
+                "bring up its loopback (ip link set lo up)" if is_loopback(told) else "name another with --advertise"
+            )
+            raise UsageError(
+                f"--transport tcp: this machine cannot reach itself at {told}: {error.strerror}; {remedy}, or use "
+                "--transport shared, which needs no"
+                " network"
+            ) from error
+
+
+def told_host(bind: str, advertise: str) -> str:
+    """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own
+    towards the world, or the only one that it has.
+
+    Raises:
+        UsageError: it has several, and none of them is towards the world.
+
+    >>> told_host("10.0.0.1:7000", ""), told_host("0.0.0.0", "node7")
+    ('10.0.0.1', 'node7')
+    """
+    host, _ = host_and_port(bind)
+    if advertise or host not in ANYWHERE:
+        return advertise or host
+    family, far = ANYWHERE[host]
+    try:
+        return host_towards(far, family)
+    except OSError:  # no way out of its own networks
+        own = {
+            one: name for name, several in own_addresses().items() for one in several if (":" in one) == (host == "::")
+        }
+    beyond = [one for one in own if not is_loopback(one)] or [*own]
+    if len(beyond) == 1:
+        return beyond[0]
+    raise UsageError(
+        f"{host}: at which address do others reach this machine? It has "
+        f"{', '.join(f'{one} ({own[one]})' for one in beyond) or 'none of that version'}: name one with --advertise"
+    )
+
+
+def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:
+    """The address of this machine by which it reaches another.
+
+    Raises:
+        OSError: there is no way to it.
+
+    >>> host_towards("127.0.0.1")
+    '127.0.0.1'
+    """
+    found, *_, where = socket.getaddrinfo(other, 9, family, socket.SOCK_DGRAM)[0]
+    with socket.socket(found, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing: the kernel only chooses its route
+        return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback, by all of its addresses; one that is not known is not."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback for *_, where in found)
+
+
+def host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
+    """HOST or HOST:PORT as two; port 0 where there is none.
+
+    Raises:
+        UsageError: it is neither, by the option `where`.
+
+    >>> host_and_port("10.0.0.1:7000"), host_and_port("[::1]:7000"), host_and_port("::1")
+    (('10.0.0.1', 7000), ('::1', 7000), ('::1', 0))
+    """
+    if found := _BIND.fullmatch(bind):
+        return found["six"] or found["host"] or found["bare"], int(found["port"] or 0)
+    raise UsageError(
+        f"{where} {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number"
+    )

@@ -42,8 +42,8 @@ from distbelief.places.channel_messages import (
     Standing,
 )
 from distbelief.places.compute_model import Padding
-from distbelief.places.processes.addresses import host_and_port, listen_at
 from distbelief.places.processes.channel import Channel
+from distbelief.places.processes.options import host_and_port, listen_at
 from distbelief.places.processes.output import print_into
 from distbelief.places.processes.script import file_of, name_of
 from distbelief.places.processes.script import hint as script_hint

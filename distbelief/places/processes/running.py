@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.connection
 import os
+import secrets
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,7 @@ import msgspec
 from distbelief import errors
 from distbelief.core import effects, records, roles
 from distbelief.core.records import Json
+from distbelief.core.roles import MOST
 from distbelief.core.settings import Holder
 from distbelief.places import status
 from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
@@ -36,21 +40,21 @@ from distbelief.places.place import (
     carry_out,
 )
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.addresses import host_and_port, is_loopback
-from distbelief.places.processes.options import LocalOptions
+from distbelief.places.processes.options import LocalOptions, host_and_port, is_loopback
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.script import name_of
-from distbelief.places.processes.spec import tell, tell_guest
+from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
-from distbelief.sharding.mesh import MOST
+from distbelief.strategies.base import DIRECT, path_of
 from distbelief.strategies.grouped.settings import GUESTS
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
     from distbelief.places.join.authority import Authority
+    from distbelief.transport.secure import Identity
 
 DEADLINES = Deadlines()
 CROWD = 8
@@ -73,7 +77,7 @@ class Running:
         self.cluster, self.attempt, self.evaluates = cluster, attempt, evaluates
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
-        told = tell(cluster, attempt, self._script, evaluates)
+        told = spec_of(cluster, attempt, self._script, evaluates)
         lasts = roles.SINGLE not in job.strategy.roles(measured=False) and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
@@ -84,8 +88,8 @@ class Running:
         aside = functools.partial(attempt.live.print_of, aside=True)
         hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
-        folder = attempt.folder.path if attempt.folder else None
-        self.status_server = status.StatusServer(folder, self._ask, self._state)
+        self._standings: dict[str, Standing] = {}
+        """Standing of each process, as it said when it was asked last."""
         self._looked = 0.0
         self._address = ""
         """Address where the coordinator listens, or did last."""
@@ -93,13 +97,12 @@ class Running:
         """Records that the coordinator's lives have made."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        grouped = settings.strategy.held_by is Holder.REPLICAS
-        self._guests = Guests(settings.replicas, settings.restarts, GUESTS if grouped else MOST)
         # last, when nothing is left that fails: `close` gives them back
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
         self._crossings = os.memfd_create("distbelief crossings") if crosses else -1
+        grouped = settings.strategy.held_by is Holder.REPLICAS
         columns = settings.partitions - 1 if shared and grouped else 0
         self._columns = tuple(os.memfd_create("distbelief gradients") for _ in range(columns))
         self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
@@ -112,8 +115,11 @@ class Running:
         supervisor = self.supervisor
         try:
             self._start(woken)
-            while self.processes.children and supervisor.failure is None:
-                self._watch(woken)
+            folder = self.attempt.folder.path if self.attempt.folder else None
+            server = status.StatusServer(folder, self._ask, self._standings, self._state)
+            with contextlib.closing(server):
+                while self.processes.children and supervisor.failure is None:
+                    self._watch(woken, server)
         except BaseException:
             self.attempt.finish()
             raise
@@ -134,7 +140,6 @@ class Running:
     def close(self) -> None:
         """Leave nothing behind: no process, no socket, no memory."""
         self.processes.close()
-        self.status_server.close()
         if self._join_server:
             self._join_server.close()
         for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):
@@ -152,8 +157,11 @@ class Running:
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.attempt.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
+            most = GUESTS if self.job.strategy.held_by is Holder.REPLICAS else MOST
+            guests = Guests(self.settings.replicas, self.settings.restarts, most)
+            admit = functools.partial(self._admit, guests)
             self._join_server = JoinServer(
-                self._told.job, where, host, self._certifier, self._admit, self.attempt.folder.path
+                self._told.job, where, host, self._certifier, admit, self.attempt.folder.path
             )
             told = (
                 f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
@@ -172,8 +180,10 @@ class Running:
 
     def _tell_crowd(self) -> None:
         """Say why nothing may happen for long, where the cores of this machine have many partitions each."""
+        if self.settings.partitions == 1 or not isinstance(self.processes, Processes):
+            return
         count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
-        if self.settings.partitions > 1 and count > CROWD * cores and isinstance(self.processes, Processes):
+        if count > CROWD * cores:
             self._note(
                 f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "
                 "parts, for a second each, and in every step; fewer --partitions take less"
@@ -206,7 +216,7 @@ class Running:
     def _note(self, text: str) -> None:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
-    def _admit(self, request: JoinRequest) -> JoinGrant | JoinRefusal:
+    def _admit(self, guests: Guests, request: JoinRequest) -> JoinGrant | JoinRefusal:
         """Return what a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
@@ -219,24 +229,24 @@ class Running:
             return JoinRefusal(scripts or "it trains a task, not a script: name none")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):
             return JoinRefusal(wrong)
-        given = self._guests.give(request)
+        given = guests.give(request)
         if isinstance(given, JoinRefusal):
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
-        spec = msgspec.msgpack.encode(tell_guest(self._told, identity))
+        spec = msgspec.msgpack.encode(spec_of_guest(self._told, identity))
         return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
     # watching
 
-    def _watch(self, woken: Connection) -> None:
+    def _watch(self, woken: Connection, server: status.StatusServer) -> None:
         """Wait for words, ends and signals, and act on them."""
-        asked = self.status_server.listener
+        asked = server.listener
         waiting = [woken, *([asked] if asked else []), *self.processes.waitables]
-        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.status_server.due))))
+        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, server.due))))
         if id(woken) in ready:
             self._happens(Interruption(woken.recv_bytes().decode()))
         self.processes.look(ready)
-        self.status_server.serve(id(asked) in ready)
+        server.serve(id(asked) in ready)
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -266,14 +276,14 @@ class Running:
             child.say(Ask())
         return len(children)
 
-    def _state(self, said: Iterable[Standing]) -> Json:
+    def _state(self) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, said, self.attempt.recorder.summary)
+        return status.state(children, self._standings.values(), self.attempt.recorder.summary)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
         if isinstance(word, Standing):
-            self.status_server.take(word)
+            self._standings[word.role] = word
             self.attempt.live.stands(word.role, word.facts)
         elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no such sign either
             self.attempt.record(word.moment, word.role, word.record)
@@ -308,3 +318,41 @@ class Running:
 def _names(record: records.Succeeded) -> tuple[str, str, int]:
     """Return who plays another from now on, and which life of that."""
     return record.standby, record.role, record.incarnation
+
+
+def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
+    """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
+    job, settings = attempt.job, attempt.settings
+    return Spec(
+        job=secrets.token_hex(16),
+        task=job.reference,
+        strategy=job.strategy.name,
+        data_dir=job.data_dir,
+        settings=settings,
+        device=job.device,
+        threads=job.threads,
+        transport=cluster.carrier,
+        bind=cluster.bound,
+        advertise=cluster.advertised,
+        insecure=cluster.insecure,
+        compute=cluster.compute,
+        run=str(attempt.folder.path if attempt.folder else ""),
+        start=attempt.start,
+        init_from=job.init_from,
+        supervisor=os.getpid(),
+        direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
+        direct_asked=cluster.path == DIRECT,
+        path=[os.getcwd(), *sys.path],
+        directory=os.getcwd(),
+        environment=dict(os.environb),
+        script=script,
+        evaluator=evaluator,
+    )
+
+
+def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
+    """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
+    called here is not its affair.
+    """
+    of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
+    return Spec(**of_job, identity=identity, evaluator=False)

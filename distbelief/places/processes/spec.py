@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.paths import DIRECT, path_of
-from distbelief.places.processes.options import LocalOptions
 from distbelief.transport.secure import Identity
-
-if TYPE_CHECKING:
-    from distbelief.places.attempt import Attempt
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,41 +75,3 @@ class Spec(Opening, frozen=True, kw_only=True):
     """Address where a coordinator that comes again listens, as before; "" for one that has not."""
     known: int = 0
     """Records of its journal that the supervisor has."""
-
-
-def tell(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
-    """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
-    job, settings = attempt.job, attempt.settings
-    return Spec(
-        job=secrets.token_hex(16),
-        task=job.reference,
-        strategy=job.strategy.name,
-        data_dir=job.data_dir,
-        settings=settings,
-        device=job.device,
-        threads=job.threads,
-        transport=cluster.carrier,
-        bind=cluster.bound,
-        advertise=cluster.advertised,
-        insecure=cluster.insecure,
-        compute=cluster.compute,
-        run=str(attempt.folder.path if attempt.folder else ""),
-        start=attempt.start,
-        init_from=job.init_from,
-        supervisor=os.getpid(),
-        direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
-        direct_asked=cluster.path == DIRECT,
-        path=[os.getcwd(), *sys.path],
-        directory=os.getcwd(),
-        environment=dict(os.environb),
-        script=script,
-        evaluator=evaluator,
-    )
-
-
-def tell_guest(told: Spec, identity: Identity | None) -> Spec:
-    """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
-    called here is not its affair.
-    """
-    of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
-    return Spec(**of_job, identity=identity, evaluator=False)

@@ -41,7 +41,6 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
-from distbelief.places.paths import DIRECT
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory
@@ -61,6 +60,7 @@ from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.split.graph import SplitGraph
+from distbelief.strategies.base import DIRECT
 from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import Memory, Stage, StepTiming, VirtualStage
 from distbelief.strategies.partition import split_graph

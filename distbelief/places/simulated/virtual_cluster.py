@@ -17,10 +17,10 @@ from distbelief.errors import UsageError
 from distbelief.job import Job, refusals, refuse
 from distbelief.network.routes import Routes
 from distbelief.places.compute_model import ComputeModel
-from distbelief.places.paths import AUTO, path_of
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.topologies import topology
 from distbelief.strategies import Strategy
+from distbelief.strategies.base import AUTO, path_of
 from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts
 

@@ -78,8 +78,8 @@ class TorchWhole:
     def bind(self, plan: Plan) -> None:
         """Have the model live in the flat vector from here on."""
         layout, device, partition = plan.layout, self.flat.device, self._partition
-        mesh, moving = plan.settings.mesh, self._own.moving.size
-        plan = msgspec.structs.replace(plan, assignments=cut(layout, mesh, mesh.partitions))
+        partitions, moving = plan.settings.partitions, self._own.moving.size
+        plan = msgspec.structs.replace(plan, assignments=cut(layout, partitions, partitions))
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._vector = vector

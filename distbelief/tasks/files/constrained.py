@@ -7,7 +7,7 @@ sum of its members' (Han et al. 2016, section 3.3).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch.nn.utils import parametrize
 from distbelief.codecs.file import ModelFile, read
 from distbelief.codecs.stored import Stored
 from distbelief.errors import LayoutError, UsageError
-from distbelief.tasks.task import Task
 
 MARK = "@"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -121,22 +120,17 @@ def trained_name(name: str, stored: Stored) -> str:
     return ".".join(filter(None, [module, "parametrizations", attribute, "original"])) if stored.constrained else name
 
 
-def constrained(task: Task, path: str) -> Task:
-    """The task whose model begins as a file has it, and keeps what was pruned and shared.
+def constrained(model: Callable[[], nn.Module], task: str, path: str) -> Callable[[], nn.Module]:
+    """Return what builds the model of a task so that it begins as a file has it.
 
     Args:
-        task: of the model that the file was made of.
+        model: builds the model that the file was made of.
+        task: name of the task.
         path: of the file.
 
     Raises:
         UsageError: there is no such file.
     """
     if not Path(path).is_file():
-        raise UsageError(
-            f"task {task.reference}{MARK}{path}: there is no file {path}; write one with distbelief compress"
-        )
-
-    def model() -> nn.Module:
-        return constrain(task.model(), read(Path(path)))
-
-    return replace(task, model=model).named(f"{task.reference}{MARK}{path}", task.data_dir)
+        raise UsageError(f"task {task}{MARK}{path}: there is no file {path}; write one with distbelief compress")
+    return lambda: constrain(model(), read(Path(path)))

@@ -13,8 +13,7 @@ from distbelief.errors import UsageError
 from distbelief.references import TASKS
 from distbelief.tasks.files.constrained import fill
 from distbelief.tasks.files.lean import lean
-from distbelief.tasks.registry import resolve
-from distbelief.tasks.task import Task
+from distbelief.tasks.task import Task, resolve
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | str | None = None, inference: str = "float32") -> nn.Module:

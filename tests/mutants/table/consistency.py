@@ -231,11 +231,11 @@ MUTANTS = [
         "        while self._pushes.busy[self._slot * len(self._models) + computed.model]:\n"
         "            yield from self.wait()\n", "",
         (DOWNPOUR_SWEEP,), seconds=15),
-    Mutant("the-schedule-counts-the-warm-up-too", RATE, "core/learning_rate.py",
+    Mutant("the-schedule-counts-the-warm-up-too", RATE, "core/optimizer.py",
         "since = (samples - warming) / (total - warming)", "since = samples / total",
         ("tests/core/test_settings.py::test_the_learning_rate_is_what_its_options_say",)),
     Mutant(
-        "the-warm-up-begins-at-nothing", RATE, "core/learning_rate.py",
+        "the-warm-up-begins-at-nothing", RATE, "core/optimizer.py",
         "else 1.0 + (scale - 1.0) * samples / warming", "else scale * samples / warming",
         ("tests/core/test_settings.py::test_warm_up_adds_the_same_to_the_rate_with_every_update_from_the_base_rate_to_the_scaled_one",),
     ),

@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant("a-price-forgets-the-split-of-its-task", OWN, "cli/commands.py",
         "settings.chunks, resolved.split)", "settings.chunks)",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
-    Mutant("a-split-is-tried-by-replicas-only", REFUSED, "places/processes/requirements.py",
+    Mutant("a-split-is-tried-by-replicas-only", REFUSED, "places/processes/local.py",
         "        partition.check_model(task, settings)\n", "        assert partition\n",
         (f"{PARTITIONS}::test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started",)),
     Mutant("a-model-without-values-has-the-last-word", REFUSED, "strategies/partition.py",
