@@ -41,15 +41,13 @@ class StatusServer:
     Args:
         run: the run folder; nobody can ask a job without one.
         ask: asks every process.
-        said: what they say then, by role.
-        answer: makes the state out of that.
+        answer: makes the state out of what they said.
     """
 
-    def __init__(
-        self, run: Path | None, ask: Callable[[], int], said: dict[str, Standing], answer: Callable[[], Json]
-    ) -> None:
-        self._ask, self._said, self._answer = ask, said, answer
+    def __init__(self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], Json]) -> None:
+        self._ask, self._answer = ask, answer
         self._clients: list[socket.socket] = []
+        self._said: dict[str, Standing] = {}
         self._asked, self._deadline = 0, 0.0
         self._readers: list[tuple[socket.socket, memoryview, float]] = []
         """Readers that have not taken all of their answer yet, the rest of it, and until when they may."""
@@ -73,7 +71,7 @@ class StatusServer:
                 self._admit(client)
         if self._clients and (len(self._said) >= self._asked or time.monotonic() > self._deadline):
             data, until = (
-                memoryview(json.dumps(self._answer()).encode()),
+                memoryview(json.dumps(self._answer(self._said.values())).encode()),
                 time.monotonic() + ANSWER_SECONDS,
             )
             self._readers += [(client, data, until) for client in self._clients]
@@ -94,6 +92,10 @@ class StatusServer:
             self._said.clear()
             self._asked, self._deadline = self._ask(), time.monotonic() + ANSWER_SECONDS
         self._clients.append(client)
+
+    def take(self, standing: Standing) -> None:
+        """Take what a process says of itself."""
+        self._said[standing.role] = standing
 
     @property
     def due(self) -> float:

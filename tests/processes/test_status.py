@@ -135,7 +135,7 @@ def test_who_reads_slowly_holds_nobody_up_and_is_dropped_in_the_end(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(status, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    status_server = status.StatusServer(tmp_path, lambda: 0, {}, lambda: {"much": "x" * (1 << 20)})
+    status_server = status.StatusServer(tmp_path, lambda: 0, lambda _: {"much": "x" * (1 << 20)})
     assert status_server.listener is not None
     found = []
     with socket.socket(socket.AF_UNIX) as slow, socket.socket(socket.AF_UNIX) as deaf:
@@ -158,7 +158,7 @@ def test_nobody_but_the_same_user_asks_and_nobody_else_is_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "job.json").write_text("{}")
-    server, own = status.StatusServer(tmp_path, lambda: 0, {}, lambda: {}), os.getuid()
+    server, own = status.StatusServer(tmp_path, lambda: 0, lambda _: {}), os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     monkeypatch.setattr(status, "ASK_SECONDS", 0.1)
     with pytest.raises(JobFailed, match=f"runs as user {own}, this one as {own + 1}; run both as one user$"):

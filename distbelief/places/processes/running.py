@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing.connection
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -88,8 +87,8 @@ class Running:
         aside = functools.partial(attempt.live.print_of, aside=True)
         hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
-        self._standings: dict[str, Standing] = {}
-        """Standing of each process, as it said when it was asked last."""
+        folder = attempt.folder.path if attempt.folder else None
+        self.status_server = status.StatusServer(folder, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
         """Address where the coordinator listens, or did last."""
@@ -115,11 +114,8 @@ class Running:
         supervisor = self.supervisor
         try:
             self._start(woken)
-            folder = self.attempt.folder.path if self.attempt.folder else None
-            server = status.StatusServer(folder, self._ask, self._standings, self._state)
-            with contextlib.closing(server):
-                while self.processes.children and supervisor.failure is None:
-                    self._watch(woken, server)
+            while self.processes.children and supervisor.failure is None:
+                self._watch(woken)
         except BaseException:
             self.attempt.finish()
             raise
@@ -140,6 +136,7 @@ class Running:
     def close(self) -> None:
         """Leave nothing behind: no process, no socket, no memory."""
         self.processes.close()
+        self.status_server.close()
         if self._join_server:
             self._join_server.close()
         for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):
@@ -238,15 +235,15 @@ class Running:
 
     # watching
 
-    def _watch(self, woken: Connection, server: status.StatusServer) -> None:
+    def _watch(self, woken: Connection) -> None:
         """Wait for words, ends and signals, and act on them."""
-        asked = server.listener
+        asked = self.status_server.listener
         waiting = [woken, *([asked] if asked else []), *self.processes.waitables]
-        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, server.due))))
+        ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.status_server.due))))
         if id(woken) in ready:
             self._happens(Interruption(woken.recv_bytes().decode()))
         self.processes.look(ready)
-        server.serve(id(asked) in ready)
+        self.status_server.serve(id(asked) in ready)
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -276,14 +273,14 @@ class Running:
             child.say(Ask())
         return len(children)
 
-    def _state(self) -> Json:
+    def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, self._standings.values(), self.attempt.recorder.summary)
+        return status.state(children, said, self.attempt.recorder.summary)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
         if isinstance(word, Standing):
-            self._standings[word.role] = word
+            self.status_server.take(word)
             self.attempt.live.stands(word.role, word.facts)
         elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no such sign either
             self.attempt.record(word.moment, word.role, word.record)
