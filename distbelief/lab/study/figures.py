@@ -59,6 +59,8 @@ class Medians(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_step: float
     seconds_per_update: float
     bytes_per_step: float
+    bytes_by_kind: dict[str, float]
+    """Of a step."""
     staleness: float
     """Mean."""
     most_staleness: float
@@ -101,8 +103,6 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     """Why trials failed; "" where none did."""
     parts: dict[str, float]
     """Seconds of a step; empty where they are not known."""
-    bytes_by_kind: dict[str, float]
-    """Medians of a step's."""
     busy: float
     """The part of the machine that others took, at most."""
     targets: list[Reached]
