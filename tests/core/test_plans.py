@@ -214,7 +214,7 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
 def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "_Needs", lambda *_: pytest.fail("it is refused first"))
+    monkeypatch.setattr(planning, "Needs", lambda *_: pytest.fail("it is refused first"))
     assert main.run(["plan", "digits", "--machines", "1x2", *words]) == 2
     assert told in capsys.readouterr().err
 

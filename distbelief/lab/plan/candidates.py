@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
+from distbelief.lab.cost.options import MOST_REPLICAS
 from distbelief.lab.cost.splitting import KEPT, SplitCost
 from distbelief.lab.cost.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
@@ -15,8 +16,6 @@ from distbelief.strategies.base import Partitioned, Replicated, Served
 
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
 MOST_HOSTS, MOST_CORES = 256, 256
-MOST_REPLICAS = 256
-"""The most replicas that a candidate has: a plan is to be there in seconds."""
 MOST_PARTITIONS = 4
 """The most processes that a model is split over: each number of them is measured."""
 SPLIT = ("single", "downpour", "allreduce")
@@ -68,9 +67,9 @@ class PlanCandidate:
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
     def __str__(self) -> str:
-        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
-        shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
-        many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
+        partitions = f", {times(self.partitions, 'partition')}" if self.partitions > 1 else ""
+        shards = f", {times(self.shards, 'shard')}" if self.shards else ""
+        many = f", {times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
         return f"{self.strategy.name}{many}{partitions}{shards}"
 
     @property
@@ -87,7 +86,12 @@ class PlanCandidate:
         return " ".join(words)
 
 
-def _times(number: int, what: str) -> str:
+def times(number: int, what: str) -> str:
+    """Count things in words.
+
+    >>> times(1, "replica"), times(2, "shard")
+    ('1 replica', '2 shards')
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -103,33 +107,50 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
      'downpour, 1 replica, 2 partitions, 2 shards']
     """
-    for name in names:
-        if name not in PLANNED:
-            raise unknown("strategy of a plan", name, PLANNED)
+    check_names(names)
     return [
         PlanCandidate(strategy)
         for name in dict.fromkeys(names)
         for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
-        for strategy in _strategies(name, machines, partitions, optimizer)
+        for replicas in _counts(_most(name, machines, partitions))
+        if (strategy := strategy_of(name, replicas, machines.hosts, optimizer, partitions))
     ]
 
 
-def _strategies(name: str, machines: Machines, partitions: int, optimizer: Optimizer) -> Iterator[Strategy]:
-    """One strategy with so many partitions, and each number of replicas."""
-    if name == "single":
-        yield Single(optimizer=optimizer, partitions=partitions)
-        return
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a strategy that is not planned.
+
+    Raises:
+        UsageError: with the nearest.
+    """
+    for name in names:
+        if name not in PLANNED:
+            raise unknown("strategy of a plan", name, PLANNED)
+
+
+def strategy_of(name: str, replicas: int, hosts: int, optimizer: Optimizer, partitions: int = 1) -> Strategy | None:
+    """Return a strategy with so many replicas and partitions of each, and a shard on each host; None where it is
+    `single` with messages: one replica in rounds.
+    """
+    shards = max(partitions, min(hosts, replicas))
+    match name:
+        case "single":
+            return Single(optimizer=optimizer, partitions=partitions)
+        case "hogwild":
+            return Hogwild(replicas=replicas, optimizer=optimizer)
+        case "downpour":
+            return Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
+        case "synchronous" if replicas > 1:
+            return Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
+        case "allreduce" if replicas > 1:
+            return Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
+    return None
+
+
+def _most(name: str, machines: Machines, partitions: int) -> int:
+    """Return the most replicas for which there are cores."""
     hosts = 1 if name == "hogwild" else machines.hosts
-    for replicas in _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
-        shards = max(partitions, min(machines.hosts, replicas))
-        if name == "hogwild":
-            yield Hogwild(replicas=replicas, optimizer=optimizer)
-        elif name == "downpour":
-            yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
-        elif name == "synchronous" and replicas > 1:  # one replica in rounds is single, with messages
-            yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
-        elif name == "allreduce" and replicas > 1:
-            yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
+    return 1 if name == "single" else min(hosts * (machines.cores // partitions), MOST_REPLICAS)
 
 
 def _counts(most: int) -> Iterable[int]:

@@ -1,0 +1,232 @@
+"""Scaling: what one more replica, or partition of a model, brings: measured on this machine, simulated beyond it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from distbelief.core.optimizer import Optimizer
+from distbelief.errors import UsageError
+from distbelief.lab.cost.cost import beyond, check_amounts
+from distbelief.lab.cost.options import SplitRequest
+from distbelief.lab.cost.splitting import SplitCost
+from distbelief.lab.plan import halving
+from distbelief.lab.plan import plan as planning
+from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, check_names, strategy_of, times
+from distbelief.lab.plan.plan import (
+    SECONDS,
+    Needs,
+    Row,
+    busy_cores,
+    check_rows,
+    cluster_of,
+    machines_of,
+    measured_rows,
+    priced_rows,
+)
+from distbelief.lab.plan.pricing import Pricing, Terms
+from distbelief.places.compute_model import ComputeModel
+from distbelief.record.limits import free_memory
+from distbelief.split.options import Partitions
+from distbelief.strategies import Single
+from distbelief.tasks import Task, resolve
+from distbelief.transport.network_model import NetworkModel
+
+REPLICATED = PLANNED[1:]
+ENOUGH = 0.05
+"""Of what one makes: one more that brings less hardly pays."""
+
+
+class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """So many replicas or partitions, beside one."""
+
+    what: str
+    count: int
+    step: float | None
+    """Seconds of a step: measured, else simulated; as are the figures below."""
+    measured: float | None
+    """Samples a second of all together, on this machine."""
+    simulated: float | None
+    speedup: float | None
+    """Samples a second, over those of one."""
+    more: float | None
+    """Speed-up that each has brought that is one more than the point before has."""
+    binds: str
+    reason: str
+    """Why nothing is known; "" where it is."""
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speed-up over the number of replicas or partitions."""
+        return self.speedup / self.count if self.speedup else None
+
+
+class ScalingCurve(msgspec.Struct, frozen=True):
+    """A way to train with more and more replicas or partitions."""
+
+    name: str
+    of: str
+    """replica or partition."""
+    points: list[ScalingPoint]
+
+    @property
+    def enough(self) -> int | None:
+        """From how many on one more brings less than `ENOUGH`; None where it brings that to the end."""
+        brings = [(before.count, one.more) for before, one in pairwise(self.points) if one.more is not None]
+        few = None
+        for count, more in reversed(brings):
+            if more >= ENOUGH:
+                break
+            few = count
+        return few
+
+    @property
+    def told(self) -> str:
+        """Where it ends to pay, in a sentence."""
+        brings = f"one more brings {'under ' * (self.enough is not None)}{100 * ENOUGH:g} % of what one makes"
+        if self.enough is None:
+            return f"{self.name}: up to {times(self.points[-1].count, self.of)} {brings}, or more"
+        return f"{self.name}: from {times(self.enough, self.of)} on {brings}"
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Curves of a task."""
+
+    task: str
+    batch_size: int
+    curves: list[ScalingCurve]
+    notes: list[str]
+
+
+def curve_of(name: str, of: str, rows: Sequence[tuple[int, Row]]) -> ScalingCurve:
+    """Return the curve of some rows by their numbers, of which the first is of one.
+
+    What was measured is compared with what was measured, and what was simulated with what was simulated.
+    """
+    points: list[ScalingPoint] = []
+    for at, (count, row) in enumerate(rows):
+        before, last = rows[max(0, at - 1)]
+        known, of_last, of_one = (one.measured if row.measured else one.predicted for one in (row, last, rows[0][1]))
+        speedup, more = (_over(terms, of_one) for terms in (known, of_last))
+        brings = (speedup - more) / (count - before) if at and speedup and more else None
+        points.append(
+            ScalingPoint(
+                what=row.what,
+                count=count,
+                step=known.step if known else None,
+                measured=row.measured.samples_per_second if row.measured else None,
+                simulated=row.predicted.samples_per_second if row.predicted else None,
+                speedup=speedup,
+                more=brings,
+                binds=row.predicted.binds if row.predicted else "",
+                reason=row.reason,
+            )
+        )
+    return ScalingCurve(name, of, points)
+
+
+def _over(terms: Terms | None, of: Terms | None) -> float | None:
+    return terms.samples_per_second / of.samples_per_second if terms and of else None
+
+
+@halving.only_plan()
+def scaling(
+    task: Task | str,
+    counts: Sequence[int],
+    network: NetworkModel,
+    *,
+    split: Partitions | None = None,
+    machines: str = "",
+    topology: str = "",
+    slow: Mapping[int, float] | None = None,
+    strategies: Sequence[str] = REPLICATED,
+    batch_size: int,
+    optimizer: Optimizer,
+    max_memory: float | None = None,
+    seconds: float = SECONDS,
+    data_dir: str | None = None,
+    told: Callable[[str], None] = lambda _: None,
+) -> Scaling:
+    """Measure what fits this machine, and simulate that and what does not: so many replicas, or partitions of a model.
+
+    Args:
+        task: what is trained.
+        counts: of replicas, or of partitions where a split is given; one is always looked at.
+        network: between hosts.
+        split: how the model is split, whatever number of partitions it says.
+        machines: hosts and their cores, such as "4x8"; as many like this one as the replicas need, where none are
+            given. Each of more partitions than this one has cores has a machine of its own.
+        topology: as of `plan`.
+        slow: as of `plan`.
+        strategies: of the replicas.
+        batch_size: samples in a minibatch of a replica.
+        optimizer: that steps.
+        max_memory: bytes that a process may hold.
+        seconds: for all runs together, and as many for the segments of all splits.
+        data_dir: folder with the data.
+        told: is told what is done.
+
+    Raises:
+        UsageError, DataError, TrainingError: as `plan`.
+    """
+    here, there = planning.this_machine(), machines_of(machines or None, topology)
+    resolved = resolve(task, data_dir) if isinstance(task, str) else task
+    check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
+    network.check()
+    check_names(strategies)
+    counts = sorted({1, *counts})
+    ComputeModel(slow=dict(slow or {})).check(1 if split else counts[-1])
+    if machines and counts[-1] > there.hosts * there.cores:
+        raise UsageError(f"--replicas {counts[-1]}: {there} have {there.hosts * there.cores} cores; name more machines")
+
+    def hosts(count: int) -> Machines:
+        return there if machines else Machines(-(-count // here.cores), here.cores)
+
+    one, groups = PlanCandidate(Single(optimizer=optimizer)), dict[str, list[PlanCandidate]]()
+    for name in () if split else strategies:
+        kinds = [strategy_of(name, count, hosts(count).hosts, optimizer) for count in counts]
+        groups[name] = [PlanCandidate(kind) if kind else one for kind in kinds]
+    if split:
+        words = {**vars(split), "optimizer": optimizer}
+        more = [PlanCandidate(Single(**{**words, "partitions": count})) for count in counts[1:]]
+        groups[split.split] = [one, *more]
+    asked = {str(each): each for each in (one, *(each for group in groups.values() for each in group))}
+    needs = Needs(resolved, batch_size, optimizer, told)
+    if split:
+        steps = SplitRequest(
+            batch_size=batch_size, microbatches=split.microbatches, schedule=split.schedule,
+            seconds=seconds / len(counts),
+        )  # fmt: skip
+        needs.split(counts, told, steps, split.split, split.chunks)
+    fit = {what: each for what, each in asked.items() if each.replicas * each.partitions <= here.cores}
+    rows = {
+        what: needs.row(each, here, max_memory, free_memory())
+        if what in fit
+        else needs.row(each, hosts(each.replicas), max_memory)
+        for what, each in asked.items()
+    }
+    run = [each for what, each in fit.items() if not rows[what].reason]
+    found = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
+    known = measured_rows([rows[what] for what in fit], found)
+    check_rows(known)
+    rows |= {row.what: row for row in known}
+    pricing, cluster = Pricing(resolved, batch_size), cluster_of(known, needs, here, network)
+    curves = []
+    for name, group in groups.items():
+        priced = []
+        for each in group:
+            on = dataclasses.replace(cluster, machines=hosts(each.replicas), slow=tuple((slow or {}).items()))
+            on = dataclasses.replace(on, topology=topology if on.machines.hosts > 1 else "")
+            [row] = priced_rows([rows[str(each)]], asked, pricing, on, told)
+            priced.append(msgspec.structs.replace(row, measured=None) if machines or slow else row)
+        curves.append(curve_of(name, "partition" if split else "replica", list(zip(counts, priced, strict=True))))
+    notes = [
+        f"{times(count, 'partition')} by {one.split.text}"
+        for count, one in needs.splits.items()
+        if isinstance(one, SplitCost)
+    ]
+    notes += [*needs.notes, *beyond(max_memory), *busy_cores()]
+    return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
