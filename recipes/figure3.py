@@ -123,8 +123,8 @@ class Pooled(nn.Module):
     def __init__(self, size: int, gives: Box, side: int, differs: bool) -> None:
         super().__init__()
         self.takes, self.differs = gives.wider(size // 2, size // 2, side), differs
-        axes = [(give, take) for give, take in zip(gives, self.takes, strict=True)]
-        above, aside = [(size // 2 - (g[0] - t[0]), size // 2 - (t[1] - g[1])) for g, t in axes]
+        axes = zip(gives, self.takes, strict=True)
+        above, aside = ((size // 2 - (g[0] - t[0]), size // 2 - (t[1] - g[1])) for g, t in axes)
         self.pad, self.mean = (*aside, *above), nn.AvgPool2d(size, 1)
         self.own, self.whole, self.cut = gives.within(self.takes), self.takes.within(self.takes), Cut()
 
@@ -294,7 +294,7 @@ def parameters(net: Net, machines: int = 1) -> int:
         return sum(one.numel() for one in net.model(machines).parameters())
 
 
-def seconds(net: Net, machines: int) -> float:
+def seconds(net: Net, machines: int, seed: int = 0) -> float:
     """Of a minibatch, on so many virtual machines."""
     alone = OPERATIONS * BATCH * parameters(net) / RATE
     if machines == 1:
@@ -303,7 +303,9 @@ def seconds(net: Net, machines: int) -> float:
         model=partial(net.model, machines), train=partial(Samples, net.shape), loss=net.loss, metric=None,
         split=net.split(machines),
     )  # fmt: skip
-    job = db.Job(task, db.Single(partitions=machines), batch_size=BATCH, epochs=1, evaluate_every=0, checkpoint_every=0)
+    job = db.Job(
+        task, db.Single(partitions=machines), batch_size=BATCH, seed=seed, evaluate_every=0, checkpoint_every=0
+    )
     place = db.Simulated(
         NETWORK, db.ComputeModel(step=alone, variation=VARIATION), handling=Handling(MESSAGE, math.inf), phantom=True
     )

@@ -650,6 +650,10 @@ def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[s
         from distbelief.record.live import summary
 
         print(summary(result, run))
+        if run and result["replicas"] > 1:
+            from distbelief.lab.study.runs import efficiency_of
+
+            print(f"{'efficiency':<12}{told}" if (told := efficiency_of(Path(run))) else "", end="\n" * bool(told))
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
     go_on = ""

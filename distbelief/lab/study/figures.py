@@ -187,14 +187,31 @@ def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[st
     """A head, and a row for each of some arms that are compared."""
     names = [f" {percent(one)}" for one in targets] if targets[1:] else [""] * len(targets)
     heads = [f"{head}{name}" for name in names for head in ("seconds", "reached", "speed-up")]
-    rows = [["arm", "trials", "accuracy", "samples/s", *heads]]
+    shares = efficiencies(group)
+    rows = [["arm", "trials", "accuracy", "samples/s", *["efficiency"] * bool(shares), *heads]]
     for one in group:
         failed = "failed" if one.failed and one.failed == one.trials else ""
         row = [one.name, str(one.trials), failed or percent(one.accuracy), number(one.samples_per_second)]
+        row += [f"{100 * shares[one.name]:.0f} %" if one.name in shares else "-"] * bool(shares)
         for at in map(one.at, targets):
             row += [number(at.median), f"{at.reached} of {at.of}", told_interval(at.speed_up)]
         rows.append(row)
     return rows
+
+
+def efficiencies(group: Sequence[ArmFigures]) -> dict[str, float]:
+    """Samples a second of arms, over as many times those of the same arm with one replica as they have; by their names.
+
+    Of those alone that are there with one replica and with several.
+    """
+    ones = {without_replicas(one.name): one.samples_per_second for one in group if one.replicas == 1}
+    several = {without_replicas(one.name) for one in group if one.replicas > 1}
+    shares = {
+        one.name: one.samples_per_second / (one.replicas * ones[alike])
+        for one in group
+        if (alike := without_replicas(one.name)) in several and alike != one.name and ones.get(alike)
+    }
+    return {name: share for name, share in shares.items() if math.isfinite(share)}
 
 
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
