@@ -650,10 +650,11 @@ def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[s
         from distbelief.record.live import summary
 
         print(summary(result, run))
-        if run and result["replicas"] > 1:
+        if run and result.get("replicas", 1) > 1:
             from distbelief.lab.study.runs import efficiency_of
 
-            print(f"{'efficiency':<12}{told}" if (told := efficiency_of(Path(run))) else "", end="\n" * bool(told))
+            if told := efficiency_of(Path(run)):
+                print(f"{'efficiency':<12}{told}")
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
     go_on = ""

@@ -206,6 +206,8 @@ SMALL: dict[str, dict[str, str]] = {
         "batch_size": "8",
         "optimizer": "adam",
         "seconds": "2",
+        "replicas": "1-4",
+        "draw": "picture.svg",
         "data_dir": "there",
         "json": "",
     },

@@ -21,8 +21,9 @@ from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
 from distbelief.lab.plan.halving import Measurements
-from distbelief.lab.plan.plan import TrainingPlan
+from distbelief.lab.plan.plan import Row, TrainingPlan
 from distbelief.lab.plan.pricing import PricedCluster, Pricing, Terms, memory_speed
+from distbelief.lab.plan.scaling import curve_of, scaling
 from distbelief.places.simulated.handling import INSTANT, Handling
 from distbelief.schedules import price as schedules_price
 from distbelief.split.options import Split
@@ -54,7 +55,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def at(compute: float, **steps: float) -> Any:
     """What measures that each step takes so long, or with these strategies as long as they are said to take."""
 
-    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any) -> Measurements:
+    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any, **___: Any) -> Measurements:
         found = {}
         for one in asked:
             step = steps.get(one.strategy.name, compute)
@@ -683,3 +684,129 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
     with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
         planning.plan(task, "1x2")
+
+
+def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> tuple[int, Row]:
+    """So many replicas, with samples a second."""
+    terms = [Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0) if rate else None for rate in (measured, predicted)]
+    sizes: dict[str, Any] = {
+        "command": "",
+        "machines": "",
+        "replicas": count,
+        "shards": 0,
+        "partitions": 1,
+        "memory": 1,
+    }
+    return count, Row(what=f"{count} replicas", measured=terms[0], predicted=terms[1], **sizes)
+
+
+def test_what_one_more_brings_is_worked_out_of_rates() -> None:
+    """100 samples a second of one, and 10 of each beyond 4; a twentieth of what one makes is not under it."""
+    rates = {1: 100.0, 2: 190.0, 4: 300.0, 8: 320.0, 16: 350.0}
+    curve = curve_of("rounds", "replica", [known_row(count, predicted=rate) for count, rate in rates.items()])
+    assert [point.speedup for point in curve.points] == pytest.approx([1, 1.9, 3, 3.2, 3.5])
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
+    assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
+    assert curve.enough == 8
+    assert curve.told == "rounds: from 8 replicas on one more brings under 5 % of what one makes"
+    growing = curve_of("rounds", "replica", [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
+    assert growing.told == "rounds: up to 2 replicas one more brings 5 % of what one makes, or more"
+    # what dips and grows again has not ended to pay
+    dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
+    assert curve_of("rounds", "replica", dips).enough is None
+
+
+def test_what_was_measured_is_over_what_was_measured_and_what_was_simulated_over_what_was_simulated() -> None:
+    rows = [known_row(1, 100.0, 200.0), known_row(2, 150.0, 380.0), known_row(4, predicted=700.0), (8, known_row(8)[1])]
+    points = curve_of("rounds", "replica", rows).points
+    assert [point.speedup for point in points] == [1.0, 1.5, 3.5, None]
+    assert [point.more for point in points] == [None, 0.5, pytest.approx((700 - 380) / 200 / 2), None]
+    assert [(point.measured, point.simulated) for point in points[1:3]] == [(150.0, 380.0), (None, 700.0)]
+
+
+def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as_many_as_they_need() -> None:
+    """On a line where only bytes count, and none inside of hosts: two hosts send each other half of a vector twice,
+    over one line each, or over one for each of their replicas.
+    """
+    line = db.NetworkModel(latency=0.0, bandwidth=1e8)
+    asked: dict[str, Any] = {"batch_size": 64, "optimizer": SGD}
+    [curve] = scaling(TASK, (2, 4), line, strategies=("allreduce",), **asked).curves
+    assert [(point.what, point.measured is not None) for point in curve.points] == [
+        ("single", True), ("allreduce, 2 replicas", True), ("allreduce, 4 replicas", False),
+    ]  # fmt: skip
+    assert [point.speedup for point in curve.points[:2]] == [1.0, 2.0]
+    one, _, four = (point.simulated for point in curve.points)
+    assert one is not None
+    assert four is not None
+    assert 4 * 64 / four == pytest.approx(64 / one + VECTOR / 2 / 1e8, rel=0.1)
+    assert curve.points[2].binds == "network"
+    [apart] = scaling(TASK, (2,), line, strategies=("allreduce",), machines="2x1", **asked).curves
+    assert [point.measured for point in apart.points] == [None, None]
+    assert 2 * 64 / (apart.points[1].simulated or 0) == pytest.approx(64 / one + VECTOR / 1e8, rel=0.1)
+
+
+def test_partitions_that_one_host_has_no_cores_for_have_a_machine_each() -> None:
+    """Stages over two machines send what is between them there and back; on one they wait for messages alone."""
+    line = db.NetworkModel(latency=0.0, bandwidth=1e6)
+    cluster = PricedCluster(Machines(1, 2), line, 2e-3, INSTANT, INSTANT, splits={2: split_cost(0.6e-3, "stages")})
+    one = PlanCandidate(db.Single(partitions=2, optimizer=SGD))
+    together = Pricing(LAYERS, 64).price(one, cluster)
+    apart = Pricing(LAYERS, 64).terms(one, dataclasses.replace(cluster, machines=Machines(1, 1)))
+    crosses = 2 * 4 * 64 * WIDE / 1e6
+    assert apart.step == pytest.approx(together.step + crosses, rel=0.05)
+    assert apart.binds == "network"
+
+
+def test_a_split_is_measured_over_each_number_of_partitions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def measured(_: Task, split: Split, steps: Any, *__: Any) -> Any:
+        asked.append((split.text, split.partitions, steps.batch_size))
+        return [split_cost(1e-3 / split.partitions, split.text, split.partitions)]
+
+    monkeypatch.setattr(planning.splitting, "measure", measured)
+    words = ["split", "digits", "--partitions", "2,4", "--split", "neurons", "--batch-size", "32"]
+    assert main.run([*words, "--json"]) == 0
+    [curve] = json.loads(capsys.readouterr().out)["curves"]
+    assert asked == [("neurons", 2, 32), ("neurons", 4, 32)]
+    assert [(point["count"], point["measured"] is not None) for point in curve["points"]] == [
+        (1, True), (2, True), (4, False),
+    ]  # fmt: skip
+    assert curve["points"][2]["simulated"] > curve["points"][0]["simulated"]
+    assert main.run([*words, "--draw", str(tmp_path / "p.svg")]) == 0
+    shown, picture = capsys.readouterr().out, (tmp_path / "p.svg").read_text()
+    for told in ("partitions", "efficiency", "one more", "neurons: "):
+        assert told in shown
+    assert picture.count("<circle") == 3
+    assert picture.count('fill="white" stroke') == 1
+    assert "ideal" in picture
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "plan digits --replicas 0",
+            "--replicas 0: numbers are from 1 to 256, the smaller of a range first, as in 1-64",
+        ),
+        ("plan digits --replicas 8-2", "--replicas 8-2: numbers are from 1 to 256"),
+        ("plan digits --replicas 1-1000", "--replicas 1-1000: numbers are from 1 to 256"),
+        ("plan digits --replicas two", "--replicas 'two': is not a whole number"),
+        ("plan digits --replicas 1-2-4", "--replicas '2-4': is not a whole number"),
+        ("plan digits --replicas 1,8 --machines 2x2", "--replicas 8: 2x2 have 4 cores; name more machines"),
+        ("plan digits --replicas 2 --strategies single", "--strategies single: has one replica"),
+        ("plan digits --draw x.svg", "--draw x.svg: draws what one more replica brings; name their numbers"),
+        ("plan digits --strategy allreduce", "did you mean --strategies?"),
+        ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
+        ("split digits --partitions 1,2 --draw-step x.svg", "--draw-step x.svg: draws the step of one number"),
+        ("split digits --partitions 1-2 --device cuda", "--device cuda: is of one number of partitions"),
+        ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
+    ],
+)
+def test_numbers_that_cannot_be_are_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(words.split()) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1

@@ -177,6 +177,8 @@ def scaling(
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     network.check()
     check_names(strategies)
+    if PLANNED[0] in strategies:
+        raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
     counts = sorted({1, *counts})
     ComputeModel(slow=dict(slow or {})).check(1 if split else counts[-1])
     if machines and counts[-1] > there.hosts * there.cores:
