@@ -9,54 +9,46 @@ from distbelief.lab.plan.scaling import Scaling
 from distbelief.lab.study.charts import COLOURS
 
 WIDTH, HEIGHT, ASIDE, LINE = 560, 360, 56, 16
-"""Pixels: of the chart, beside it, of a line of the legend."""
+"""Pixels: of the chart, beside it, of a line of text."""
+GREY = "#999"
 
 
 def draw_scaling(found: Scaling) -> str:
-    """A line for each way, on logarithmic axes; what was measured is filled.
-
-    Returns:
-        The picture, as SVG.
-    """
-    points = [point for curve in found.curves for point in curve.points if point.speedup]
-    most, least = max(point.count for point in points), min(1.0, *(point.speedup or 1.0 for point in points))
+    """Draw a line for each way on logarithmic axes, as SVG; what was measured is filled."""
+    drawn = [(curve, [(point, point.speedup) for point in curve.points if point.speedup]) for curve in found.curves]
+    counts = sorted({point.count for _, points in drawn for point, _ in points})
+    least = min(1.0, *(speedup for _, points in drawn for _, speedup in points))
+    across, up = math.log(counts[-1]) or 1.0, math.log(counts[-1] / least) or 1.0
 
     def at(count: float, speedup: float) -> tuple[float, float]:
-        span = math.log(most / least) or 1.0
-        across = math.log(count) / (math.log(most) or 1.0)
-        return ASIDE + WIDTH * across, LINE + HEIGHT * (1 - math.log(speedup / least) / span)
+        return ASIDE + WIDTH * math.log(count) / across, LINE + HEIGHT * (1 - math.log(speedup / least) / up)
 
-    bottom, below = at(1, least)[1], HEIGHT + 4 * LINE
-    height = below + LINE * (len(found.curves) + 1)
+    def line(places: list[tuple[float, float]], look: str) -> str:
+        return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" fill="none" {look}/>'
+
+    def text(x: float, y: float, words: object, look: str) -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(str(words))}</text>'
+
+    width, below = WIDTH + 2 * ASIDE, HEIGHT + 4 * LINE
+    height = below + LINE * (len(drawn) + 1)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 2 * ASIDE} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH + 2 * ASIDE}" height="{height}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>',
+        line([at(1, 1), at(counts[-1], counts[-1])], f'stroke="{GREY}" stroke-dasharray="5 4"'),
+        text(ASIDE, below, "ideal", f'fill="{GREY}"'),
     ]
-    for count in sorted({point.count for point in points}):
+    for count in counts:
         x, y = at(count, count)
-        parts.append(f'<text x="{x:.1f}" y="{bottom + LINE:.1f}" text-anchor="middle">{count}</text>')
-        parts.append(f'<text x="{ASIDE - 6}" y="{y + 4:.1f}" text-anchor="end">{count}</text>')
-    parts.append(_path([at(1, 1), at(most, most)], "#999", ' stroke-dasharray="5 4"'))
-    names = [("ideal", "#999")]
-    for number, curve in enumerate(found.curves):
+        parts += [text(x, HEIGHT + 2 * LINE, count, 'text-anchor="middle"')]
+        parts += [text(ASIDE - 6, y + 4, count, 'text-anchor="end"')]
+    for number, (curve, points) in enumerate(drawn):
         colour = COLOURS[number % len(COLOURS)]
-        names.append((f"{curve.name}, speed-up against {curve.of}s", colour))
-        drawn = [(at(point.count, point.speedup), point) for point in curve.points if point.speedup]
-        parts.append(_path([place for place, _ in drawn], colour))
-        for (x, y), point in drawn:
-            fill = colour if point.measured else "white"
-            title = f"{point.what}: {point.speedup:.3g}, {'measured' if point.measured else 'simulated'}"
-            parts.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">'
-                f"<title>{escape(title)}</title></circle>"
-            )
-    for number, (name, colour) in enumerate(names):
-        y = below + LINE * number
-        parts.append(f'<text x="{ASIDE}" y="{y}" fill="{colour}">{escape(name)}</text>')
+        parts.append(line([at(point.count, speedup) for point, speedup in points], f'stroke="{colour}"'))
+        named = f"{curve.name}: speed-up against {curve.of}s"
+        parts.append(text(ASIDE, below + LINE * (number + 1), named, f'fill="{colour}"'))
+        for point, speedup in points:
+            x, y = at(point.count, speedup)
+            how, fill = ("measured", colour) if point.measured else ("simulated", "white")
+            title = f"<title>{escape(point.what)}: {speedup:.3g}, {how}</title>"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">{title}</circle>')
     return "\n".join([*parts, "</svg>\n"])
-
-
-def _path(places: list[tuple[float, float]], colour: str, dashes: str = "") -> str:
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'

@@ -27,7 +27,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
 from distbelief.record.limits import cores, free_memory
 from distbelief.schedules.price import LinkModel
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import Partitions, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
 from distbelief.transport.network_model import NetworkModel
@@ -228,17 +228,19 @@ class Needs:
         self.splits: dict[int, SplitCost | str] = {}
 
     def split(
-        self, counts: Iterable[int], told: Callable[[str], None], steps: SplitRequest | None = None, way: str = AUTO,
-        chunks: int = 0,
+        self, counts: Iterable[int], told: Callable[[str], None], way: Partitions | None = None,
+        seconds: float = SPLIT_SECONDS,
     ) -> None:  # fmt: skip
-        """Measure the model split over so many processes in a way, or why it cannot be."""
-        usual = Handling()
+        """Measure the model split over so many processes, for some seconds each, or why it cannot be."""
+        usual, way = Handling(), way or Partitions()
         line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
-        steps = steps or SplitRequest(batch_size=self._batch_size, seconds=SPLIT_SECONDS)
+        steps = SplitRequest(
+            batch_size=self._batch_size, microbatches=way.microbatches, schedule=way.schedule, seconds=seconds
+        )
         for count in sorted({*counts} - {1}):
             told(f"the model split over {count} processes")
             try:
-                split = Split.parse(way, count, chunks, own=self._task.split)
+                split = Split.parse(way.split, count, way.chunks, own=self._task.split)
                 self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, told)
             except DistbeliefError as error:  # a model that cannot be split ends no plan
                 self.splits[count] = " ".join(str(error).split())

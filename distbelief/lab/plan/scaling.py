@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.lab.cost.cost import beyond, check_amounts
-from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
@@ -150,15 +150,16 @@ def scaling(
     data_dir: str | None = None,
     told: Callable[[str], None] = lambda _: None,
 ) -> Scaling:
-    """Measure what fits this machine, and simulate that and what does not: so many replicas, or partitions of a model.
+    """Measure what fits this machine, and simulate that and what does not.
 
     Args:
         task: what is trained.
         counts: of replicas, or of partitions where a split is given; one is always looked at.
         network: between hosts.
-        split: how the model is split, whatever number of partitions it says.
+        split: how the model is split, whatever number of partitions it says; each of more than this machine has cores
+            is on a machine of its own.
         machines: hosts and their cores, such as "4x8"; as many like this one as the replicas need, where none are
-            given. Each of more partitions than this one has cores has a machine of its own.
+            given.
         topology: as of `plan`.
         slow: as of `plan`.
         strategies: of the replicas.
@@ -184,51 +185,40 @@ def scaling(
     if machines and counts[-1] > there.hosts * there.cores:
         raise UsageError(f"--replicas {counts[-1]}: {there} have {there.hosts * there.cores} cores; name more machines")
 
-    def hosts(count: int) -> Machines:
-        return there if machines else Machines(-(-count // here.cores), here.cores)
+    def hosts(replicas: int) -> Machines:
+        return there if machines else Machines(-(-replicas // here.cores), here.cores)
 
-    one, groups = PlanCandidate(Single(optimizer=optimizer)), dict[str, list[PlanCandidate]]()
-    for name in () if split else strategies:
-        kinds = [strategy_of(name, count, hosts(count).hosts, optimizer) for count in counts]
-        groups[name] = [PlanCandidate(kind) if kind else one for kind in kinds]
+    kinds = {name: [strategy_of(name, one, hosts(one).hosts, optimizer) for one in counts] for name in strategies}
     if split:
         words = {**vars(split), "optimizer": optimizer}
-        more = [PlanCandidate(Single(**{**words, "partitions": count})) for count in counts[1:]]
-        groups[split.split] = [one, *more]
-    asked = {str(each): each for each in (one, *(each for group in groups.values() for each in group))}
+        kinds = {split.split: [None, *(Single(**{**words, "partitions": count}) for count in counts[1:])]}
+    alone = PlanCandidate(Single(optimizer=optimizer))
+    groups = {name: [PlanCandidate(kind) if kind else alone for kind in kinds[name]] for name in kinds}
+    asked = {str(one): one for one in (alone, *chain(*groups.values()))}
     needs = Needs(resolved, batch_size, optimizer, told)
     if split:
-        steps = SplitRequest(
-            batch_size=batch_size, microbatches=split.microbatches, schedule=split.schedule,
-            seconds=seconds / len(counts),
-        )  # fmt: skip
-        needs.split(counts, told, steps, split.split, split.chunks)
-    fit = {what: each for what, each in asked.items() if each.replicas * each.partitions <= here.cores}
+        needs.split(counts, told, split, seconds / len(counts))
+    fit = [one for one in asked.values() if one.replicas * one.partitions <= here.cores]
     rows = {
-        what: needs.row(each, here, max_memory, free_memory())
-        if what in fit
-        else needs.row(each, hosts(each.replicas), max_memory)
-        for what, each in asked.items()
+        what: needs.row(one, hosts(one.replicas), max_memory, free_memory() if one in fit else math.inf)
+        for what, one in asked.items()
     }
-    run = [each for what, each in fit.items() if not rows[what].reason]
-    found = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
-    known = measured_rows([rows[what] for what in fit], found)
+    run = [one for one in fit if not rows[str(one)].reason]
+    measured = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
+    known = measured_rows([rows[str(one)] for one in fit], measured)
     check_rows(known)
     rows |= {row.what: row for row in known}
-    pricing, cluster = Pricing(resolved, batch_size), cluster_of(known, needs, here, network)
-    curves = []
+    pricing, cluster, curves = Pricing(resolved, batch_size), cluster_of(known, needs, here, network), []
+    cluster = dataclasses.replace(cluster, slow=tuple((slow or {}).items()))
     for name, group in groups.items():
         priced = []
-        for each in group:
-            on = dataclasses.replace(cluster, machines=hosts(each.replicas), slow=tuple((slow or {}).items()))
-            on = dataclasses.replace(on, topology=topology if on.machines.hosts > 1 else "")
-            [row] = priced_rows([rows[str(each)]], asked, pricing, on, told)
+        for one in group:
+            on = hosts(one.replicas)
+            on_those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
+            [row] = priced_rows([rows[str(one)]], asked, pricing, on_those, told)
             priced.append(msgspec.structs.replace(row, measured=None) if machines or slow else row)
         curves.append(curve_of(name, "partition" if split else "replica", list(zip(counts, priced, strict=True))))
-    notes = [
-        f"{times(count, 'partition')} by {one.split.text}"
-        for count, one in needs.splits.items()
-        if isinstance(one, SplitCost)
-    ]
+    costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
+    notes = [f"{times(cost.split.partitions, 'partition')} by {cost.split.text}" for cost in costs]
     notes += [*needs.notes, *beyond(max_memory), *busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)

@@ -368,10 +368,10 @@ class Simulation:
 
     def _model(self) -> nn.Module:
         """The model that the job begins with; a phantom's has no values, where it can be made without."""
-        with contextlib.suppress(Exception):  # whatever a model raises that has none
-            if self.cluster.phantom and not self.job.init_from:
-                with torch.device("meta"):
-                    return self.task.model()
+        with contextlib.suppress(Exception), torch.device("meta"):  # whatever a model raises that has none
+            phantom = self.cluster.phantom and not self.job.init_from
+            if phantom and isinstance(model := self.task.model(), nn.Module):
+                return model
         return model_of(self.job, self.task)
 
     @functools.cached_property
