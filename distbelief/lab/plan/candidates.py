@@ -107,7 +107,6 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
      'downpour, 1 replica, 2 partitions, 2 shards']
     """
-    check_names(names)
     return [
         PlanCandidate(strategy)
         for name in dict.fromkeys(names)
@@ -117,21 +116,15 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     ]
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Refuse a strategy that is not planned.
-
-    Raises:
-        UsageError: with the nearest.
-    """
-    for name in names:
-        if name not in PLANNED:
-            raise unknown("strategy of a plan", name, PLANNED)
-
-
 def strategy_of(name: str, replicas: int, hosts: int, optimizer: Optimizer, partitions: int = 1) -> Strategy | None:
     """Return a strategy with so many replicas and partitions of each, and a shard on each host; None where it is
     `single` with messages: one replica in rounds.
+
+    Raises:
+        UsageError: a strategy that is not planned.
     """
+    if name not in PLANNED:
+        raise unknown("strategy of a plan", name, PLANNED)
     shards = max(partitions, min(hosts, replicas))
     match name:
         case "single":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 
 import msgspec
 
@@ -15,7 +15,7 @@ from distbelief.lab.cost.cost import beyond, check_amounts
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
-from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, check_names, strategy_of, times
+from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategy_of, times
 from distbelief.lab.plan.plan import (
     SECONDS,
     Needs,
@@ -52,16 +52,13 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     simulated: float | None
     speedup: float | None
     """Samples a second, over those of one."""
+    efficiency: float | None
+    """Speed-up over the number of replicas or partitions."""
     more: float | None
     """Speed-up that each has brought that is one more than the point before has."""
     binds: str
     reason: str
     """Why nothing is known; "" where it is."""
-
-    @property
-    def efficiency(self) -> float | None:
-        """Speed-up over the number of replicas or partitions."""
-        return self.speedup / self.count if self.speedup else None
 
 
 class ScalingCurve(msgspec.Struct, frozen=True):
@@ -71,17 +68,8 @@ class ScalingCurve(msgspec.Struct, frozen=True):
     of: str
     """replica or partition."""
     points: list[ScalingPoint]
-
-    @property
-    def enough(self) -> int | None:
-        """From how many on one more brings less than `ENOUGH`; None where it brings that to the end."""
-        brings = [(before.count, one.more) for before, one in pairwise(self.points) if one.more is not None]
-        few = None
-        for count, more in reversed(brings):
-            if more >= ENOUGH:
-                break
-            few = count
-        return few
+    enough: int | None
+    """From how many on one more brings less than `ENOUGH`; None where it brings that to the end."""
 
     @property
     def told(self) -> str:
@@ -120,12 +108,15 @@ def curve_of(name: str, of: str, rows: Sequence[tuple[int, Row]]) -> ScalingCurv
                 measured=row.measured.samples_per_second if row.measured else None,
                 simulated=row.predicted.samples_per_second if row.predicted else None,
                 speedup=speedup,
+                efficiency=speedup / count if speedup else None,
                 more=brings,
                 binds=row.predicted.binds if row.predicted else "",
                 reason=row.reason,
             )
         )
-    return ScalingCurve(name, of, points)
+    steps = [(before.count, one.more) for before, one in pairwise(points) if one.more is not None]
+    few = list(takewhile(lambda each: each[1] < ENOUGH, reversed(steps)))
+    return ScalingCurve(name, of, points, few[-1][0] if few else None)
 
 
 def _over(terms: Terms | None, of: Terms | None) -> float | None:
@@ -177,7 +168,6 @@ def scaling(
     resolved = resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     network.check()
-    check_names(strategies)
     if PLANNED[0] in strategies:
         raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
     counts = sorted({1, *counts})

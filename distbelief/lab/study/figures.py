@@ -199,21 +199,6 @@ def table(group: Sequence[ArmFigures], targets: Sequence[float]) -> list[list[st
     return rows
 
 
-def efficiencies(group: Sequence[ArmFigures]) -> dict[str, float]:
-    """Samples a second of arms, over as many times those of the same arm with one replica as they have; by their names.
-
-    Of those alone that are there with one replica and with several.
-    """
-    ones = {without_replicas(one.name): one.samples_per_second for one in group if one.replicas == 1}
-    several = {without_replicas(one.name) for one in group if one.replicas > 1}
-    shares = {
-        one.name: one.samples_per_second / (one.replicas * ones[alike])
-        for one in group
-        if (alike := without_replicas(one.name)) in several and alike != one.name and ones.get(alike)
-    }
-    return {name: share for name, share in shares.items() if math.isfinite(share)}
-
-
 def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
     """Sum up the trials of an arm."""
     base = baseline_of(study, arm)
@@ -270,13 +255,20 @@ def without_replicas(name: str) -> str:
     return re.sub(r", replicas \d+(?=,|$)", "", name)
 
 
-def scaled(found: Report) -> Iterator[list[ArmFigures]]:
+def scaled(arms: Sequence[ArmFigures]) -> Iterator[list[ArmFigures]]:
     """Arms of which something is known and that differ in the number of replicas only, the fewest first."""
     alike: dict[tuple[str, str, str], list[ArmFigures]] = {}
-    for one in found.arms:
+    for one in arms:
         if math.isfinite(one.samples_per_second) and without_replicas(one.name) != one.name:
             alike.setdefault((without_replicas(one.name), one.task, one.place), []).append(one)
-    yield from (sorted(arms, key=lambda one: one.replicas) for arms in alike.values() if len(arms) > 1)
+    yield from (sorted(several, key=lambda one: one.replicas) for several in alike.values() if len(several) > 1)
+
+
+def efficiencies(arms: Sequence[ArmFigures]) -> dict[str, float]:
+    """Samples a second of N replicas, over N times those of one; by the names of arms that are there with one too."""
+    with_one = [several for several in scaled(arms) if several[0].replicas == 1 and several[0].samples_per_second]
+    rates = {one.name: (one, several[0].samples_per_second) for several in with_one for one in several}
+    return {name: one.samples_per_second / (one.replicas * rate) for name, (one, rate) in rates.items()}
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
