@@ -686,7 +686,7 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
         planning.plan(task, "1x2")
 
 
-def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> tuple[int, Row]:
+def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> Row:
     """So many replicas, with samples a second."""
     terms = [Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0) if rate else None for rate in (measured, predicted)]
     sizes: dict[str, Any] = {
@@ -697,28 +697,28 @@ def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> tupl
         "partitions": 1,
         "memory": 1,
     }
-    return count, Row(what=f"{count} replicas", measured=terms[0], predicted=terms[1], **sizes)
+    return Row(what=f"{count} replicas", measured=terms[0], predicted=terms[1], **sizes)
 
 
 def test_what_one_more_brings_is_worked_out_of_rates() -> None:
     """100 samples a second of one, and 10 of each beyond 4; a twentieth of what one makes is not under it."""
     rates = {1: 100.0, 2: 190.0, 4: 300.0, 8: 320.0, 16: 350.0}
-    curve = curve_of("rounds", "replica", [known_row(count, predicted=rate) for count, rate in rates.items()])
+    curve = curve_of("rounds", [*rates], [known_row(count, predicted=rate) for count, rate in rates.items()])
     assert [point.speedup for point in curve.points] == pytest.approx([1, 1.9, 3, 3.2, 3.5])
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
     assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
     assert curve.enough == 8
     assert curve.told == "rounds: from 8 replicas on one more brings under 5 % of what one makes"
-    growing = curve_of("rounds", "replica", [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
+    growing = curve_of("rounds", (1, 2), [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
     assert growing.told == "rounds: up to 2 replicas one more brings 5 % of what one makes, or more"
     # what dips and grows again has not ended to pay
     dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
-    assert curve_of("rounds", "replica", dips).enough is None
+    assert curve_of("rounds", (1, 2, 4), dips).enough is None
 
 
 def test_what_was_measured_is_over_what_was_measured_and_what_was_simulated_over_what_was_simulated() -> None:
-    rows = [known_row(1, 100.0, 200.0), known_row(2, 150.0, 380.0), known_row(4, predicted=700.0), (8, known_row(8)[1])]
-    points = curve_of("rounds", "replica", rows).points
+    rows = [known_row(1, 100.0, 200.0), known_row(2, 150.0, 380.0), known_row(4, predicted=700.0), known_row(8)]
+    points = curve_of("rounds", (1, 2, 4, 8), rows).points
     assert [point.speedup for point in points] == [1.0, 1.5, 3.5, None]
     assert [point.more for point in points] == [None, 0.5, pytest.approx((700 - 380) / 200 / 2), None]
     assert [(point.measured, point.simulated) for point in points[1:3]] == [(150.0, 380.0), (None, 700.0)]

@@ -89,15 +89,15 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def curve_of(name: str, of: str, rows: Sequence[tuple[int, Row]]) -> ScalingCurve:
-    """Return the curve of some rows by their numbers, of which the first is of one.
+def curve_of(name: str, counts: Sequence[int], rows: Sequence[Row]) -> ScalingCurve:
+    """Return the curve of the rows of so many, of which the first is of one.
 
     What was measured is compared with what was measured, and what was simulated with what was simulated.
     """
     points: list[ScalingPoint] = []
-    for at, (count, row) in enumerate(rows):
-        before, last = rows[max(0, at - 1)]
-        known, of_last, of_one = (one.measured if row.measured else one.predicted for one in (row, last, rows[0][1]))
+    for at, (count, row) in enumerate(zip(counts, rows, strict=True)):
+        before, last = counts[max(0, at - 1)], rows[max(0, at - 1)]
+        known, of_last, of_one = (one.measured if row.measured else one.predicted for one in (row, last, rows[0]))
         speedup, more = (_over(terms, of_one) for terms in (known, of_last))
         brings = (speedup - more) / (count - before) if at and speedup and more else None
         points.append(
@@ -116,6 +116,7 @@ def curve_of(name: str, of: str, rows: Sequence[tuple[int, Row]]) -> ScalingCurv
         )
     steps = [(before.count, one.more) for before, one in pairwise(points) if one.more is not None]
     few = list(takewhile(lambda each: each[1] < ENOUGH, reversed(steps)))
+    of = "partition" if rows[-1].partitions > 1 else "replica"
     return ScalingCurve(name, of, points, few[-1][0] if few else None)
 
 
@@ -147,10 +148,8 @@ def scaling(
         task: what is trained.
         counts: of replicas, or of partitions where a split is given; one is always looked at.
         network: between hosts.
-        split: how the model is split, whatever number of partitions it says; each of more than this machine has cores
-            is on a machine of its own.
-        machines: hosts and their cores, such as "4x8"; as many like this one as the replicas need, where none are
-            given.
+        split: how; partitions that are more than this machine's cores have a machine each.
+        machines: hosts and their cores, such as "4x8"; where it is empty, as many like this one as replicas need.
         topology: as of `plan`.
         slow: as of `plan`.
         strategies: of the replicas.
@@ -164,51 +163,69 @@ def scaling(
     Raises:
         UsageError, DataError, TrainingError: as `plan`.
     """
-    here, there = planning.this_machine(), machines_of(machines or None, topology)
     resolved = resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     network.check()
-    if PLANNED[0] in strategies:
-        raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
     counts = sorted({1, *counts})
     ComputeModel(slow=dict(slow or {})).check(1 if split else counts[-1])
-    if machines and counts[-1] > there.hosts * there.cores:
-        raise UsageError(f"--replicas {counts[-1]}: {there} have {there.hosts * there.cores} cores; name more machines")
-
-    def hosts(replicas: int) -> Machines:
-        return there if machines else Machines(-(-replicas // here.cores), here.cores)
-
-    kinds = {name: [strategy_of(name, one, hosts(one).hosts, optimizer) for one in counts] for name in strategies}
-    if split:
-        words = {**vars(split), "optimizer": optimizer}
-        kinds = {split.split: [None, *(Single(**{**words, "partitions": count}) for count in counts[1:])]}
-    alone = PlanCandidate(Single(optimizer=optimizer))
-    groups = {name: [PlanCandidate(kind) if kind else alone for kind in kinds[name]] for name in kinds}
-    asked = {str(one): one for one in (alone, *chain(*groups.values()))}
+    hosts = _hosts(machines, topology, counts[-1])
+    groups = _split(split, counts, optimizer) if split else _replicated(strategies, counts, hosts, optimizer)
+    asked = {str(one): one for one in chain([PlanCandidate(Single(optimizer=optimizer))], *groups.values())}
     needs = Needs(resolved, batch_size, optimizer, told)
     if split:
         needs.split(counts, told, split, seconds / len(counts))
-    fit = [one for one in asked.values() if one.replicas * one.partitions <= here.cores]
-    rows = {
-        what: needs.row(one, hosts(one.replicas), max_memory, free_memory() if one in fit else math.inf)
-        for what, one in asked.items()
-    }
-    run = [one for one in fit if not rows[str(one)].reason]
+    here = planning.this_machine()
+    fit = {what: one for what, one in asked.items() if one.replicas * one.partitions <= here.cores}
+    left = {what: free_memory() if what in fit else math.inf for what in asked}
+    rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in asked.items()}
+    run = [one for what, one in fit.items() if not rows[what].reason]
     measured = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
-    known = measured_rows([rows[str(one)] for one in fit], measured)
+    known = measured_rows([rows[what] for what in fit], measured)
     check_rows(known)
     rows |= {row.what: row for row in known}
-    pricing, cluster, curves = Pricing(resolved, batch_size), cluster_of(known, needs, here, network), []
+    pricing, cluster = Pricing(resolved, batch_size), cluster_of(known, needs, here, network)
     cluster = dataclasses.replace(cluster, slow=tuple((slow or {}).items()))
-    for name, group in groups.items():
-        priced = []
-        for one in group:
-            on = hosts(one.replicas)
-            on_those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
-            [row] = priced_rows([rows[str(one)]], asked, pricing, on_those, told)
-            priced.append(msgspec.structs.replace(row, measured=None) if machines or slow else row)
-        curves.append(curve_of(name, "partition" if split else "replica", list(zip(counts, priced, strict=True))))
-    costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
-    notes = [f"{times(cost.split.partitions, 'partition')} by {cost.split.text}" for cost in costs]
-    notes += [*needs.notes, *beyond(max_memory), *busy_cores()]
+
+    def priced(one: PlanCandidate) -> Row:
+        on = hosts(one.replicas)
+        those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
+        [row] = priced_rows([rows[str(one)]], asked, pricing, those, told)
+        return msgspec.structs.replace(row, measured=None) if machines or slow else row
+
+    curves = [curve_of(name, counts, [*map(priced, group)]) for name, group in groups.items()]
+    notes = [*_ways(needs), *needs.notes, *beyond(max_memory), *busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
+
+
+def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machines]:
+    """The machines that are named, whatever number of replicas is on them; else as many like this one as they need."""
+    there, cores = machines_of(machines or None, topology), planning.this_machine().cores
+    if machines and replicas > there.hosts * there.cores:
+        raise UsageError(f"--replicas {replicas}: {there} have {there.hosts * there.cores} cores; name more machines")
+    return lambda count: there if machines else Machines(-(-count // cores), cores)
+
+
+def _ways(needs: Needs) -> list[str]:
+    """By which way a model was split over how many."""
+    costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
+    return [f"{times(cost.split.partitions, 'partition')} by {cost.split.text}" for cost in costs]
+
+
+def _replicated(
+    names: Sequence[str], counts: Sequence[int], hosts: Callable[[int], Machines], optimizer: Optimizer
+) -> dict[str, list[PlanCandidate]]:
+    """Each strategy with so many replicas; `single` where it has no form with one."""
+    if PLANNED[0] in names:
+        raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
+    alone = Single(optimizer=optimizer)
+    return {
+        name: [PlanCandidate(strategy_of(name, one, hosts(one).hosts, optimizer) or alone) for one in counts]
+        for name in names
+    }
+
+
+def _split(split: Partitions, counts: Sequence[int], optimizer: Optimizer) -> dict[str, list[PlanCandidate]]:
+    """One process, and a model that is split over each other number."""
+    words = {**vars(split), "optimizer": optimizer}
+    kinds = [Single(**{**words, "partitions": count}) for count in counts[1:]]
+    return {split.split: [PlanCandidate(kind) for kind in (Single(optimizer=optimizer), *kinds)]}
