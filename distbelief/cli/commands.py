@@ -386,12 +386,8 @@ def _split_scaling(
     task: str, settings: SplitOptions, counts: Sequence[int], optimizer: Optimizer, line: Mapping[str, Any]
 ) -> int:
     """Show what one more partition brings."""
-    for name, value, why in (
-        ("--draw-step", settings.draw_step, "draws the step of one number of partitions"),
-        ("--device", settings.device.replace("cpu", ""), "is of one number of partitions: several are run on the CPU"),
-    ):
-        if value:
-            raise UsageError(f"{name} {value}: {why}; leave it off, or name one number")
+    if settings.draw_step or settings.device != "cpu":
+        raise UsageError("--draw-step and --device are of one number of --partitions: leave them off, or name one")
     from distbelief.cli import cost_tables
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.network_model import NetworkModel

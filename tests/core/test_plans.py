@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -313,7 +314,8 @@ def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> Split
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
     own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
-    step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0}
+    step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0,
+        "sending": 0.0}  # fmt: skip
     nowhere: dict[str, Any] = {"placements": [], "crossings": [], "ways": []}
     return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)
 
@@ -708,9 +710,9 @@ def test_what_one_more_brings_is_worked_out_of_rates() -> None:
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
     assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
     assert curve.enough == 8
-    assert curve.told == "rounds: from 8 replicas on one more brings under 5 % of what one makes"
+    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of what one makes"
     growing = curve_of("rounds", (1, 2), [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
-    assert growing.told == "rounds: up to 2 replicas one more brings 5 % of what one makes, or more"
+    assert growing.told == "rounds: up to 2, one more replica brings 5 % of what one makes, or more"
     # what dips and grows again has not ended to pay
     dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
     assert curve_of("rounds", (1, 2, 4), dips).enough is None
@@ -745,36 +747,41 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     assert 2 * 64 / (apart.points[1].simulated or 0) == pytest.approx(64 / one + VECTOR / 1e8, rel=0.1)
 
 
-def test_partitions_that_one_host_has_no_cores_for_have_a_machine_each() -> None:
-    """Stages over two machines send what is between them there and back; on one they wait for messages alone."""
-    line = db.NetworkModel(latency=0.0, bandwidth=1e6)
-    cluster = PricedCluster(Machines(1, 2), line, 2e-3, INSTANT, INSTANT, splits={2: split_cost(0.6e-3, "stages")})
-    one = PlanCandidate(db.Single(partitions=2, optimizer=SGD))
-    together = Pricing(LAYERS, 64).price(one, cluster)
-    apart = Pricing(LAYERS, 64).terms(one, dataclasses.replace(cluster, machines=Machines(1, 1)))
-    crosses = 2 * 4 * 64 * WIDE / 1e6
-    assert apart.step == pytest.approx(together.step + crosses, rel=0.05)
-    assert apart.binds == "network"
-
-
 def test_a_split_is_measured_over_each_number_of_partitions(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, int, int]] = []
+    """As `split` predicts each by itself: in shared memory where this machine has the cores, else over the network."""
+    asked: list[tuple[str, int, int, bool]] = []
 
-    def measured(_: Task, split: Split, steps: Any, *__: Any) -> Any:
-        asked.append((split.text, split.partitions, steps.batch_size))
-        return [split_cost(1e-3 / split.partitions, split.text, split.partitions)]
+    def measured(_: Task, split: Split, steps: Any, __: Any, line: Any, ___: Any) -> Any:
+        asked.append((split.text, split.partitions, steps.batch_size, line.bandwidth == 1e6))
+        cost = split_cost(1e-3 / split.partitions, split.text, split.partitions)
+        step = 1.1e-3 / split.partitions + (0.2e-3 if line.bandwidth == 1e6 else 0.0)
+        return [msgspec.structs.replace(cost, batch_size=32, step=step, sending=0.2e-3)]
 
     monkeypatch.setattr(planning.splitting, "measure", measured)
-    words = ["split", "digits", "--partitions", "2,4", "--split", "neurons", "--batch-size", "32"]
+    words = [
+        "split",
+        "digits",
+        "--partitions",
+        "2,4",
+        "--split",
+        "neurons",
+        "--batch-size",
+        "32",
+        "--network",
+        "bandwidth=1MB",
+    ]
     assert main.run([*words, "--json"]) == 0
     [curve] = json.loads(capsys.readouterr().out)["curves"]
-    assert asked == [("neurons", 2, 32), ("neurons", 4, 32)]
+    assert asked == [("neurons", 2, 32, False), ("neurons", 4, 32, True)]
     assert [(point["count"], point["measured"] is not None) for point in curve["points"]] == [
         (1, True), (2, True), (4, False),
     ]  # fmt: skip
-    assert curve["points"][2]["simulated"] > curve["points"][0]["simulated"]
+    # 1.1 ms of the whole, and the update of 0.1 ms, which is not divided here
+    assert [32 / point["simulated"] for point in curve["points"]] == pytest.approx([1.1e-3, 0.55e-3, 0.475e-3])
+    assert [point["efficiency"] for point in curve["points"]] == pytest.approx([1, 0.5, 1.1 / 0.475 / 4])
+    assert [point["binds"] for point in curve["points"]] == ["processor"] * 3
     assert main.run([*words, "--draw", str(tmp_path / "p.svg")]) == 0
     shown, picture = capsys.readouterr().out, (tmp_path / "p.svg").read_text()
     for told in ("partitions", "efficiency", "one more", "neurons: "):
@@ -800,8 +807,11 @@ def test_a_split_is_measured_over_each_number_of_partitions(
         ("plan digits --draw x.svg", "--draw x.svg: draws what one more replica brings; name their numbers"),
         ("plan digits --strategy allreduce", "did you mean --strategies?"),
         ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
-        ("split digits --partitions 1,2 --draw-step x.svg", "--draw-step x.svg: draws the step of one number"),
-        ("split digits --partitions 1-2 --device cuda", "--device cuda: is of one number of partitions"),
+        (
+            "split digits --partitions 1,2 --draw-step x.svg",
+            "--draw-step and --device are of one number of --partitions",
+        ),
+        ("split digits --partitions 1-2 --device cuda", "--draw-step and --device are of one number of --partitions"),
         ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
     ],
 )

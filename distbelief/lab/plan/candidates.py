@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distbelief.core.optimizer import Optimizer
@@ -67,9 +67,9 @@ class PlanCandidate:
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
     def __str__(self) -> str:
-        partitions = f", {times(self.partitions, 'partition')}" if self.partitions > 1 else ""
-        shards = f", {times(self.shards, 'shard')}" if self.shards else ""
-        many = f", {times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
+        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
+        shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
+        many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
         return f"{self.strategy.name}{many}{partitions}{shards}"
 
     @property
@@ -86,12 +86,7 @@ class PlanCandidate:
         return " ".join(words)
 
 
-def times(number: int, what: str) -> str:
-    """Count things in words.
-
-    >>> times(1, "replica"), times(2, "shard")
-    ('1 replica', '2 shards')
-    """
+def _times(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -111,39 +106,34 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
         PlanCandidate(strategy)
         for name in dict.fromkeys(names)
         for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
-        for replicas in _counts(_most(name, machines, partitions))
-        if (strategy := strategy_of(name, replicas, machines.hosts, optimizer, partitions))
+        for strategy in strategies_of(name, machines, partitions, optimizer)
     ]
 
 
-def strategy_of(name: str, replicas: int, hosts: int, optimizer: Optimizer, partitions: int = 1) -> Strategy | None:
-    """Return a strategy with so many replicas and partitions of each, and a shard on each host; None where it is
-    `single` with messages: one replica in rounds.
+def strategies_of(
+    name: str, machines: Machines, partitions: int, optimizer: Optimizer, counts: Iterable[int] = ()
+) -> Iterator[Strategy]:
+    """One strategy with so many partitions, and each number of replicas; where none is named, as there are cores.
 
     Raises:
         UsageError: a strategy that is not planned.
     """
     if name not in PLANNED:
         raise unknown("strategy of a plan", name, PLANNED)
-    shards = max(partitions, min(hosts, replicas))
-    match name:
-        case "single":
-            return Single(optimizer=optimizer, partitions=partitions)
-        case "hogwild":
-            return Hogwild(replicas=replicas, optimizer=optimizer)
-        case "downpour":
-            return Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
-        case "synchronous" if replicas > 1:
-            return Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
-        case "allreduce" if replicas > 1:
-            return Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
-    return None
-
-
-def _most(name: str, machines: Machines, partitions: int) -> int:
-    """Return the most replicas for which there are cores."""
+    if name == "single":
+        yield Single(optimizer=optimizer, partitions=partitions)
+        return
     hosts = 1 if name == "hogwild" else machines.hosts
-    return 1 if name == "single" else min(hosts * (machines.cores // partitions), MOST_REPLICAS)
+    for replicas in counts or _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
+        shards = max(partitions, min(machines.hosts, replicas))
+        if name == "hogwild":
+            yield Hogwild(replicas=replicas, optimizer=optimizer)
+        elif name == "downpour":
+            yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
+        elif name == "synchronous" and replicas > 1:  # one replica in rounds is single, with messages
+            yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
+        elif name == "allreduce" and replicas > 1:
+            yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
 
 
 def _counts(most: int) -> Iterable[int]:

@@ -37,6 +37,8 @@ SECONDS, SPLIT_SECONDS = 30.0, 3.0
 """Limits of all runs together, and of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
 """Characters of what says how many machines there are."""
+SHARED = LinkModel(Handling().message + MEMORY.latency, Handling().memory / 2)
+"""Memory that the processes of a split model share on one host."""
 CONTENDERS = 5
 """Number of the best candidates that are priced again for what would change the answer."""
 UNSEEN = "time to accuracy is not planned: samples a second say how fast steps are, not what they are worth"
@@ -229,11 +231,10 @@ class Needs:
 
     def split(
         self, counts: Iterable[int], told: Callable[[str], None], way: Partitions | None = None,
-        seconds: float = SPLIT_SECONDS,
+        seconds: float = SPLIT_SECONDS, line: LinkModel = SHARED,
     ) -> None:  # fmt: skip
         """Measure the model split over so many processes, for some seconds each, or why it cannot be."""
-        usual, way = Handling(), way or Partitions()
-        line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
+        way = way or Partitions()
         steps = SplitRequest(
             batch_size=self._batch_size, microbatches=way.microbatches, schedule=way.schedule, seconds=seconds
         )

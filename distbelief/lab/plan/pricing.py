@@ -212,11 +212,9 @@ class Pricing:
         compute = ComputeModel(_step(candidate, cluster), variation=0.0, slow=slow)
         place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
         if not candidate.strategy.alone:
-            network, hosts = cluster.network, _hosts(candidate, cluster.machines, cluster.together)
-            if hosts is None:
-                network = msgspec.structs.replace(network, local_latency=0.0, local_bandwidth=0.0)
-            handling, topology = _handling(candidate, cluster), cluster.topology if hosts and hosts.replicas else ""
-            place = Simulated(network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)
+            hosts = _hosts(candidate, cluster.machines, cluster.together)
+            handling, topology = _handling(candidate, cluster), cluster.topology if hosts.replicas else ""
+            place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)
         try:
             result = place.run(job)
         except Interrupted:  # of the simulated job, where the plan is meant
@@ -256,10 +254,8 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
     return cluster.step / whole * sum(home.computes + split.whole.gathers for home in split.homes)
 
 
-def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts | None:
-    """The machines that the processes of a candidate share; None where each of many partitions has its own."""
-    if candidate.partitions > machines.cores:
-        return None
+def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
+    """The machines that the processes of a candidate share."""
     per_host = math.ceil(candidate.replicas / machines.hosts) if candidate.strategy.name != "hogwild" else 0
     alone = 0 if per_host == candidate.replicas else per_host
     return Hosts(machines.cores, alone, together=together if machines.cores > 1 else 1.0)

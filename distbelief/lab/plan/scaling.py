@@ -15,9 +15,10 @@ from distbelief.lab.cost.cost import beyond, check_amounts
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
-from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategy_of, times
+from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategies_of
 from distbelief.lab.plan.plan import (
     SECONDS,
+    SHARED,
     Needs,
     Row,
     busy_cores,
@@ -30,6 +31,7 @@ from distbelief.lab.plan.plan import (
 from distbelief.lab.plan.pricing import Pricing, Terms
 from distbelief.places.compute_model import ComputeModel
 from distbelief.record.limits import free_memory
+from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Partitions
 from distbelief.strategies import Single
 from distbelief.tasks import Task, resolve
@@ -74,10 +76,10 @@ class ScalingCurve(msgspec.Struct, frozen=True):
     @property
     def told(self) -> str:
         """Where it ends to pay, in a sentence."""
-        brings = f"one more brings {'under ' * (self.enough is not None)}{100 * ENOUGH:g} % of what one makes"
+        brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of what one makes"
         if self.enough is None:
-            return f"{self.name}: up to {times(self.points[-1].count, self.of)} {brings}, or more"
-        return f"{self.name}: from {times(self.enough, self.of)} on {brings}"
+            return f"{self.name}: up to {self.points[-1].count}, {brings} {part}, or more"
+        return f"{self.name}: beyond {self.enough}, {brings} under {part}"
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,9 +174,11 @@ def scaling(
     groups = _split(split, counts, optimizer) if split else _replicated(strategies, counts, hosts, optimizer)
     asked = {str(one): one for one in chain([PlanCandidate(Single(optimizer=optimizer))], *groups.values())}
     needs = Needs(resolved, batch_size, optimizer, told)
-    if split:
-        needs.split(counts, told, split, seconds / len(counts))
     here = planning.this_machine()
+    if split:
+        line = LinkModel(network.latency, network.bandwidth)
+        for count in counts[1:]:
+            needs.split([count], told, split, seconds / len(counts), SHARED if count <= here.cores else line)
     fit = {what: one for what, one in asked.items() if one.replicas * one.partitions <= here.cores}
     left = {what: free_memory() if what in fit else math.inf for what in asked}
     rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in asked.items()}
@@ -185,14 +189,12 @@ def scaling(
     rows |= {row.what: row for row in known}
     pricing, cluster = Pricing(resolved, batch_size), cluster_of(known, needs, here, network)
     cluster = dataclasses.replace(cluster, slow=tuple((slow or {}).items()))
-
-    def priced(one: PlanCandidate) -> Row:
-        on = hosts(one.replicas)
+    for what, row in rows.items():
+        on = hosts(row.replicas)
         those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
-        [row] = priced_rows([rows[str(one)]], asked, pricing, those, told)
-        return msgspec.structs.replace(row, measured=None) if machines or slow else row
-
-    curves = [curve_of(name, counts, [*map(priced, group)]) for name, group in groups.items()]
+        [row] = [_split_row(row, needs.splits)] if split else priced_rows([row], asked, pricing, those, told)
+        rows[what] = msgspec.structs.replace(row, measured=None) if machines or slow else row
+    curves = [curve_of(name, counts, [rows[str(one)] for one in group]) for name, group in groups.items()]
     notes = [*_ways(needs), *needs.notes, *beyond(max_memory), *busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
 
@@ -208,7 +210,21 @@ def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machi
 def _ways(needs: Needs) -> list[str]:
     """By which way a model was split over how many."""
     costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
-    return [f"{times(cost.split.partitions, 'partition')} by {cost.split.text}" for cost in costs]
+    return [f"{cost.split.partitions} partitions by {cost.split.text}" for cost in costs]
+
+
+def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
+    """A row with what `distbelief split` predicts of so many partitions, or why they cannot be."""
+    costs = [one for count, one in splits.items() if row.partitions in (1, count)]
+    cost = next((one for one in costs if isinstance(one, SplitCost)), None)
+    if cost is None:
+        return msgspec.structs.replace(row, reason=str(costs[0]))
+    homes = cost.homes if row.partitions > 1 else [cost.whole]
+    step, sending = (cost.step, cost.sending) if row.partitions > 1 else (cost.whole.step, 0.0)
+    computes, update = cost.whole.gathers + max(one.computes for one in homes), max(one.update for one in homes)
+    spared = {"processor": computes + update, "waiting": step - sending - computes - update, "network": sending}
+    terms = Terms(computes, update, 0.0, step - computes - update, cost.batch_size / step, 0.0, spared=spared)
+    return msgspec.structs.replace(row, predicted=terms)
 
 
 def _replicated(
@@ -219,7 +235,7 @@ def _replicated(
         raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
     alone = Single(optimizer=optimizer)
     return {
-        name: [PlanCandidate(strategy_of(name, one, hosts(one).hosts, optimizer) or alone) for one in counts]
+        name: [PlanCandidate(next(strategies_of(name, hosts(one), 1, optimizer, [one]), alone)) for one in counts]
         for name in names
     }
 
