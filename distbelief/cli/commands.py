@@ -21,12 +21,12 @@ from distbelief.cli.compress import compress, expand
 from distbelief.cli.predict import predict
 from distbelief.cli.reports import report, runs
 from distbelief.cli.study import study
-from distbelief.core.optimizer import optim
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import OnDevice, Threaded
-from distbelief.lab.cost.options import CostRequest, SplitRequest
+from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
@@ -41,11 +41,12 @@ from distbelief.schedules.pipeline import chain
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.options import Partitions, Split
+from distbelief.split.options import MOST, Partitions, Split
 from distbelief.strategies import STRATEGIES, find
 
 if TYPE_CHECKING:
     from distbelief.job import Job
+    from distbelief.lab.plan.scaling import Scaling
     from distbelief.places.simulated.simulated import Simulated
 
 MOST_DRAWN = 64
@@ -272,6 +273,10 @@ class PlanOptions(DataFolder):
     """Optimizer that updates."""
     seconds: float = 30.0
     """For all runs on this machine together."""
+    replicas: str = ""
+    """Show what one more replica brings, in the place of a plan: numbers of them, such as 1,2,4 or 1-64 (doubled)."""
+    draw: str = ""
+    """A file to put a picture of that into (SVG)."""
     json: bool = False
     """Show it as JSON."""
 
@@ -283,18 +288,27 @@ def plan(args: list[str]) -> int:
     line: dict[str, Any] = dict(words.network(settings.network))
     memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
     slow = words.slow_replicas(settings.stragglers)
+    counts = words.counts(settings.replicas, "--replicas", MOST_REPLICAS) if settings.replicas else ()
+    if settings.draw and not counts:
+        raise UsageError(
+            f"--draw {settings.draw}: draws what one more replica brings; name their numbers, --replicas 1-64"
+        )
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.lab.plan import plan as planning
-    from distbelief.lab.plan.candidates import PLANNED
+    from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.network_model import NetworkModel
 
+    known: dict[str, Any] = {
+        "topology": settings.topology, "slow": slow, "batch_size": settings.batch_size, "optimizer": chosen,
+        "max_memory": memory, "seconds": settings.seconds, "data_dir": settings.data_dir,
+    }  # fmt: skip
+    if settings.strategies:
+        known["strategies"] = settings.strategies
+    network = NetworkModel(**line)
     with cost_tables.progress(f"planning {task}") as show:
-        plan = planning.plan(
-            task, settings.machines or None, NetworkModel(**line), topology=settings.topology, slow=slow,
-            strategies=settings.strategies or PLANNED,
-            batch_size=settings.batch_size, optimizer=chosen, max_memory=memory, seconds=settings.seconds,
-            data_dir=settings.data_dir, told=show,
-        )  # fmt: skip
+        if counts:
+            return _scaling(scaling(task, counts, network, machines=settings.machines, told=show, **known), settings)
+        plan = planning.plan(task, settings.machines or None, network, told=show, **known)
     if settings.json:
         print(msgspec.json.encode(plan).decode())
     else:
@@ -302,17 +316,33 @@ def plan(args: list[str]) -> int:
     return 0
 
 
+def _scaling(found: Scaling, settings: PlanOptions | SplitOptions) -> int:
+    """Show what one more brings."""
+    from distbelief.cli import plan_tables
+    from distbelief.lab.draw.scaling import draw_scaling
+
+    if settings.draw:
+        _write_picture("--draw", settings.draw, draw_scaling(found))
+    if settings.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        plan_tables.show_scaling(found)
+    return 0
+
+
 @dataclass(frozen=True)
 class SplitOptions(SplitRequest, Partitions, DataFolder):
     """Parts of a model by partition, what crosses between them, and whether it pays, before training."""
 
-    partitions: int = 2
+    partitions: str = "2"  # type: ignore[assignment]  # of a job it is one number
+    """Processes over which the model is split; of several numbers, such as 1,2,4 or 1-16 (doubled), what one more
+    brings."""
     optimizer: str = "sgd"
     """Optimizer that updates."""
     network: str = "latency=50us,bandwidth=10Gbit"
     """Latency and bandwidth between partitions."""
     draw: str = ""
-    """A file to put a picture into (SVG): what each partition computes, and what crosses."""
+    """A file to put a picture into (SVG): what each partition computes, and what crosses; or what one more brings."""
     draw_step: str = ""
     """Another: when each partition computes what of the predicted step."""
     json: bool = False
@@ -325,10 +355,12 @@ def split(args: list[str]) -> int:
     check_pipeline(settings.algorithm, settings.microbatches)
     if not 0 < settings.seconds < math.inf:
         raise UsageError(f"--seconds {settings.seconds:g}: must be more than 0, and finite")
-    chosen = optim(settings.optimizer)
+    chosen, counts = optim(settings.optimizer), words.counts(settings.partitions, "--partitions", MOST)
     if ":" not in task:  # a user's module may register ways
-        Split.parse(settings.split, settings.partitions, settings.chunks)
+        Split.parse(settings.split, counts[-1], settings.chunks)
     line: dict[str, Any] = dict(words.network(settings.network))
+    if len(counts) > 1:
+        return _split_scaling(task, settings, counts, chosen, line)
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
     from distbelief.cli import cost_tables, split_tables
     from distbelief.lab.cost import splitting
@@ -337,7 +369,7 @@ def split(args: list[str]) -> int:
 
     with cost_tables.progress(f"splitting {task}") as show:
         resolved = resolve(task, settings.data_dir)
-        split = Split.parse(settings.split, settings.partitions, settings.chunks, resolved.split)
+        split = Split.parse(settings.split, counts[0], settings.chunks, resolved.split)
         costs, programs, steps, price = splitting.measure(resolved, split, settings, chosen, link, show)
     if settings.draw:
         _write_picture("--draw", settings.draw, draw_split(programs))
@@ -348,6 +380,25 @@ def split(args: list[str]) -> int:
     else:
         split_tables.show_split(costs)
     return 0
+
+
+def _split_scaling(
+    task: str, settings: SplitOptions, counts: Sequence[int], optimizer: Optimizer, line: Mapping[str, Any]
+) -> int:
+    """Show what one more partition brings."""
+    if settings.draw_step or settings.device != "cpu":
+        raise UsageError("--draw-step and --device are of one number of --partitions: leave them off, or name one")
+    from distbelief.cli import cost_tables
+    from distbelief.lab.plan.scaling import scaling
+    from distbelief.transport.network_model import NetworkModel
+
+    way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
+    with cost_tables.progress(f"splitting {task}") as show:
+        found = scaling(
+            task, counts, NetworkModel(**line), split=Partitions(**way), batch_size=settings.batch_size,
+            optimizer=optimizer, seconds=settings.seconds, data_dir=settings.data_dir, told=show,
+        )  # fmt: skip
+    return _scaling(found, settings)
 
 
 def _write_picture(option: str, path: str, picture: str) -> None:
@@ -595,6 +646,11 @@ def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[s
         from distbelief.record.live import summary
 
         print(summary(result, run))
+        if run and result.get("replicas", 1) > 1:
+            from distbelief.lab.study.runs import efficiency_of
+
+            if told := efficiency_of(Path(run)):
+                print(f"{'efficiency':<12}{told}")
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
     go_on = ""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from distbelief.cli.tables import number, show
 from distbelief.lab.plan.plan import Row, TrainingPlan
+from distbelief.lab.plan.scaling import Scaling, ScalingPoint
 from distbelief.record.summary import PARTS
 
 COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB a step")
 PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
 """Columns where some are priced."""
+SCALED = ("step, ms", "measured", "simulated", "error", "speed-up", "efficiency", "one more", "binds")
+"""Columns behind the number of replicas or partitions."""
 
 
 def show_plan(plan: TrainingPlan) -> None:
@@ -28,6 +31,29 @@ def show_plan(plan: TrainingPlan) -> None:
     print("\n".join([*numbered, plan.why, *plan.changes, *notes, f"planned in {plan.seconds:.0f} s"]))
     stepped = "" if plan.optimizer == "sgd" else f" --optimizer {plan.optimizer}"
     print(f"distbelief train {plan.task} {plan.first.command}{stepped} --batch-size {plan.batch_size}")
+
+
+def show_scaling(found: Scaling) -> None:
+    """Print what one more brings, a table for each way."""
+    reasons: list[str] = []
+    for curve in found.curves:
+        show(
+            f"{found.task}, {curve.name}, minibatches of {found.batch_size}: samples/s of all {curve.of}s",
+            (f"{curve.of}s", *SCALED),
+            [_scaled_cells(point, reasons) for point in curve.points],
+        )
+    numbered = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
+    print("\n".join([*numbered, *(curve.told for curve in found.curves), *(f"note: {note}" for note in found.notes)]))
+
+
+def _scaled_cells(point: ScalingPoint, reasons: list[str]) -> list[str]:
+    """A row of a curve."""
+    rates = [f"{rate:,.0f}" if rate else "" for rate in (point.measured, point.simulated)]
+    error = f"{point.simulated / point.measured - 1:+.0%}" if point.measured and point.simulated else ""
+    shares = ["" if share is None else f"{share:.0%}" for share in (point.efficiency, point.more)]
+    step, speedup = (number(value) if value else "" for value in (1e3 * (point.step or 0.0), point.speedup))
+    binds = _noted(point.reason, reasons) if point.reason else point.binds
+    return [str(point.count), step, *rates, error, speedup, *shares, binds]
 
 
 def _ms(seconds: float) -> str:

@@ -331,6 +331,25 @@ def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[fl
     return options
 
 
+def counts(text: str, where: str, most: int) -> tuple[int, ...]:
+    """Numbers of replicas or partitions, the smallest first; of a range they are doubled, up to its end.
+
+    Raises:
+        UsageError: they are no such numbers, or too large.
+
+    >>> counts("1-64", "--replicas", 256), counts("8,3-10", "--replicas", 256)
+    ((1, 2, 4, 8, 16, 32, 64), (3, 6, 8, 10))
+    """
+    found: set[int] = set()
+    for item in _items([text]) or [text]:
+        first, dash, last = item.partition("-")
+        low, high = (_count(one, where) for one in (first, last if dash else first))
+        if not 1 <= low <= high <= most:
+            raise UsageError(f"{where} {item}: numbers are from 1 to {most}, the smaller of a range first, as in 1-64")
+        found |= {high, *(low << power for power in range(high.bit_length()) if low << power < high)}
+    return tuple(sorted(found))
+
+
 def _items(texts: Iterable[str]) -> list[str]:
     return [item.strip() for text in texts for item in text.split(",") if item.strip()]
 

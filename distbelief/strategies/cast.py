@@ -5,7 +5,7 @@ wherever they are played. It builds them of a strategy's players, and so stands 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -20,7 +20,7 @@ from distbelief.replica.split_compute import SplitPart
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.player import Compute, Part, ScriptedLoop, cannot
 from distbelief.server.slice import Slice
-from distbelief.sharding.layout import Layout, Piece
+from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph
 from distbelief.split.program import HomeProgram
 from distbelief.strategies.base import Strategy
@@ -145,16 +145,19 @@ class Cast:
     def whole(self) -> FlatModule:
         """Make a whole model, on vectors that are laid out as everybody's."""
         model = self.model(roles.EVALUATOR)
-        split = self.settings.partitions > 1
-        return self._flat(model, self.graph(self.task, model).pieces if split else None)
+        return self._flat(model, self._layout(model))
 
     @functools.cached_property
     def layout(self) -> Layout:
         """Layout of the whole model."""
-        return self.whole().layout
+        return self._layout(self.model(roles.EVALUATOR))
 
-    def _flat(self, model: nn.Module, pieces: Mapping[str, Sequence[Piece]] | None = None) -> FlatModule:
-        layout = layout_of(model, groups_of(model, self.settings.optimizer), pieces)
+    def _layout(self, model: nn.Module) -> Layout:
+        pieces = self.graph(self.task, model).pieces if self.settings.partitions > 1 else None
+        return layout_of(model, groups_of(model, self.settings.optimizer), pieces, valued=not self.phantom)
+
+    def _flat(self, model: nn.Module, layout: Layout | None = None) -> FlatModule:
+        layout = layout or layout_of(model, groups_of(model, self.settings.optimizer))
         return FlatModule(model, rows=self.players.rows, layout=layout)
 
     def _vectors(

@@ -27,6 +27,7 @@ def layout_of(
     groups: Sequence[ParameterGroup] | None = None,
     split: Mapping[str, Sequence[Piece]] | None = None,
     several: bool = False,
+    valued: bool = True,
 ) -> Layout:
     """Lay out a module: trained parameters by (dtype, group), buffers, frozen; a tied tensor once, by its first name.
 
@@ -39,6 +40,7 @@ def layout_of(
             None.
         split: by name, the pieces of the tensors of a split model.
         several: whether each child of the module is a model with an optimizer of its own.
+        valued: whether its tensors must have values.
 
     Raises:
         UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one
@@ -66,7 +68,7 @@ def layout_of(
                 f"{kind} {name!r} has no shape yet: it is of a lazy module; run a minibatch through the model first, "
                 "to give it one"
             )
-        if tensor.layout is not torch.strided or tensor.is_meta or dtype not in ITEM_SIZES:
+        if tensor.layout is not torch.strided or (valued and tensor.is_meta) or dtype not in ITEM_SIZES:
             raise UsageError(
                 f"{kind} {name!r} is {tensor.layout} {tensor.dtype} on {tensor.device}: it must be a dense real "
                 "tensor with values"
@@ -93,7 +95,7 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse two tensors with elements in one memory: each would have its own part, and their tie would be cut."""
     extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
-        if tensor.numel():
+        if tensor.numel() and not tensor.is_meta:
             last = sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start = int(tensor.storage_offset()) * tensor.itemsize
             storage = tensor.device, tensor.untyped_storage().data_ptr()

@@ -206,6 +206,8 @@ SMALL: dict[str, dict[str, str]] = {
         "batch_size": "8",
         "optimizer": "adam",
         "seconds": "2",
+        "replicas": "1-4",
+        "draw": "picture.svg",
         "data_dir": "there",
         "json": "",
     },
@@ -266,6 +268,8 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(cost_tables, "show_cost", print)
     monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
+    monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *words, **_: asked.append(words))
+    monkeypatch.setattr(plan_tables, "show_scaling", print)
     split = Told(), [], None, None
     monkeypatch.setattr(splitting, "measure", lambda _, *words: [asked.append(words[:-1]), split][1])
     monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -21,8 +22,9 @@ from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, candidates, memory
 from distbelief.lab.plan.halving import Measurements
-from distbelief.lab.plan.plan import TrainingPlan
+from distbelief.lab.plan.plan import Row, TrainingPlan
 from distbelief.lab.plan.pricing import PricedCluster, Pricing, Terms, memory_speed
+from distbelief.lab.plan.scaling import curve_of, scaling
 from distbelief.places.simulated.handling import INSTANT, Handling
 from distbelief.schedules import price as schedules_price
 from distbelief.split.options import Split
@@ -54,7 +56,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def at(compute: float, **steps: float) -> Any:
     """What measures that each step takes so long, or with these strategies as long as they are said to take."""
 
-    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any) -> Measurements:
+    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any, **___: Any) -> Measurements:
         found = {}
         for one in asked:
             step = steps.get(one.strategy.name, compute)
@@ -214,7 +216,7 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
 def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "_Needs", lambda *_: pytest.fail("it is refused first"))
+    monkeypatch.setattr(planning, "Needs", lambda *_: pytest.fail("it is refused first"))
     assert main.run(["plan", "digits", "--machines", "1x2", *words]) == 2
     assert told in capsys.readouterr().err
 
@@ -312,7 +314,8 @@ def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> Split
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
     own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
-    step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0}
+    step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0,
+        "sending": 0.0}  # fmt: skip
     nowhere: dict[str, Any] = {"placements": [], "crossings": [], "ways": []}
     return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)
 
@@ -683,3 +686,137 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
     with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
         planning.plan(task, "1x2")
+
+
+def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> Row:
+    """So many replicas, with samples a second."""
+    terms = [Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0) if rate else None for rate in (measured, predicted)]
+    sizes: dict[str, Any] = {
+        "command": "",
+        "machines": "",
+        "replicas": count,
+        "shards": 0,
+        "partitions": 1,
+        "memory": 1,
+    }
+    return Row(what=f"{count} replicas", measured=terms[0], predicted=terms[1], **sizes)
+
+
+def test_what_one_more_brings_is_worked_out_of_rates() -> None:
+    """100 samples a second of one, and 10 of each beyond 4; a twentieth of what one makes is not under it."""
+    rates = {1: 100.0, 2: 190.0, 4: 300.0, 8: 320.0, 16: 350.0}
+    curve = curve_of("rounds", [*rates], [known_row(count, predicted=rate) for count, rate in rates.items()])
+    assert [point.speedup for point in curve.points] == pytest.approx([1, 1.9, 3, 3.2, 3.5])
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
+    assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
+    assert curve.enough == 8
+    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of what one makes"
+    growing = curve_of("rounds", (1, 2), [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
+    assert growing.told == "rounds: up to 2, one more replica brings 5 % of what one makes, or more"
+    # what dips and grows again has not ended to pay
+    dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
+    assert curve_of("rounds", (1, 2, 4), dips).enough is None
+
+
+def test_what_was_measured_is_over_what_was_measured_and_what_was_simulated_over_what_was_simulated() -> None:
+    rows = [known_row(1, 100.0, 200.0), known_row(2, 150.0, 380.0), known_row(4, predicted=700.0), known_row(8)]
+    points = curve_of("rounds", (1, 2, 4, 8), rows).points
+    assert [point.speedup for point in points] == [1.0, 1.5, 3.5, None]
+    assert [point.more for point in points] == [None, 0.5, pytest.approx((700 - 380) / 200 / 2), None]
+    assert [(point.measured, point.simulated) for point in points[1:3]] == [(150.0, 380.0), (None, 700.0)]
+
+
+def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as_many_as_they_need() -> None:
+    """On a line where only bytes count, and none inside of hosts: two hosts send each other half of a vector twice,
+    over one line each, or over one for each of their replicas.
+    """
+    line = db.NetworkModel(latency=0.0, bandwidth=1e8)
+    asked: dict[str, Any] = {"batch_size": 64, "optimizer": SGD}
+    [curve] = scaling(TASK, (2, 4), line, strategies=("allreduce",), **asked).curves
+    assert [(point.what, point.measured is not None) for point in curve.points] == [
+        ("single", True), ("allreduce, 2 replicas", True), ("allreduce, 4 replicas", False),
+    ]  # fmt: skip
+    assert [point.speedup for point in curve.points[:2]] == [1.0, 2.0]
+    one, _, four = (point.simulated for point in curve.points)
+    assert one is not None
+    assert four is not None
+    assert 4 * 64 / four == pytest.approx(64 / one + VECTOR / 2 / 1e8, rel=0.1)
+    assert curve.points[2].binds == "network"
+    [apart] = scaling(TASK, (2,), line, strategies=("allreduce",), machines="2x1", **asked).curves
+    assert [point.measured for point in apart.points] == [None, None]
+    assert 2 * 64 / (apart.points[1].simulated or 0) == pytest.approx(64 / one + VECTOR / 1e8, rel=0.1)
+
+
+def test_a_split_is_measured_over_each_number_of_partitions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As `split` predicts each by itself: in shared memory where this machine has the cores, else over the network."""
+    asked: list[tuple[str, int, int, bool]] = []
+
+    def measured(_: Task, split: Split, steps: Any, __: Any, line: Any, ___: Any) -> Any:
+        asked.append((split.text, split.partitions, steps.batch_size, line.bandwidth == 1e6))
+        cost = split_cost(1e-3 / split.partitions, split.text, split.partitions)
+        step = 1.1e-3 / split.partitions + (0.2e-3 if line.bandwidth == 1e6 else 0.0)
+        return [msgspec.structs.replace(cost, batch_size=32, step=step, sending=0.2e-3)]
+
+    monkeypatch.setattr(planning.splitting, "measure", measured)
+    words = [
+        "split",
+        "digits",
+        "--partitions",
+        "2,4",
+        "--split",
+        "neurons",
+        "--batch-size",
+        "32",
+        "--network",
+        "bandwidth=1MB",
+    ]
+    assert main.run([*words, "--json"]) == 0
+    [curve] = json.loads(capsys.readouterr().out)["curves"]
+    assert asked == [("neurons", 2, 32, False), ("neurons", 4, 32, True)]
+    assert [(point["count"], point["measured"] is not None) for point in curve["points"]] == [
+        (1, True), (2, True), (4, False),
+    ]  # fmt: skip
+    # 1.1 ms of the whole, and the update of 0.1 ms, which is not divided here
+    assert [32 / point["simulated"] for point in curve["points"]] == pytest.approx([1.1e-3, 0.55e-3, 0.475e-3])
+    assert [point["efficiency"] for point in curve["points"]] == pytest.approx([1, 0.5, 1.1 / 0.475 / 4])
+    assert [point["binds"] for point in curve["points"]] == ["processor"] * 3
+    assert main.run([*words, "--draw", str(tmp_path / "p.svg")]) == 0
+    shown, picture = capsys.readouterr().out, (tmp_path / "p.svg").read_text()
+    for told in ("partitions", "efficiency", "one more", "neurons: "):
+        assert told in shown
+    assert picture.count("<circle") == 3
+    assert picture.count('fill="white" stroke') == 1
+    assert "ideal" in picture
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "plan digits --replicas 0",
+            "--replicas 0: numbers are from 1 to 256, the smaller of a range first, as in 1-64",
+        ),
+        ("plan digits --replicas 8-2", "--replicas 8-2: numbers are from 1 to 256"),
+        ("plan digits --replicas 1-1000", "--replicas 1-1000: numbers are from 1 to 256"),
+        ("plan digits --replicas two", "--replicas 'two': is not a whole number"),
+        ("plan digits --replicas 1-2-4", "--replicas '2-4': is not a whole number"),
+        ("plan digits --replicas 1,8 --machines 2x2", "--replicas 8: 2x2 have 4 cores; name more machines"),
+        ("plan digits --replicas 2 --strategies single", "--strategies single: has one replica"),
+        ("plan digits --draw x.svg", "--draw x.svg: draws what one more replica brings; name their numbers"),
+        ("plan digits --strategy allreduce", "did you mean --strategies?"),
+        ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
+        (
+            "split digits --partitions 1,2 --draw-step x.svg",
+            "--draw-step and --device are of one number of --partitions",
+        ),
+        ("split digits --partitions 1-2 --device cuda", "--draw-step and --device are of one number of --partitions"),
+        ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
+    ],
+)
+def test_numbers_that_cannot_be_are_one_line(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(words.split()) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1

@@ -14,7 +14,7 @@ from patience import SLOWNESS
 from distbelief.lab.study.charts import charts
 from distbelief.lab.study.claims import Claim
 from distbelief.lab.study.definition import Arm, Study
-from distbelief.lab.study.figures import Report, number
+from distbelief.lab.study.figures import Report, number, table
 from distbelief.lab.study.page import page
 from distbelief.lab.study.report import make_report
 
@@ -203,11 +203,22 @@ def test_tables_are_of_what_is_compared_and_fit_a_terminal() -> None:
         "lenet, measured, to 90.00 %; speed-up over LeNet, serial",
     ]
     [long] = [line for line in lines if line.endswith("3 of 3  10 (10 to 10)")]
-    assert long.startswith("MLP, simulated downpour with Adagrad, ")
+    assert long.startswith("MLP, simulated downpour")
     told = page(two_tasks(), "")
     assert "<h3>lenet, measured; speed-ups are over LeNet, serial</h3>" in told
     assert told.count("<table>") == 6
     assert "<th>epochs 90.00 %</th><th>times fewer 90.00 %</th>" in told
+
+
+def test_efficiency_is_the_rate_of_so_many_over_so_many_times_that_of_one() -> None:
+    """n replicas take n + 1 milliseconds a step here, and so do all of them together; one by itself has no others."""
+    alone, many = made_report().groups()
+    shares = [2 / (2 + at) / 2**at for at in range(5)]
+    head, *rows = table(many, [])
+    assert [row[head.index("efficiency")] for row in rows] == [f"{100 * share:.0f} %" for share in shares]
+    assert "efficiency" not in table(alone, [])[0]
+    assert "efficiency" not in table(many[1:], [])[0], "there is none with one replica"
+    assert "<th>efficiency</th>" in page(made_report(), "")
 
 
 def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None:

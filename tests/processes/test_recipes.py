@@ -39,7 +39,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.py"))
 
 DRAWS = {
     "collectives.py": (0.001, 1),
-    "figure3.py": (),
+    "figure3.py": (2,),
     "scaling.py": (),
     "stragglers.py": (0.001, 1),
     "topologies.py": (2, 100, 1),

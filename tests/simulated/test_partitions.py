@@ -379,6 +379,40 @@ def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, mi
     assert counted[0]["Boundary"]
 
 
+@pytest.mark.parametrize("strategy", [Downpour(2), Downpour(1, partitions=2, split="columns")])
+def test_a_phantom_may_have_a_model_for_which_no_machine_has_the_memory(strategy: Downpour) -> None:
+    """Of 16 thousand million parameters: it has no values."""
+    wide = 1 << 17
+    task = Task(
+        model=lambda: nn.Sequential(nn.Linear(16, wide), nn.Linear(wide, wide)),
+        train=lambda: (torch.zeros(8, 16), torch.zeros(8, dtype=torch.int64)),
+    )
+    job = Job(task=task, strategy=strategy, batch_size=2, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
+    result = db.run(job, on=Simulated(phantom=True))
+    assert result["steps"] == 4
+    assert result["bytes"]["pushed"] > 4 * 4 * wide**2
+
+
+def test_a_phantom_whose_model_needs_values_to_be_split_has_them() -> None:
+    task = Task(
+        model=lambda: nn.Sequential(ByValue(), ByValue()),
+        train=lambda: (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64)),
+    )
+    job = Job(task=task, strategy=Downpour(1, partitions=2, split="stages"), batch_size=2, evaluate_every=0)
+    assert db.run(job, on=Simulated(phantom=True))["steps"] == 4
+
+
+class ByValue(nn.Module):
+    """Whose pass depends on a parameter's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) if float(self.fc.weight.detach().sum()) < 1e9 else x
+
+
 @pytest.mark.parametrize(("way", "told"), [("auto", "neurons over 2 partitions: "), ("stages", "does not pay in time")])
 def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, told: str) -> None:
     result = db.run(db.Job("digits", Downpour(2, partitions=2, split=way)), on="simulated")

@@ -1,4 +1,4 @@
-"""Options of `cost` and `split`, which need no torch."""
+"""Options of `cost`, `split` and `plan`, which need no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from distbelief.job import OnDevice
 from distbelief.split.options import SplitSteps
+
+MOST_REPLICAS = 256
+"""The most replicas that a plan looks at: it is to be there in seconds."""
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,8 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     whole: WholeStep
     step: float
     """Predicted, of a process with a core of its own for each home."""
+    sending: float
+    """Seconds of it that it would be shorter by, if what crosses took no time."""
     crossings: list[Crosses]
     """What crosses in a step, forward."""
     ways: list[SplitGuess]
@@ -226,6 +228,7 @@ def measure(
     whole = WholeStep(*turns.whole(), *_held(model, optimizer, turns.kept, asked.device))
     held = [_held(program.module, optimizer, 0, asked.device) for program in programs]
     price = price_pipeline(made, turns.costs(), link, batch_size / parts)
+    alone = price_pipeline(made, turns.costs())
     homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
     cost = SplitCost(
         task=task.reference,
@@ -238,6 +241,7 @@ def measure(
         homes=homes,
         whole=whole,
         step=price.seconds + whole.gathers + max(home.update for home in homes),
+        sending=price.seconds - alone.seconds,
         crossings=_crossings(graph),
         ways=[
             SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError, unknown
+from distbelief.lab.cost.options import MOST_REPLICAS
 from distbelief.lab.cost.splitting import KEPT, SplitCost
 from distbelief.lab.cost.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
@@ -15,8 +16,6 @@ from distbelief.strategies.base import Partitioned, Replicated, Served
 
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
 MOST_HOSTS, MOST_CORES = 256, 256
-MOST_REPLICAS = 256
-"""The most replicas that a candidate has: a plan is to be there in seconds."""
 MOST_PARTITIONS = 4
 """The most processes that a model is split over: each number of them is measured."""
 SPLIT = ("single", "downpour", "allreduce")
@@ -103,24 +102,29 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
     ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
      'downpour, 1 replica, 2 partitions, 2 shards']
     """
-    for name in names:
-        if name not in PLANNED:
-            raise unknown("strategy of a plan", name, PLANNED)
     return [
         PlanCandidate(strategy)
         for name in dict.fromkeys(names)
         for partitions in _counts(min(machines.cores, MOST_PARTITIONS) if name in SPLIT else 1)
-        for strategy in _strategies(name, machines, partitions, optimizer)
+        for strategy in strategies_of(name, machines, partitions, optimizer)
     ]
 
 
-def _strategies(name: str, machines: Machines, partitions: int, optimizer: Optimizer) -> Iterator[Strategy]:
-    """One strategy with so many partitions, and each number of replicas."""
+def strategies_of(
+    name: str, machines: Machines, partitions: int, optimizer: Optimizer, counts: Iterable[int] = ()
+) -> Iterator[Strategy]:
+    """One strategy with so many partitions, and each number of replicas; where none is named, as there are cores.
+
+    Raises:
+        UsageError: a strategy that is not planned.
+    """
+    if name not in PLANNED:
+        raise unknown("strategy of a plan", name, PLANNED)
     if name == "single":
         yield Single(optimizer=optimizer, partitions=partitions)
         return
     hosts = 1 if name == "hogwild" else machines.hosts
-    for replicas in _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
+    for replicas in counts or _counts(min(hosts * (machines.cores // partitions), MOST_REPLICAS)):
         shards = max(partitions, min(machines.hosts, replicas))
         if name == "hogwild":
             yield Hogwild(replicas=replicas, optimizer=optimizer)

@@ -53,7 +53,7 @@ class Measurements(NamedTuple):
 
 def measure(
     task: Task | str, candidates: Sequence[PlanCandidate], batch_size: int, seconds: float, data_dir: str | None,
-    told: Callable[[str], None],
+    told: Callable[[str], None], halved: bool = True,
 ) -> Measurements:  # fmt: skip
     """Run candidates on this machine.
 
@@ -64,10 +64,12 @@ def measure(
         seconds: for all runs together, as far as each has a few steps.
         data_dir: folder with the data.
         told: is told what is done.
+        halved: whether only the best go on to longer runs; else all have equal ones, by turns.
     """
     terms: dict[str, Terms] = {}
     failed: dict[str, str] = {}
-    left, counts, begun = list(candidates), _rungs(len(candidates)), time.monotonic()
+    left, begun = list(candidates), time.monotonic()
+    counts = _rungs(len(left)) if halved else [len(left)]
     overhead, slowest = 0.0, 0.0
     for rung, count in enumerate(counts, 1):
         turns = TURNS if rung == len(counts) and count > 1 else 1

@@ -27,7 +27,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
 from distbelief.record.limits import cores, free_memory
 from distbelief.schedules.price import LinkModel
-from distbelief.split.options import AUTO, Split
+from distbelief.split.options import Partitions, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
 from distbelief.transport.network_model import NetworkModel
@@ -37,6 +37,8 @@ SECONDS, SPLIT_SECONDS = 30.0, 3.0
 """Limits of all runs together, and of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
 """Characters of what says how many machines there are."""
+SHARED = LinkModel(Handling().message + MEMORY.latency, Handling().memory / 2)
+"""Memory that the processes of a split model share on one host."""
 CONTENDERS = 5
 """Number of the best candidates that are priced again for what would change the answer."""
 UNSEEN = "time to accuracy is not planned: samples a second say how fast steps are, not what they are worth"
@@ -140,7 +142,7 @@ def plan(
         DataError: the task's data cannot be had.
         TrainingError: the model or the loss raised.
     """
-    began, there, here = time.monotonic(), _there(machines, topology), this_machine()
+    began, there, here = time.monotonic(), machines_of(machines, topology), this_machine()
     chosen, resolved = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
     check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
     line = network or NetworkModel()
@@ -149,22 +151,22 @@ def plan(
     ComputeModel(slow=dict(slow or {})).check(max(one.replicas for one in asked.values()))
     elsewhere = there != here or bool(slow)
     tried = _asked(here, ("single", *strategies), chosen) if elsewhere else asked
-    needs = _Needs(resolved, batch_size, chosen, told)
+    needs = Needs(resolved, batch_size, chosen, told)
     if elsewhere or max_memory is not None:
         needs.split({one.partitions for one in (*asked.values(), *tried.values())}, told)
-    notes = [UNSEEN, *needs.notes, *beyond(max_memory), *_busy()]
+    notes = [UNSEEN, *needs.notes, *beyond(max_memory), *busy_cores()]
     limit, changes = None if elsewhere else max_memory, list[str]()
     rows = [needs.row(one, here, limit, free_memory()) for one in tried.values()]
-    _check(rows)
+    check_rows(rows)
     fit = [tried[row.what] for row in rows if not row.reason]
-    rows = _measured(rows, halving.measure(task, fit, batch_size, seconds, data_dir, told))
+    rows = measured_rows(rows, halving.measure(task, fit, batch_size, seconds, data_dir, told))
     if elsewhere and rows[0].measured:
-        pricing, cluster = Pricing(resolved, batch_size), _cluster(rows, needs, here, line)
-        graded = _priced(rows, tried, pricing, cluster, told)
+        pricing, cluster = Pricing(resolved, batch_size), cluster_of(rows, needs, here, line)
+        graded = priced_rows(rows, tried, pricing, cluster, told)
         cluster = dataclasses.replace(cluster, machines=there, slow=tuple((slow or {}).items()), topology=topology)
         own = [needs.row(one, there, max_memory) for one in asked.values()]
-        rows = _ranked(_priced(own, asked, pricing, cluster, told))
-        _check(rows)
+        rows = _ranked(priced_rows(own, asked, pricing, cluster, told))
+        check_rows(rows)
         best = [row for row in rows[:CONTENDERS] if row.predicted]
         changes = _changes(best, asked, pricing, cluster, told)
         notes += [f"{row.what}, on {row.predicted.network}" for row in best if row.predicted and row.predicted.network]
@@ -187,7 +189,7 @@ def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> 
     return found
 
 
-def _check(rows: Sequence[Row]) -> None:
+def check_rows(rows: Sequence[Row]) -> None:
     """Refuse a plan in which nothing can be done.
 
     Raises:
@@ -201,7 +203,7 @@ def _check(rows: Sequence[Row]) -> None:
         )
 
 
-class _Needs:
+class Needs:
     """Memory that processes of a task need, for an iteration and split over processes.
 
     Args:
@@ -227,15 +229,19 @@ class _Needs:
         self.elements = sum(layer.parameters for layer in tracer.layers)
         self.splits: dict[int, SplitCost | str] = {}
 
-    def split(self, counts: Iterable[int], told: Callable[[str], None]) -> None:
-        """Measure the model split over so many processes, or why it cannot be."""
-        usual = Handling()
-        line = LinkModel(usual.message + MEMORY.latency, usual.memory / 2)
-        steps = SplitRequest(batch_size=self._batch_size, seconds=SPLIT_SECONDS)
+    def split(
+        self, counts: Iterable[int], told: Callable[[str], None], way: Partitions | None = None,
+        seconds: float = SPLIT_SECONDS, line: LinkModel = SHARED,
+    ) -> None:  # fmt: skip
+        """Measure the model split over so many processes, for some seconds each, or why it cannot be."""
+        way = way or Partitions()
+        steps = SplitRequest(
+            batch_size=self._batch_size, microbatches=way.microbatches, schedule=way.schedule, seconds=seconds
+        )
         for count in sorted({*counts} - {1}):
             told(f"the model split over {count} processes")
             try:
-                split = Split.parse(AUTO, count, own=self._task.split)
+                split = Split.parse(way.split, count, way.chunks, own=self._task.split)
                 self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, told)
             except DistbeliefError as error:  # a model that cannot be split ends no plan
                 self.splits[count] = " ".join(str(error).split())
@@ -259,14 +265,14 @@ class _Needs:
         )  # fmt: skip
 
 
-def _busy() -> list[str]:
+def busy_cores() -> list[str]:
     """Say how much of the time the cores were free, where something else has them."""
     times = halving.busy()
     told = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
     return [told] if times > BUSY else []
 
 
-def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
+def measured_rows(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
     """Rows with what was measured, the best first, or why nothing was."""
     known = {row.what: row for row in rows}
     return [msgspec.structs.replace(known[what], measured=terms) for what, terms in found.terms.items()] + [
@@ -276,7 +282,7 @@ def _measured(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
     ]
 
 
-def _priced(
+def priced_rows(
     rows: Iterable[Row],
     asked: Mapping[str, PlanCandidate],
     pricing: Pricing,
@@ -296,7 +302,7 @@ def _priced(
     return found
 
 
-def _cluster(rows: Sequence[Row], needs: _Needs, here: Machines, network: NetworkModel) -> PricedCluster:
+def cluster_of(rows: Sequence[Row], needs: Needs, here: Machines, network: NetworkModel) -> PricedCluster:
     """Describe this machine to the virtual cluster: the measured step, and the carriers' figures.
 
     Cores that compute at the same time slow each other down. By how much is seen where each has a replica: of such
@@ -311,7 +317,7 @@ def _cluster(rows: Sequence[Row], needs: _Needs, here: Machines, network: Networ
     return PricedCluster(here, network, step, Handling(), own, min(1.0, together), splits=needs.splits)
 
 
-def _there(machines: Machines | str | None, topology: str) -> Machines:
+def machines_of(machines: Machines | str | None, topology: str) -> Machines:
     """The machines that are asked for, for which a topology must have room."""
     there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
     if topology and there.hosts == 1:

@@ -35,7 +35,7 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
         yield "loss", "Loss on the test set", _curves(report, curves, lambda point: point.loss, "loss")
     for target in report.study.targets:
         yield f"target-{target}", f"Time to {named(target)}, every seed", _times(report, target)
-    if groups := list(scaled(report)):
+    if groups := list(scaled(report.arms)):
         yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(report, groups)
     if any(arm.parts for arm in report.arms):
         yield "parts", "What a step takes", _parts(report)

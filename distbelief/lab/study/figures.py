@@ -194,10 +194,12 @@ def table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[s
     """A head, and a row for each of some arms that are compared: how they train, and when they hold each target."""
     names = [f" {named(one)}" for one in targets] if targets[1:] else [""] * len(targets)
     heads = [f"{head}{name}" for name in names for head in ("seconds", "reached", "speed-up")]
-    rows = [["arm", "trials", "accuracy", "samples/s", *heads]]
+    shares = efficiencies(group)
+    rows = [["arm", "trials", "accuracy", "samples/s", *["efficiency"] * bool(shares), *heads]]
     for one in group:
         failed = "failed" if one.failed and one.failed == one.trials else ""
         row = [one.name, str(one.trials), failed or percent(one.accuracy), number(one.samples_per_second)]
+        row += [f"{100 * shares[one.name]:.0f} %" if one.name in shares else "-"] * bool(shares)
         for at in map(one.at, targets):
             row += [number(at.median), f"{at.reached} of {at.of}", told_interval(at.speed_up)]
         rows.append(row)
@@ -274,13 +276,20 @@ def without_replicas(name: str) -> str:
     return re.sub(r", replicas \d+(?=,|$)", "", name)
 
 
-def scaled(found: Report) -> Iterator[list[ArmFigures]]:
+def scaled(arms: Sequence[ArmFigures]) -> Iterator[list[ArmFigures]]:
     """Arms of which something is known and that differ in the number of replicas only, the fewest first."""
     alike: dict[tuple[str, str, str], list[ArmFigures]] = {}
-    for one in found.arms:
+    for one in arms:
         if math.isfinite(one.samples_per_second) and without_replicas(one.name) != one.name:
             alike.setdefault((without_replicas(one.name), one.task, one.place), []).append(one)
-    yield from (sorted(arms, key=lambda one: one.replicas) for arms in alike.values() if len(arms) > 1)
+    yield from (sorted(several, key=lambda one: one.replicas) for several in alike.values() if len(several) > 1)
+
+
+def efficiencies(arms: Sequence[ArmFigures]) -> dict[str, float]:
+    """Samples a second of N replicas, over N times those of one; by the names of arms that are there with one too."""
+    with_one = [several for several in scaled(arms) if several[0].replicas == 1 and several[0].samples_per_second]
+    rates = {one.name: (one, several[0].samples_per_second) for several in with_one for one in several}
+    return {name: one.samples_per_second / (one.replicas * rate) for name, (one, rate) in rates.items()}
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

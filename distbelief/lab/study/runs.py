@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
 RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
 STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
 """States of a run: how it ended; or that it runs, has no result, or cannot be read."""
+BESIDE = 100
+"""Most runs beside one, the newest, of which one with one replica is looked for."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -84,6 +87,31 @@ def _result(run: RunFolder) -> Json:
             "this run out"
         ) from error
     return result
+
+
+def efficiency_of(path: Path) -> str:
+    """Say how many samples a second a run of several replicas took, of so many times those of one replica: of the
+    newest run beside it that is as it, but for replicas, seed and epochs; "" where there is none.
+    """
+    alike, replicas, rate = _alike(path)
+    results = path.parent.glob("*/result.json") if replicas > 1 else ()
+    for result in sorted(results, key=lambda result: -result.stat().st_mtime)[:BESIDE]:
+        with contextlib.suppress(DistbeliefError, OSError):
+            other, count, one = _alike(result.parent)
+            if count == 1 and one > 0 and other == alike:
+                share = 100 * rate / (replicas * one)
+                return f"{share:.0f} % of {replicas} times {one:,.0f} samples/s, those of {result.parent}"
+    return ""
+
+
+def _alike(path: Path) -> tuple[Json, int, float]:
+    """What runs have in common that differ in the number of replicas alone, and that number and samples a second."""
+    run = RunFolder(path)
+    job, result = run.read_job(), _result(run)
+    common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster")}
+    settings = {name: value for name, value in job["settings"].items() if name not in ("replicas", "seed", "epochs")}
+    threads = job.get("options", {}).get("threads")
+    return {**common, "settings": settings, "threads": threads}, result["replicas"], result["samples_per_second"]
 
 
 def _accuracy(path: Path, result: Json) -> float | None:

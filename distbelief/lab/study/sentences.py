@@ -143,7 +143,7 @@ def _accuracy(alike: Sequence[ArmFigures]) -> str:
 
 def _scaling(report: Report) -> str:
     """Say what replicas bring, where they bring most: of what was measured, and of what was simulated."""
-    groups, texts = list(scaled(report)), []
+    groups, texts = list(scaled(report.arms)), []
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)
         if group:

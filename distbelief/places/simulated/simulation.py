@@ -4,13 +4,13 @@ are planned for it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,6 +38,7 @@ from distbelief.core.records import (
 )
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Plan, Settings
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
 from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
@@ -110,7 +111,7 @@ def _never() -> None:
     """Nobody ends the job before its end."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
     """Look for cycles seldom: a run makes millions of objects, hardly any of which is in one, and looking as often as
     usual takes 7 % of its time.
@@ -178,7 +179,7 @@ class Simulation:
             self.job.strategy,
             settings,
             lambda: self.task,
-            lambda _: model_of(self.job, self.task),
+            lambda _: self._model(),
             lambda *_: self._graph,
             self.evaluates,
             cluster.phantom,
@@ -360,9 +361,19 @@ class Simulation:
         def tell(record: Parted) -> None:
             self.sink(self.clock.now(), lead, record)
 
-        return split_graph(
-            self.task, model_of(self.job, self.task), self.settings, None if self.cluster.phantom else tell
-        )
+        if self.cluster.phantom:
+            with contextlib.suppress(UsageError):  # of a model that needs its values to be traced
+                return split_graph(self.task, self._model(), self.settings)
+        model = model_of(self.job, self.task)
+        return split_graph(self.task, model, self.settings, None if self.cluster.phantom else tell)
+
+    def _model(self) -> nn.Module:
+        """The model that the job begins with; a phantom's has no values, where it can be made without."""
+        with contextlib.suppress(Exception), torch.device("meta"):  # whatever a model raises that has none
+            phantom = self.cluster.phantom and not self.job.init_from
+            if phantom and isinstance(model := self.task.model(), nn.Module):
+                return model
+        return model_of(self.job, self.task)
 
     @functools.cached_property
     def _in_place(self) -> bool:

@@ -7,6 +7,7 @@ PRICED = "The price of a candidate of `plan`"
 RANKED = "A plan tells of every candidate"
 CTRL_C = "A Ctrl-C at any moment of the command ends it"
 MEASURED = "A plan runs the candidates"
+SCALED = "What one more replica or partition brings"
 PLANS = "tests/core/test_plans.py::"
 HALVING = "tests/core/test_halving.py::"
 COSTS = "tests/core/test_costs.py::"
@@ -57,6 +58,18 @@ MUTANTS = [
     Mutant("cores-do-not-slow-each-other-down", PRICED, "lab/plan/pricing.py",
         "together=together if machines.cores > 1 else 1.0", "together=1.0",
         (PLANS + "test_cores_that_slow_each_other_down_make_a_step_longer",)),
+    Mutant("the-end-is-looked-for-from-the-beginning", SCALED, "lab/plan/scaling.py",
+        "each[1] < ENOUGH, reversed(steps))", "each[1] < ENOUGH, steps)",
+        (PLANS + "test_what_one_more_brings_is_worked_out_of_rates",)),
+    Mutant("what-was-simulated-is-over-what-was-measured", SCALED, "lab/plan/scaling.py",
+        "(one.measured if row.measured else one.predicted for one", "(one.measured or one.predicted for one",
+        (PLANS + "test_what_was_measured_is_over_what_was_measured_and_what_was_simulated_over_what_was_simulated",)),
+    Mutant("partitions-without-cores-share-memory", SCALED, "lab/plan/scaling.py",
+        "SHARED if count <= here.cores else line", "SHARED",
+        (PLANS + "test_a_split_is_measured_over_each_number_of_partitions",)),
+    Mutant("efficiency-is-the-speed-up", SCALED, "lab/study/figures.py",
+        "(one.replicas * rate)", "rate",
+        ("tests/core/test_study_page.py::test_efficiency_is_the_rate_of_so_many_over_so_many_times_that_of_one",)),
     Mutant("a-price-of-a-plan-is-interrupted-as-a-job", CTRL_C, "lab/plan/pricing.py",
         "            raise KeyboardInterrupt from None\n", "            raise\n",
         (PLANS + "test_a_price_that_is_interrupted_is_no_job_that_has_not_begun",)),
