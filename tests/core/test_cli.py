@@ -497,9 +497,9 @@ def test_what_the_field_calls_otherwise_is_a_name_here() -> None:
 
 
 def test_a_file_of_options_knows_the_words_of_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "job.toml").write_text("n_push = 4\n")
+    (tmp_path / "job.toml").write_text("workers = 4\n")
     assert main.run(["train", "mnist", "downpour", "--config", str(tmp_path / "job.toml")]) == 2
-    assert "no option 'n_push' here; did you mean 'push_every'?" in capsys.readouterr().err
+    assert "no option 'workers' here; did you mean 'replicas'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", REFUSED)
