@@ -757,9 +757,9 @@ def test_machines_stand_beside_each_other_by_a_million_samples(
     [
         ({"task": "mnist"}, "other.json: its task is mnist, and that of "),
         ({"version": "0.0.9"}, "other.json: its version is 0.0.9, and that of "),
-        ({"batch_size": "many"}, "other.json: is no file of `distbelief cost TASK --json` (Expected `int`"),
-        ({"epoch": {}}, "other.json: is no file of `distbelief cost TASK --json` (it has no seconds)"),
-        ({"epoch": {"seconds_per_million_samples": 0}}, "other.json: is no file of `distbelief cost TASK --json` ("),
+        ({"batch_size": "many"}, "other.json: is no file of `distbelief cost TASK --json`: Expected `int`"),
+        ({"epoch": {}}, "other.json: is no file of `distbelief cost TASK --json`: it has no seconds"),
+        ({"epoch": {"seconds_per_million_samples": 0}}, "other.json: is no file of `distbelief cost TASK --json`: "),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_its_file(
@@ -776,10 +776,13 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
     [
         ("--compare", "name two files"),
         ("--compare one.json", "name two files"),
-        ("--compare one.json nowhere.json", "nowhere.json: No such file or directory; name a file"),
+        (
+            "--compare one.json nowhere.json",
+            "nowhere.json: is no file of `distbelief cost TASK --json`: [Errno 2] No such file",
+        ),
         (
             "--compare one.json torn.json",
-            "torn.json: is no file of `distbelief cost TASK --json` (Input data was trunc",
+            "torn.json: is no file of `distbelief cost TASK --json`: Input data was trunc",
         ),
         ("--compare one.json one.json --epochs 3", "has only --json beside it"),
         ("digits --compare one.json one.json", "--compare is in the place of a task"),

@@ -12,12 +12,12 @@ from distbelief.core.records import Json
 from distbelief.errors import UsageError
 
 UNITS = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
-"""Of what is charged."""
+"""Units of all that is charged."""
 PER_MILLION = "_per_million_samples"
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison reads of a file."""
+    """Fields of a file that a comparison reads."""
 
     task: str
     optimizer: str
@@ -28,19 +28,12 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def charges(self) -> dict[str, float]:
-        """What a million samples take, by what is charged."""
-        known = {name: self.epoch.get(name + PER_MILLION) for name in UNITS}
-        return {name: value for name, value in known.items() if value is not None}
+        """Return all that is charged for a million samples."""
+        return {name: self.epoch[name + PER_MILLION] for name in UNITS if name + PER_MILLION in self.epoch}
 
 
 def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
-    """Put what a million samples take on each machine beside what they take on the first.
-
-    Args:
-        paths: of the files.
-
-    Returns:
-        The task, and a row for each file; what is not known of all of them is left out.
+    """Return the task, and a row for each file: what a million samples take, and how many times what the first's do.
 
     Raises:
         UsageError: fewer than two files, or one that is none of a cost, of another task or of another version.
@@ -67,10 +60,8 @@ def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
 def _read(path: str) -> CostFile:
     try:
         file = msgspec.json.decode(Path(path).read_bytes(), type=CostFile)
-    except OSError as error:
-        raise UsageError(f"--compare {path}: {error.strerror}; name a file of `distbelief cost TASK --json`") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"--compare {path}: is no file of `distbelief cost TASK --json` ({error})") from None
-    if "seconds" not in file.charges:
-        raise UsageError(f"--compare {path}: is no file of `distbelief cost TASK --json` (it has no seconds)")
+        if "seconds" not in file.charges:
+            raise msgspec.ValidationError("it has no seconds")
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"--compare {path}: is no file of `distbelief cost TASK --json`: {error}") from None
     return file

@@ -23,7 +23,7 @@ MUTANTS = [
         "last=profile.at(len(data) % asked.batch_size or asked.batch_size, ", "last=profile.at(asked.batch_size, ",
         (COSTS + "test_epochs_cost_their_minibatches_the_last_one_what_it_has",)),
     Mutant("machines-are-compared-by-their-epochs", COSTED, "lab/cost/comparing.py",
-        "self.epoch.get(name + PER_MILLION)", "self.epoch.get(name)",
+        "self.epoch[name + PER_MILLION]", "self.epoch[name]",
         (COSTS + "test_machines_stand_beside_each_other_by_a_million_samples",)),
     Mutant("costs-of-two-tasks-are-compared", COSTED, "lab/cost/comparing.py",
         'for what in ("task", "version"):', 'for what in ("version",):',
