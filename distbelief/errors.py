@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class DistbeliefError(Exception):
@@ -101,6 +101,44 @@ def limit(error: BaseException) -> str:
     return LIMITS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    # ways to split
+    "layers": ("stages",), "pipeline": ("stages",), "tensor": ("neurons",), "channels": ("filters",),
+    "spatial": ("regions",), "patches": ("regions",), "streams": ("branches",), "towers": ("branches",),
+    "paths": ("branches",), "batch": ("samples",), "sequence": ("time",),
+    # strategies, and a method
+    "async": ("downpour",), "asgd": ("downpour",), "parameter-server": ("downpour",), "ssp": ("bounded",),
+    "bsp": ("synchronous",), "sync": ("synchronous",), "l-bfgs": ("lbfgs", "sandblaster"), "lbfgs": ("sandblaster",),
+    "full-gradient": ("gradient", "sandblaster"), "data-parallel": ("allreduce",), "ddp": ("allreduce",),
+    "serial": ("single",),
+    # options
+    "--n-push": ("--push-every", "--accumulate"), "--n-fetch": ("--fetch-every",),
+    "--push-every": ("--accumulate",), "--accumulate": ("--push-every",),
+    "--gamma": ("--lr",), "--eta": ("--lr",), "--learning-rate": ("--lr",), "--alpha": ("--local-lr",),
+    "--full-gradient": ("--method gradient", "--batch-size of all samples"),
+    "--minibatch": ("--batch-size",), "--momentum": ("--optimizer momentum",), "--adagrad": ("--optimizer adagrad",),
+    "--workers": ("--replicas",), "--learners": ("--replicas",), "--servers": ("--shards",), "--ps": ("--shards",),
+    "--slack": ("--staleness",), "--layers": ("--split stages",), "--streams": ("--split branches",),
+    "--towers": ("--split branches",),
+}  # fmt: skip
+"""Names here for the field's other words, with what belongs to them; of several, the first that is known counts."""
+
+
+def synonym(word: str, known: Collection[str]) -> str:
+    """The name here for what the field calls otherwise; "" for none.
+
+    >>> synonym("towers", ["branches", "stages"]), synonym("--n_push", ["--accumulate", "--lr"])
+    ('branches', '--accumulate')
+    """
+    names = SYNONYMS.get(word.lower().replace("_", "-").replace(" ", "-"), ())
+    return next((name for name in names if name.split()[0] in known), "")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The known name that a word stands for, or is most like; "" for none."""
+    return synonym(word, known) or "".join(difflib.get_close_matches(word, known, n=1, cutoff=0.5))
+
+
 def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:
     """A `UsageError` for a wrong word, naming the nearest right one and all others.
 
@@ -108,6 +146,6 @@ def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:
     unknown optimizer 'adagrd'; did you mean 'adagrad'? Known: adagrad, sgd
     """
     known = sorted(choices)
-    near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(got, known)
+    hint = f"did you mean {near!r}? " if near else ""
     return UsageError(f"unknown {kind} {got!r}; {hint}Known: {', '.join(known)}")

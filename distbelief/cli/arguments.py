@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from distbelief.core.settings import option
 from distbelief.core.values import read_as
-from distbelief.errors import Refusals, UsageError
+from distbelief.errors import Refusals, UsageError, nearest, synonym
 
 HELP = ("--help", "-h")
 NEGATIVE = re.compile(r"-[0-9.]")
@@ -232,7 +231,7 @@ def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[
 
 def refuse(
     prog: str, words: Sequence[str], known: Sequence[str], elsewhere: Callable[[], Mapping[str, str]] = dict,
-    why: Mapping[str, str] | None = None, renamed: Mapping[str, str] | None = None,
+    why: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
     """Refuse an option that is not known.
 
@@ -242,7 +241,6 @@ def refuse(
         known: its options.
         elsewhere: lists other options, and who has them.
         why: it has not some of those.
-        renamed: names of some options elsewhere, and their names here.
 
     Raises:
         UsageError: with the nearest that is, or where it would belong and why not here.
@@ -251,15 +249,16 @@ def refuse(
         name = _spelled(word).partition("=")[0]
         if not name.startswith("--") or name in known or name in ("--help", "--"):
             continue
-        if name in (others := elsewhere()):
-            here = (renamed or {}).get(name)
-            other = f", and here it is {here}" if here in known else ""
-            reason = f"{why[name]}; " if why and name in why else ""
+        others, here = elsewhere(), synonym(name, known)
+        if there := name if name in others else "" if here else synonym(name, others):
+            other = f", and here it is {here}" if here else ""
+            reason = f"{why[there]}; " if why and there in why else ""
+            it = "it" if there == name else there
             raise UsageError(
-                f"{prog} has no option {name}: {reason}it belongs to {others[name]}{other}; see {prog} --help"
+                f"{prog} has no option {name}: {reason}{it} belongs to {others[there]}{other}; see {prog} --help"
             )
-        near = difflib.get_close_matches(name, [*known, "--help"], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = nearest(name, [*known, "--help"])
+        hint = f"did you mean {near}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
 
 

@@ -26,6 +26,7 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import OnDevice, Threaded
+from distbelief.lab.cost.comparing import compare
 from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
@@ -227,13 +228,19 @@ class CostOptions(CostRequest, DataFolder):
     """Memory of a process, such as 2GB: tells the largest batch that fits."""
     seconds: float = 30.0
     """For the profile; batch sizes that would need longer are left out, and named."""
+    compare: tuple[str, ...] = ()
+    """In the place of a task, files that `--json` has made on several machines: puts them beside each other."""
     json: bool = False
     """Show it as JSON."""
 
 
 def cost(args: list[str]) -> int:
-    """`distbelief cost TASK [options]`."""
+    """`distbelief cost TASK [options]`, or `distbelief cost --compare FILE FILE ...`."""
+    if args[:1] == ["--compare"]:
+        return _compare(ask("distbelief cost", CostOptions, args))
     task, settings = _of_a_task("cost", CostOptions, args)
+    if settings.compare:
+        raise UsageError("--compare is in the place of a task: distbelief cost --compare FILE FILE ...")
     chosen = optim(settings.optimizer)
     memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
     from distbelief.cli import cost_tables
@@ -247,6 +254,20 @@ def cost(args: list[str]) -> int:
         print(msgspec.json.encode(costs.as_json()).decode())
     else:
         cost_tables.show_cost(costs)
+    return 0
+
+
+def _compare(settings: CostOptions) -> int:
+    """Put what is in files of costs beside each other."""
+    if settings != CostOptions(compare=settings.compare, json=settings.json):
+        raise UsageError("--compare measures nothing, and has only --json beside it: leave the other options off")
+    task, rows = compare(settings.compare)
+    if settings.json:
+        print(msgspec.json.encode({"task": task, "machines": rows}).decode())
+    else:
+        from distbelief.cli import cost_tables
+
+        cost_tables.show_comparison(task, rows)
     return 0
 
 

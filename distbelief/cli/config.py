@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Collection, Sequence
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from distbelief.cli.arguments import Argument
 from distbelief.core.settings import option
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, nearest
 
 CONFIG = "--config"
 
@@ -87,9 +86,9 @@ def _line_of(text: str, key: str) -> int:
 
 
 def _nearest(key: str, known: Collection[str]) -> str:
-    names = [name.removeprefix("--").replace("-", "_") for name in known if name != CONFIG]
-    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else "; its options are those of --help, such as replicas"
+    near = nearest(option(key), [name for name in known if name != CONFIG])
+    names = near.removeprefix("--").replace("-", "_")
+    return f"; did you mean {names!r}?" if near else "; its options are those of --help, such as replicas"
 
 
 def _words(argument: Argument, value: object, place: str) -> list[str]:

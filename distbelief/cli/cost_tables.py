@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
 from distbelief.cli.tables import count, number, show
+from distbelief.core.records import Json
+from distbelief.lab.cost.comparing import PER_MILLION, UNITS
 from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
 from distbelief.lab.cost.trace import KINDS, REST
 
@@ -26,6 +28,21 @@ def show_cost(cost: TrainingCost) -> None:
     _show_iteration(cost)
     _show_memory(cost)
     print("\n".join(_words(cost)))
+
+
+def show_comparison(task: str, rows: Sequence[Json]) -> None:
+    """Print what a million samples take on each machine, and how many times what they take on the first."""
+    charged = [name for name in UNITS if name in rows[0]]
+    columns = [column for name in charged for column in (UNITS[name], "of the first")]
+    cells = [
+        [
+            *(row["file"], row["processor"], row["optimizer"], str(row["batch_size"]), number(1e6 / row["seconds"])),
+            *(f"{row[key]:.3g}" for name in charged for key in (name, f"{name}_of_first")),
+        ]
+        for row in rows
+    ]
+    title = f"{task}: what a million samples take on each machine"
+    show(title, ("", "processor", "optimizer", "batch", "samples/s", *columns), cells)
 
 
 def _show_layers(cost: TrainingCost) -> None:
@@ -101,10 +118,7 @@ def _words(cost: TrainingCost) -> Iterator[str]:
         more += [f"a price of {charges['price']:.3g}"] if cost.asked.price_per_hour is not None else []
         yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
     charges = cost.charges(1)
-    units = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
-    million = [
-        f"{charges[f'{name}_per_million_samples']:.3g} {unit}" for name, unit in units.items() if name in charges
-    ]
+    million = [f"{charges[name + PER_MILLION]:.3g} {unit}" for name, unit in UNITS.items() if name in charges]
     yield f"normalised, for a million samples: {', '.join(million)}"
     if cost.largest_batch is not None:
         yield (

@@ -208,7 +208,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     names = [one.option for one in known]
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     why = {option(name): reason for name, reason in kind.meaningless.items()}
-    refuse(prog, args, names, lambda: _elsewhere(command, strategy), why, HERE)
+    refuse(prog, args, names, lambda: _elsewhere(command, strategy), why)
     given = configured(args, known)
     meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
     placed = {name for heading in HEADINGS for name in f"{heading.common} {heading.rare}".split()}
@@ -231,10 +231,6 @@ def _elsewhere(command: str, strategy: str) -> dict[str, str]:
             for one in arguments(other_command, other):
                 found.setdefault(one.option, f"distbelief {other_command}")
     return found
-
-
-HERE = {"--accumulate": "--push-every", "--push-every": "--accumulate"}
-"""Options that have another name where there are no pushes."""
 
 
 _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")

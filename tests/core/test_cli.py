@@ -23,7 +23,7 @@ from distbelief.cli import commands, main, options, words
 from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import Settings
-from distbelief.errors import Refusals, UsageError
+from distbelief.errors import SYNONYMS, Refusals, UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.channel_messages import Failed
@@ -32,7 +32,9 @@ from distbelief.places.processes.running import spec_of
 from distbelief.places.processes.spec import Spec
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.driver import Driver
+from distbelief.split.registry import DIVIDING, PLACING
 from distbelief.strategies import STRATEGIES
+from distbelief.strategies.sandblaster.settings import METHODS
 from distbelief.tasks.worker import Trainer
 
 SHARED = (
@@ -463,6 +465,42 @@ REFUSED = {
     "simulate digits allreduce --replicas 4 --per-host 2 --hosts replicas=4": "--per-host 2: the hosts have 4 replicas",
     "simulate digits hogwild --replicas 4 --hosts replicas=2": "all 4 update one memory, on one host",
 }
+
+FIELD = {
+    "split mnist --split layers": "did you mean 'stages'?",
+    "split mnist-siamese --split streams": "did you mean 'branches'?",
+    "train mnist-siamese single --partitions 2 --split towers": "did you mean 'branches'?",
+    "simulate mnist-inception downpour --partitions 2 --split paths": "did you mean 'branches'?",
+    "train mnist downpour --gamma 0.1": "has no option --gamma; did you mean --lr?",
+    "train mnist downpour --alpha 0.1": "has no option --alpha; did you mean --local-lr?",
+    "train mnist downpour --n_push 4": "has no option --n-push; did you mean --push-every?",
+    "train mnist downpour --n-fetch=4": "has no option --n-fetch; did you mean --fetch-every?",
+    "train mnist allreduce --n-push 4": "has no option --n-push; did you mean --accumulate?",
+    "train mnist allreduce --push-every 4": "it belongs to strategy downpour or synchronous or softsync or bounded, "
+    "and here it is --accumulate;",
+    "train mnist hogwild --n-push 4": "has no option --n-push: --push-every belongs to strategy downpour or",
+    "train mnist single --full-gradient": "did you mean --batch-size of all samples?",
+    "train mnist sandblaster --full-gradient": "did you mean --method gradient?",
+    "train mnist sandblaster --method full_gradient": "did you mean 'gradient'?",
+    "train mnist SSP": "unknown strategy 'SSP'; did you mean 'bounded'?",
+    "train mnist downpour --workers 4": "did you mean --replicas?",
+    "train mnist downpour --towers 4": "did you mean --split branches?",
+}
+"""Words of the paper and of the field, and what answers them."""
+REFUSED |= FIELD
+
+
+def test_what_the_field_calls_otherwise_is_a_name_here() -> None:
+    known = {one.option for name in STRATEGIES for one in options.arguments("train", name)}
+    known |= {*STRATEGIES, *PLACING, *DIVIDING, *METHODS}
+    assert {name.split()[0] for names in SYNONYMS.values() for name in names} <= known
+    assert {"layers", "streams", "towers", "paths", "full-gradient", "--gamma", "--n-push", "--n-fetch"} <= {*SYNONYMS}
+
+
+def test_a_file_of_options_knows_the_words_of_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text("workers = 4\n")
+    assert main.run(["train", "mnist", "downpour", "--config", str(tmp_path / "job.toml")]) == 2
+    assert "no option 'workers' here; did you mean 'replicas'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import cost, profile, trace, updates
+from distbelief.lab.cost.comparing import compare
 from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime
 from distbelief.lab.cost.trace import KINDS, REST, Tracer
@@ -710,6 +712,105 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     slow = StepTime(4, 0.0, 2.0, 3.0, 9)
     cost_tables.show_cost(msgspec.structs.replace(found, point=slow, last=slow))
     assert "\n0.8 samples/s; " in capsys.readouterr().out
+
+
+def cost_file(path: Path, **more: object) -> str:
+    """A file of a machine that takes 1,000 s for a million samples, 65 W, and 3.6 for an hour."""
+    epoch = {"seconds": 8.0, "seconds_per_million_samples": 1000.0, "kilowatt_hours_per_million_samples": 65 / 3600}
+    fields = {"task": "digits", "optimizer": "sgd", "batch_size": 64, "processor": "Slow 1", "version": "0.1.0"}
+    path.write_text(json.dumps({**fields, "epoch": {**epoch, "price_per_million_samples": 1.0}, **more}))
+    return str(path)
+
+
+def test_machines_stand_beside_each_other_by_a_million_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with four times the speed, four times the power and twice the price of an hour."""
+    fast = {"seconds": 250.0, "kilowatt_hours": 65 / 3600, "price": 0.5}
+    epoch = {f"{name}_per_million_samples": value for name, value in fast.items()}
+    files = [
+        cost_file(tmp_path / "cpu.json"),
+        cost_file(tmp_path / "gpu.json", processor="GPU 2", batch_size=256, epoch=epoch),
+    ]
+    assert main.run(["cost", "--compare", *files]) == 0
+    shown = capsys.readouterr().out
+    rows = [cells(line)[1:] for line in shown.splitlines() if line.startswith("│")]
+    assert [row for row in rows if row[0]] == [
+        ["Slow 1", "sgd", "64", "1,000", "1e+03", "1", "0.0181", "1", "1", "1"],
+        ["GPU 2", "sgd", "256", "4,000", "250", "0.25", "0.0181", "1", "0.5", "0.5"],
+    ]
+    assert main.run(["cost", "--compare", *files, "--json"]) == 0
+    machines = json.loads(capsys.readouterr().out)["machines"]
+    assert [(one["file"], one["seconds_of_first"], one["price_of_first"]) for one in machines] == [
+        (files[0], 1.0, 1.0),
+        (files[1], 0.25, 0.5),
+    ]
+    files.append(cost_file(tmp_path / "bare.json", epoch={"seconds_per_million_samples": 500.0}))
+    assert main.run(["cost", "--compare", *files]) == 0
+    shown = capsys.readouterr().out
+    assert "kWh" not in shown
+    assert "price" not in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"task": "mnist"}, "other.json: its task is mnist, and that of "),
+        ({"version": "0.0.9"}, "other.json: its version is 0.0.9, and that of "),
+        ({"batch_size": "many"}, "other.json: is no file of `distbelief cost TASK --json`: Expected `int`"),
+        ({"epoch": {}}, "other.json: is no file of `distbelief cost TASK --json`: it has no seconds"),
+        ({"epoch": {"seconds_per_million_samples": 0}}, "other.json: is no file of `distbelief cost TASK --json`: "),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_its_file(
+    more: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [cost_file(tmp_path / "one.json"), cost_file(tmp_path / "other.json", **more)]
+    assert main.run(["cost", "--compare", *files]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--compare", "name two files"),
+        ("--compare one.json", "name two files"),
+        (
+            "--compare one.json nowhere.json",
+            "nowhere.json: is no file of `distbelief cost TASK --json`: [Errno 2] No such file",
+        ),
+        (
+            "--compare one.json torn.json",
+            "torn.json: is no file of `distbelief cost TASK --json`: Input data was trunc",
+        ),
+        ("--compare one.json one.json --epochs 3", "has only --json beside it"),
+        ("digits --compare one.json one.json", "--compare is in the place of a task"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = Path(cost_file(tmp_path / "one.json")).read_text()
+    (tmp_path / "torn.json").write_text(text[:-9])
+    assert main.run(["cost", *words.split()]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert told in said
+
+
+def test_a_cost_names_its_processor_and_version_and_can_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    assert cost.processor("cuda:1") == "GPU of cuda:1"
+    found = cost_of(LINEAR, monkeypatch, batch_size=3, watts=100.0)
+    (tmp_path / "one.json").write_bytes(msgspec.json.encode(found.as_json()))
+    _, [row, _] = compare([str(tmp_path / "one.json")] * 2)
+    assert row["seconds"] == pytest.approx(1000.0)
+    assert row["kilowatt_hours"] == pytest.approx(100 * 1000 / 3.6e6)
+    assert row["processor"] == cost.processor("cpu")
+    assert "price" not in row
 
 
 @pytest.mark.long

@@ -83,6 +83,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: None)
     monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
+    monkeypatch.setattr(commands, "compare", lambda _: ("", []))
+    monkeypatch.setattr(cost_tables, "show_comparison", lambda *_: None)
     monkeypatch.setattr(splitting, "measure", lambda *_, **__: (None, [], None, None))
     monkeypatch.setattr(split_tables, "show_split", lambda _: None)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "")

@@ -178,6 +178,7 @@ SMALL: dict[str, dict[str, str]] = {
         "device": "cuda:1",
         "seconds": "2",
         "data_dir": "there",
+        "compare": "other.json",
         "json": "",
     },
     "split": {

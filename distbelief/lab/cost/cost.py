@@ -14,11 +14,14 @@ from distbelief.core.records import Json
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import profile as profiling
 from distbelief.lab.cost import updates
+from distbelief.lab.cost.comparing import PER_MILLION
 from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime, busy_notes, ladder
 from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.lab.cost.updates import UpdateCost
+from distbelief.record.folder import versions
 from distbelief.record.limits import free_memory
+from distbelief.record.machine import machine
 from distbelief.tasks import Data, Task
 from distbelief.tasks.worker import load, with_data
 
@@ -86,7 +89,7 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
         if self.asked.price_per_hour is not None:
             found["price"] = self.asked.price_per_hour * seconds / 3600
         millions = epochs * self.samples / 1e6
-        return {**found, **{f"{name}_per_million_samples": value / millions for name, value in found.items()}}
+        return {**found, **{f"{name}{PER_MILLION}": value / millions for name, value in found.items()}}
 
     def as_json(self) -> Json:
         """All that is shown."""
@@ -94,6 +97,8 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
         return {
             **fields.pop("asked"),
             **fields,
+            "version": versions()["distbelief"],
+            "processor": processor(self.asked.device),
             "step": self.step,
             "memory": self.memory,
             "peak": sum(self.memory.values()),
@@ -155,6 +160,11 @@ def measure(
         largest_batch=largest,
         notes=[*_notes(tracer, profile, asked.batch_size), *beyond(max_memory)],
     )
+
+
+def processor(device: str) -> str:
+    """The name of what computed."""
+    return str(machine()["processor"]) if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
