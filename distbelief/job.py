@@ -102,7 +102,7 @@ class Job(SharedOptions, Threaded):
         yield from self.process_checks()
         yield self._check_resume
         for name, why in self.strategy.meaningless.items():
-            if hasattr(Job, name):
+            if why and hasattr(Job, name):
                 yield partial(self._check_meaning, name, why)
 
     def _check_resume(self) -> None:
@@ -137,7 +137,7 @@ def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
         admit(job, Job, f"job={shown(job)}")
     settings = job.unchecked
     each = itertools.chain(job.checks(), settings.checks())
-    for group in (settings.sizes(), each, settings.checks_together()):
+    for group in (settings.sizes(), each, settings.checks_together(), [settings.check_policy]):
         if errors := {str(error): error for error in _raised(group)}:
             return list(errors.values())
     return list(itertools.islice(_raised(place.checks(job, settings)), 1)) if place is not None else []

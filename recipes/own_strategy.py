@@ -38,12 +38,9 @@ class Elastic(Served):
     """Replicas train by themselves, and are drawn to a centre that the shards hold, as it is to them."""
 
     name: ClassVar[str] = "elastic"
-    meaningless: ClassVar[Mapping[str, str]] = {
-        **Served.meaningless,
-        **dict.fromkeys(
-            ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "replicas step by --step"
-        ),
-    }
+    meaningless: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), "replicas step by --step"
+    )
 
     period: int = 10
     """Steps between two meetings of a replica with the centre (the paper's tau)."""

@@ -24,7 +24,8 @@ def made_trial(arm: str, seed: int, place: str, replicas: int, each: float, poin
         arm=arm, seed=seed, command=f"distbelief train mnist downpour --seed {seed}", task="mnist", strategy="downpour",
         place=place, outcome="done", replicas=replicas, seconds=last.seconds, steps=last.steps, samples=last.samples,
         updates=last.steps,
-        bytes={"push": last.steps * 2_000_000}, staleness={"0": 1, "2": 3}, busy=0.02, points=made,
+        bytes=last.steps * 2_000_000, bytes_by_kind={"push": last.steps * 2_000_000},
+        staleness={"0": 1, "2": 3}, busy=0.02, points=made,
         parts=dict.fromkeys(PARTS, each / 4),
     )  # fmt: skip
 

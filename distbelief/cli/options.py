@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from distbelief.cli import words
 from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, documents, read, refuse
 from distbelief.cli.config import configured
-from distbelief.core import roles
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
@@ -28,6 +27,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.script import MODULE
 from distbelief.strategies import STRATEGIES, Strategy, find
+from distbelief.strategies.base import is_alone
 
 if TYPE_CHECKING:
     from distbelief.places.simulated.simulated import Simulated
@@ -166,17 +166,22 @@ def sources(command: str, strategy: str) -> list[Source]:
     job = (
         "task",
         "strategy",
-        *kind.meaningless,
+        *_hidden(kind),
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = [(Padded, ())]
     if command == "simulate":
-        place = [(VirtualOptions, tuple(kind.meaningless))]
-    elif roles.SINGLE not in kind().roles(measured=False):
+        place = [(VirtualOptions, _hidden(kind))]
+    elif not is_alone(kind()):
         local = [field.name for field in dataclasses.fields(Local)]
-        place = [(Local, ("compute", *kind.meaningless)), (Cluster, tuple(local)), (Planned, ()), *place]
+        place = [(Local, ("compute", *_hidden(kind))), (Cluster, tuple(local)), (Planned, ()), *place]
     stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
     return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
+
+
+def _hidden(kind: type[Strategy]) -> tuple[str, ...]:
+    """List the options that a strategy always refuses; of a device it has one, which may be named."""
+    return tuple(name for name, why in kind.meaningless.items() if why and name != "device")
 
 
 def arguments(command: str, strategy: str) -> list[Argument]:
@@ -207,7 +212,7 @@ def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Option
     known, kind = arguments(command, strategy), find(strategy)
     names = [one.option for one in known]
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
-    why = {option(name): reason for name, reason in kind.meaningless.items()}
+    why = {option(name): reason for name, reason in kind.meaningless.items() if reason}
     refuse(prog, args, names, lambda: _elsewhere(command, strategy), why)
     given = configured(args, known)
     meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
@@ -316,7 +321,7 @@ class Options:
             UsageError: an option of the optimizer or the strategy has a value that it cannot have.
         """
         stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in self.kind.meaningless}
+        own = {name: value for name, value in self._of(Job).items() if name not in _hidden(self.kind)}
         return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
 
     def _replicas(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from distbelief.core.conversations.membership import Join
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import STREAM
 from distbelief.core.records import Started
-from distbelief.core.settings import SHUFFLED, Accruing, Holder, Plan, Pushing, Settings, option
+from distbelief.core.settings import SEQUENTIAL, Accruing, Holder, Plan, Pushing, Settings, option
 from distbelief.errors import UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import check_same
@@ -79,10 +79,11 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
             f"{settings.batch_size}: lower --batch-size"
         )
     batches = -(-(samples - left_out) // settings.batch_size)
-    cut = f"--data {settings.data}" if settings.keeps_parts else f"order {settings.order}"
-    if not settings.own_data and cut != f"order {SHUFFLED}" and batches < settings.replicas:
+    parted = settings.keeps_parts or (settings.order == SEQUENTIAL and not settings.own_data)
+    if parted and batches < settings.replicas:
+        by = f"--data {settings.data}" if settings.keeps_parts else f"order {settings.order}"
         raise UsageError(
-            f"{cut}: the {batches} minibatches of an epoch cannot be cut into parts for "
+            f"{by}: the {batches} minibatches of an epoch cannot be cut into parts for "
             f"{settings.replicas} replicas: lower --batch-size, or --replicas"
         )
 

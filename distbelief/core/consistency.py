@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from distbelief.errors import unknown
-
 
 class Key(NamedTuple):
     """The name of a push."""
@@ -99,9 +97,6 @@ class Policy:
     Args:
         scaling: one of `SCALINGS`.
 
-    Raises:
-        UsageError: it is none, with the nearest.
-
     >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
     Verdict(action=<Action.APPLY: 'apply'>, reason='it is 4 updates old', scale=0.25)
     """
@@ -120,8 +115,6 @@ class Policy:
     """Number of models that a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
-        if scaling not in SCALINGS:
-            raise unknown("staleness scaling", scaling, SCALINGS)
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
         self.floor = 0
         """Tick that all members have reached: all pushes of lower ticks are applied here. It only grows, and fetches

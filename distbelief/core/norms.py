@@ -40,7 +40,6 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
     >>> from distbelief.sharding.assignments import cut
-    >>> from distbelief.core.roles import Mesh
     >>> from distbelief.strategies import Downpour
     >>> layout = lay_out([Tensor("bias", (32,), "float32"), Tensor("weight", (96,), "float32")])
     >>> cut_layers(Plan(Settings(strategy=Downpour(optimizer="lars")), layout, cut(layout, 1, 2), 8))

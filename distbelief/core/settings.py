@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from distbelief.core import consistency
 from distbelief.core.consistency import Policy
 from distbelief.core.optimizer import SCALINGS, SCHEDULES, WARMUPS, LearningRate, Optimizer
 from distbelief.core.roles import MOST, Mesh
@@ -250,6 +251,7 @@ class Pushing(Accruing):
         """
         at_least(self, 1, ("push_every", "fetch_every"), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
+        among("staleness scaling", self.staleness_scaling, consistency.SCALINGS)
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
         if self.local_lr and self.fetch_every == 1:
@@ -441,7 +443,6 @@ class Settings(SharedOptions):
         yield self._check_split
         yield self._check_targets
         yield self._check_scaling
-        yield self._check_policy
         yield from self.rate_checks(self.epochs)
         yield partial(self.strategy.check, self)
         yield self.check_allotted
@@ -487,8 +488,8 @@ class Settings(SharedOptions):
             needs = "set these, --base-batch and --lr-scaling (allreduce, synchronous and single have them)"
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
 
-    def _check_policy(self) -> None:
-        """Refuse what no policy can be made of, and an optimizer that needs another."""
+    def check_policy(self) -> None:
+        """Refuse an optimizer that needs another policy than that of options which are possible themselves."""
         whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
         self.optimizer.check(norms=self.policy.rounds or whole)
 
@@ -503,18 +504,15 @@ class Settings(SharedOptions):
         """
         own_data, order = self.own_data, self.order
         if self.keeps_parts and (stream or order != SHUFFLED):
-            beside = "a stream" if stream else f"order {order}"
-            raise UsageError(f"--data {self.data} with {beside}: cuts a shuffled set of known length; leave it off")
+            beside = "a stream has no length to cut" if stream else f"order {order} shuffles nothing"
+            raise UsageError(f"--data {self.data} cuts shuffled data, and {beside}: leave one of them off")
         if stream and order != SHUFFLED:
             raise UsageError(f"order {order} of a stream: it has one order, which is kept; leave it off")
-        whose, kept = (
-            "" if self.data == SHARED else f"--data {self.data}",
-            "" if order == SHUFFLED else f"order {order}",
-        )
-        demand = whose or kept or ("a stream" if stream else "")
-        if not demand:
+        kept = order != SHUFFLED and self.data == SHARED
+        demand = f"order {order}" if kept else f"--data {self.data}" if self.data != SHARED else "a stream"
+        if not (kept or self.data != SHARED or stream):
             return
-        if why := self.strategy.meaningless.get("order" if demand == kept else "data"):
+        if why := self.strategy.meaningless.get("order" if kept else "data"):
             raise UsageError(f"{demand} means nothing to strategy {self.strategy.name}; {why}")
         if self.strategy.pushing.warm_start_steps:
             raise UsageError(

@@ -10,7 +10,7 @@ import sys
 from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Json, Note, Record, Started
 from distbelief.core.roles import SUPERVISOR
-from distbelief.core.settings import Settings, flat, option
+from distbelief.core.settings import OWN_DATA, SHARED, Settings, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
@@ -135,7 +135,8 @@ class Attempt:
             )
         # what was asked for: a script may have named another batch size, and will again
         kept, asks = before.get("settings", {}), flat(self.settings)
-        for name in ("batch_size", "drop_last", "order", "own_data", "data", "seed"):
+        kept.setdefault("data", OWN_DATA if kept.get("own_data") else SHARED)
+        for name in ("batch_size", "drop_last", "order", "data", "seed"):
             asked = asks[name]
             was = kept.get(name, asked)
             if was != asked:

@@ -92,10 +92,13 @@ class Strategy(StrategyOptions):
     have defaults, and types that msgspec writes down.
     """
 
-    meaningless: ClassVar[Mapping[str, str]] = {"path": "its updates are made by others than its replicas"}
+    meaningless: ClassVar[Mapping[str, str]] = {"path": "none of its replicas updates the memory of a shard"}
+    """As of `Traits`, with all that its bases say; "" of what means something to it after all."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        tables = [vars(base).get("meaningless", {}) for base in reversed(cls.__mro__)]
+        cls.meaningless = {name: why for table in tables for name, why in table.items()}
         if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
             know(cls.name, cls)
@@ -164,6 +167,11 @@ class Strategy(StrategyOptions):
                 f" {self.name} they do not: leave it off"
             )
         check_local_links(cluster)
+
+
+def is_alone(strategy: Strategy) -> bool:
+    """Return whether one process plays everything."""
+    return roles.SINGLE in strategy.roles(measured=False)
 
 
 def check_local_links(cluster: Virtual) -> None:

@@ -29,7 +29,7 @@ ROUNDS = {"strategy": "synchronous"}
 
 def refused(settings: Settings) -> list[UsageError]:
     errors = []
-    for check in (*settings.sizes(), *settings.checks(), *settings.checks_together()):
+    for check in (*settings.sizes(), *settings.checks(), *settings.checks_together(), settings.check_policy):
         try:
             check()
         except UsageError as error:
@@ -230,9 +230,21 @@ def test_a_schedule_needs_to_know_where_it_ends() -> None:
 
 
 def test_what_is_asked_of_a_strategy_is_a_short_table_and_each_of_it_has_users() -> None:
+    """A user asks a strategy outside their room, or says something of its own there."""
     traits = [name for name in {**vars(Traits), **vars(Strategy)} if not name.startswith("_")]
     users: Counter[str] = Counter()
-    for file in Path(distbelief.__file__).parent.rglob("*.py"):
-        users.update({node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)})
+    package = Path(distbelief.__file__).parent
+    for file in package.rglob("*.py"):
+        inside = file.is_relative_to(package / "strategies")
+        for node in ast.walk(ast.parse(file.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and not inside
+                and ast.unparse(node.value).endswith(("strategy", "kind"))
+            ):
+                users[node.attr] += 1
+            if isinstance(node, ast.ClassDef) and inside and node.name != "Strategy":
+                users.update(one.name for one in node.body if isinstance(one, ast.FunctionDef))
+                users.update(ast.unparse(one.target) for one in node.body if isinstance(one, ast.AnnAssign))
     assert len(traits) <= 20
     assert not [name for name in traits if users[name] < 2]

@@ -207,7 +207,7 @@ def test_tables_are_of_what_is_compared_and_fit_a_terminal() -> None:
     told = page(two_tasks(), "")
     assert "<h3>lenet, measured; speed-ups are over LeNet, serial</h3>" in told
     assert told.count("<table>") == 6
-    assert "<th>epochs 90.00 %</th><th>times fewer 90.00 %</th>" in told
+    assert "<th>epochs 90.00 %</th><th>speed-up in epochs 90.00 %</th>" in told
 
 
 def test_efficiency_is_the_rate_of_so_many_over_so_many_times_that_of_one() -> None:

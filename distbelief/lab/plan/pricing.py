@@ -17,7 +17,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from distbelief.core import roles
 from distbelief.core.messages import FETCH
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
@@ -29,6 +28,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import STATES, Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.summary import PARTS, moved
+from distbelief.strategies.base import is_alone
 from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
 from distbelief.transport.network_model import NetworkModel
@@ -125,7 +125,7 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
     for replica in timed:
         times = replica["times"]
         count = times["steps"] or replica["steps"]  # a split replica times shares of steps
-        between = count if roles.SINGLE in candidate.strategy.roles(measured=False) else max(1, count - 1)
+        between = count if is_alone(candidate.strategy) else max(1, count - 1)
         steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
     sent, fetches = moved(result["bytes"]), result["steps"] + len(steps) * (candidate.shards > 0)
     fetched = sent.pop(FETCH)
@@ -212,7 +212,7 @@ class Pricing:
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
         compute = ComputeModel(_step(candidate, cluster), variation=0.0, slow=slow)
         place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
-        if roles.SINGLE not in candidate.strategy.roles(measured=False):
+        if not is_alone(candidate.strategy):
             hosts = _hosts(candidate, cluster.machines, cluster.together)
             handling, topology = _handling(candidate, cluster), cluster.topology if hosts.replicas else ""
             place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)

@@ -31,7 +31,11 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
     """Name, heading and chart of each that has anything to show."""
     curves = [trial for trial in report.trials if trial.points]
     if curves:
-        yield "accuracy", "Accuracy on the test set", _curves(report, curves, lambda point: point.accuracy, "accuracy")
+        yield (
+            "accuracy",
+            "Accuracy on the test set",
+            _curves(report, curves, lambda point: math.nan if point.accuracy is None else point.accuracy, "accuracy"),
+        )
         yield "loss", "Loss on the test set", _curves(report, curves, lambda point: point.loss, "loss")
     for target in report.study.targets:
         yield f"target-{target}", f"Time to {named(target)}, every seed", _times(report, target)

@@ -76,7 +76,7 @@ MEDIANS: Mapping[str, Callable[[Trial], float | None]] = {
     "samples_per_second": lambda one: _per(one.samples, one.seconds),
     "seconds_per_step": lambda one: _per(one.seconds, one.steps),
     "seconds_per_update": lambda one: _per(one.seconds, one.updates),
-    "bytes_per_step": lambda one: _per(sum(one.bytes.values()), one.steps),
+    "bytes_per_step": lambda one: _per(one.bytes, one.steps),
     "staleness": lambda one: _mean(one.staleness),
     "most_staleness": lambda one: max(map(int, one.staleness), default=0),
     "momentum": lambda one: momentum(one.staleness),
@@ -180,7 +180,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             target = highest(self.study.targets, group) or next(reversed(self.study.targets), None)
             to = f", to {named(target)}; speed-up over {group[0].baseline}" if target else ":"
             last = [target] if target else []
-            lines += [kind(group) + to, *_aligned(table(group, last)), "", *_aligned(epochs_table(group, last)), ""]
+            lines += [kind(group) + to, *_aligned(table(group, last)), ""]
+            if len((more := epochs_table(group, last))[0]) > 1:
+                lines += [*_aligned(more), ""]
         if self.shrunk:
             lines += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
         lines += self.sentences
@@ -210,7 +212,7 @@ def epochs_table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list
     """A head, and a row for each of some arms: the epochs till they hold each target, and what a step moves."""
     names = [f" {named(one)}" for one in targets] if targets[1:] else [""] * len(targets)
     kinds = [kind for kind in moved({}) if any(one.bytes_by_kind[kind] > 0 for one in group)]
-    heads = [f"{head}{name}" for name in names for head in ("epochs", "times fewer")]
+    heads = [f"{head}{name}" for name in names for head in ("epochs", "speed-up in epochs")]
     rows = [["arm", *heads, *(f"{kind.replace('_', '-')} B/step" for kind in kinds)]]
     for one in group:
         standing = [(number(at.epochs), told_interval(at.fewer_epochs)) for at in map(one.at, targets)]
@@ -239,7 +241,9 @@ def figures(study: Study, trials: Sequence[Trial], arm: Arm) -> ArmFigures:
         trials=len(every),
         failed=len(failed),
         reason=failed[0].reason if failed else "",
-        bytes_by_kind={kind: median([one.bytes.get(kind, 0) / max(1, one.steps) for one in own]) for kind in moved({})},
+        bytes_by_kind={
+            kind: median([one.bytes_by_kind.get(kind, 0) / max(1, one.steps) for one in own]) for kind in moved({})
+        },
         parts={name: median([one.parts[name] for one in own]) for name in PARTS} if own and own[0].parts else {},
         busy=max((one.busy for one in own if one.busy is not None), default=math.nan),
         targets=[_reached(target, every, theirs) for target in study.targets],

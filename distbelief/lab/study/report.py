@@ -54,13 +54,13 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     report = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=text)
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
-            "samples", "updates", "busy")  # fmt: skip
+            "samples", "updates", "bytes", "busy")  # fmt: skip
     till = [(what, target) for target in study.targets for what in ("seconds", "epochs")]
     rows = [
         [
             *(getattr(trial, name) for name in kept),
             trial.accuracy,
-            *(trial.bytes.get(kind, 0) for kind in moved({})),
+            *(trial.bytes_by_kind.get(kind, 0) for kind in moved({})),
             *(trial.until(target, what) for what, target in till),
         ]
         for trial in report.trials

@@ -16,7 +16,7 @@ from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
-from distbelief.lab.study.definition import TARGETS, Arm, Study, Target
+from distbelief.lab.study.definition import Arm, Study, Target
 from distbelief.lab.study.statistics import median
 from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
 from distbelief.record.folder import RunFolder, write_atomically
@@ -293,7 +293,7 @@ def _train(study: Study, members: Sequence[Prepared], runs: Sequence[Path], meas
     share = (before + busy()) / 2 if measured else None
     began, job = time.monotonic(), cast(Job, members[0].job)
     task = resolve(job.reference, job.data_dir)
-    points = measure_points(runs, task, job.seed, any(str(one).startswith(TARGETS[0]) for one in study.targets))
+    points = measure_points(runs, task, job.seed, study.targets)
     alike = cosine(runs[0], task, job.batch_size, job.seed) if study.cosine else None
     cost = Cost(ran, time.monotonic() - began)
     for run in runs:

@@ -195,7 +195,7 @@ def _trial(name: str, result: Json) -> Trial:
     whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
     points = []
     for row in result["history"]:
-        if row["test_accuracy"] is not None:
+        if row["test_loss"] is not None or row["test_accuracy"] is not None:
             samples = row["samples"]
             loss = math.nan if row["test_loss"] is None else row["test_loss"]
             parts = samples / max(whole, 1), samples, samples // size

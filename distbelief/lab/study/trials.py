@@ -47,7 +47,8 @@ class Point(msgspec.Struct, frozen=True):
     steps: int
     loss: float
     """On the test set, as `accuracy` (0 to 1)."""
-    accuracy: float
+    accuracy: float | None
+    """None of a task that has none."""
     training_loss: float | None = None
     """On the training set, where a target is of that; of any run, the mean of its minibatches since the last point."""
 
@@ -55,7 +56,7 @@ class Point(msgspec.Struct, frozen=True):
         """Return whether the model is as good as a target."""
         of, value = parse_target(target)
         if of == TARGETS[-1]:
-            return self.accuracy >= value
+            return self.accuracy is not None and self.accuracy >= value
         loss = self.loss if of == TARGETS[1] else self.training_loss
         return loss is not None and loss <= value
 
@@ -72,8 +73,10 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     samples: int = 0
     updates: int = 0
-    bytes: dict[str, int] = {}
-    """Moved to train, by kind: push, fetch, all_reduce, partitions."""
+    bytes: int = 0
+    """Moved to train."""
+    bytes_by_kind: dict[str, int] = {}
+    """Of these: push, fetch, all_reduce, partitions."""
     staleness: dict[str, int] = {}
     """So many pushes of each staleness."""
     parts: dict[str, float] = {}
@@ -135,7 +138,8 @@ def of_result(*results: Json) -> Json:
     return {
         **{name: first[name] for name in ("outcome", "reason", "replicas")},
         **{name: sum(one[name] for one in results) for name in ("seconds", "epochs", "steps", "samples", "updates")},
-        "bytes": {kind: sum(moved(one["bytes"])[kind] for one in results) for kind in moved({})},
+        "bytes": sum(sum(moved(one["bytes"]).values()) for one in results),
+        "bytes_by_kind": {kind: sum(moved(one["bytes"])[kind] for one in results) for kind in moved({})},
         "staleness": dict(staleness),
         "losses": [(row["seconds"], row["train_loss"]) for row in rows],
         "parts": _parts([replica["times"] for replica in replicas if replica.get("times")]),
@@ -165,7 +169,7 @@ class Farm(torch.nn.Module):
         return outputs[0] if len(outputs) == 1 else sum(outputs) / len(outputs)
 
 
-def measure_points(runs: Sequence[Path], task: Task, seed: int, training: bool = False) -> list[Point]:
+def measure_points(runs: Sequence[Path], task: Task, seed: int, targets: Sequence[Target] = ()) -> list[Point]:
     """Measure every checkpoint of a run, after its end: so that it cost the job nothing. Of several runs, one after
     another, their mean prediction at their first checkpoints, their second ones, and so on, and at their last ones; at
     the time, samples and steps of all of them together.
@@ -174,15 +178,16 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int, training: bool =
         runs: whose checkpoints are there.
         task: that they train.
         seed: of their models.
-        training: whether the loss on the training set is measured too.
+        targets: of the study; the loss on the training set is measured where one is of that.
 
     Raises:
         CheckpointError: one is missing or spoilt.
-        UsageError: the task has no accuracy.
+        UsageError: the task has no accuracy, and that is what is asked for.
     """
     if task.test is None:
         return []
-    data, trained_on = load(task, "test"), load(task, "training") if training else None
+    wanted = {parse_target(target)[0] for target in targets}
+    data, trained_on = load(task, "test"), load(task, "training") if TARGETS[0] in wanted else None
     on_training = dataclasses.replace(task, test=lambda: trained_on) if trained_on is not None else None
     task = dataclasses.replace(task, test=lambda: data)
     farm = Farm([build_model(task, seed, "cpu") for _ in runs])
@@ -193,7 +198,7 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int, training: bool =
         for model, moment in zip(farm.models, moments, strict=True):
             model.load_state_dict(load_weights(moment.folder, layout))
         found = measure(task, farm)
-        if found.accuracy is None:
+        if found.accuracy is None and (TARGETS[-1] in wanted or not wanted):
             raise UsageError(f"task {task.reference!r} has no accuracy to compare ways to train by: give it a metric")
         seconds, samples, steps = (
             sum(getattr(one, name) for one in moments) for name in ("seconds", "samples", "steps")

@@ -22,7 +22,7 @@ from distbelief.places.processes.script import check_file
 from distbelief.places.view import View
 from distbelief.split.options import Split
 from distbelief.strategies import check_findable
-from distbelief.strategies.base import path_of
+from distbelief.strategies.base import is_alone, path_of
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
@@ -180,7 +180,7 @@ class Local(LocalOptions):
         kept: Json = {}
         if job.strategy.held_by is Holder.SHARDS:
             kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
-        if roles.SINGLE not in job.strategy.roles(measured=False):
+        if not is_alone(job.strategy):
             kept["carrier"] = self.told_carrier
         return kept
 

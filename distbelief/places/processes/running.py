@@ -47,7 +47,7 @@ from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
-from distbelief.strategies.base import DIRECT, path_of
+from distbelief.strategies.base import DIRECT, is_alone, path_of
 from distbelief.strategies.grouped.settings import GUESTS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Running:
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
         told = spec_of(cluster, attempt, self._script, evaluates)
-        lasts = roles.SINGLE not in job.strategy.roles(measured=False) and settings.restarts > 0
+        lasts = not is_alone(job.strategy) and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)

@@ -22,6 +22,7 @@ from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
+from distbelief.strategies.base import is_alone
 
 
 def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None) -> Json:
@@ -36,7 +37,7 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         attempt = Attempt(job, settings, view, 0.0, cluster.keep or job.out is not None, more)
         clock = VirtualClock()
         try:
-            if roles.SINGLE not in job.strategy.roles(measured=False):
+            if not is_alone(job.strategy):
                 simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
                 attempt.live.ask = lambda: _tell_shards(simulation, attempt)
                 supervisor = simulation.supervisor

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from distbelief.core import roles
-from distbelief.core.settings import Check, Settings, option
+from distbelief.core.settings import SORTED, Check, Settings, option
 from distbelief.core.values import Checked, CheckedStruct
 from distbelief.errors import UsageError
 from distbelief.job import Job, refusals, refuse
@@ -188,6 +188,8 @@ class VirtualCluster(Checked):
         for name, why in PHANTOM_LACKS.items() if self.phantom else ():
             if (value := getattr(job, name)) not in (getattr(Job, name), 0):
                 raise UsageError(f"{option(name)} {value}: --phantom computes nothing {why}; leave one of them off")
+        if self.phantom and job.data == SORTED:
+            raise UsageError(f"--data {SORTED}: --phantom reads no labels to cut by; leave one of them off")
         if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
             raise UsageError(
                 f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: "

@@ -25,10 +25,9 @@ class Allreduce(Reducing, Splittable, Scaled):
     """
 
     name: ClassVar[str] = "allreduce"
-    meaningless: ClassVar[Mapping[str, str]] = {
-        **Splittable.meaningless,
-        **dict.fromkeys(("data", "order"), "the minibatches of a round are dealt to its whole group: use synchronous"),
-    }
+    meaningless: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("data", "order"), "the minibatches of a round are dealt to its whole group: use synchronous"
+    )
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of every replica."""

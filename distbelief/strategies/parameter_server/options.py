@@ -41,7 +41,7 @@ class ServedWithOptimizer(Splittable, Served):
 class Asynchronous(Pushing, ServedWithOptimizer):
     """One whose replicas push and fetch each at a cadence of their own."""
 
-    meaningless: ClassVar[Mapping[str, str]] = {}
+    meaningless: ClassVar[Mapping[str, str]] = {"path": ""}
 
     def served_because(self, settings: Settings, carrier: str) -> str:
         """Return what needs the shards' processes to make the updates; "" where nothing does."""

@@ -29,10 +29,8 @@ class Sandblaster(Descent, Splittable, Served):
 
     name: ClassVar[str] = "sandblaster"
     meaningless: ClassVar[Mapping[str, str]] = {
-        **Served.meaningless,
         **dict.fromkeys(("data", "order"), "a batch is summed over whoever computes its portions: use downpour"),
-        "script": "it evaluates a batch as often as its line search asks, which no loop can: give it a task,"
-        " distbelief train module:function sandblaster",
+        "script": "it evaluates a batch as often as its line search asks, which no loop can: give it a task",
         "epochs": "it counts --iterations",
         "batch_size": "give the strategy its own, beside --portion-size",
         **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), SEARCHED),

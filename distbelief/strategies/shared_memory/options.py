@@ -23,12 +23,11 @@ class Mapped(MemoryUpdates, Replicated):
     """A strategy whose replicas, processes of one machine, update one mapping of parameters and state in place."""
 
     meaningless: ClassVar[Mapping[str, str]] = {
-        **Replicated.meaningless,
         "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour",
-        "device": "it computes in memory that all replicas share, the host's; leave it off",
+        "device": "it computes in memory that all replicas share, the host's: use cpu",
         "listen": "its replicas update the memory of one machine",
-        "script": "a loop steps when it likes, and would see parameters change between any two of its lines: give it a"
-        " task, distbelief train module:function hogwild",
+        "script": "a loop steps when it likes, and would see parameters change between any two of its lines: give it a "
+        "task",
         **dict.fromkeys(
             ("data", "order"), "its replicas are processes of one machine, with the same data: use downpour"
         ),

@@ -27,7 +27,6 @@ class Single(Partitioned, Scaled):
     name: ClassVar[str] = "single"
     held_by: ClassVar[Holder] = Holder.REPLICAS
     meaningless: ClassVar[Mapping[str, str]] = {
-        **Partitioned.meaningless,
         "data": "it has one replica, which has all the data: use downpour or synchronous",
         "script": "it has no replicas that could run one; run it with python itself",
     }
