@@ -195,7 +195,7 @@ def scaling(
         [row] = [_split_row(row, needs.splits)] if split else priced_rows([row], asked, pricing, those, told)
         rows[what] = msgspec.structs.replace(row, measured=None) if machines or slow else row
     curves = [curve_of(name, counts, [rows[str(one)] for one in group]) for name, group in groups.items()]
-    notes = [*_ways(needs), *needs.notes, *beyond(max_memory), *busy_cores()]
+    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(max_memory), *busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
 
 
@@ -207,10 +207,10 @@ def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machi
     return lambda count: there if machines else Machines(-(-count // cores), cores)
 
 
-def _ways(needs: Needs) -> list[str]:
-    """By which way a model was split over how many."""
-    costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
-    return [f"{cost.split.partitions} partitions by {cost.split.text}" for cost in costs]
+def _ways(needs: Needs, named: str) -> list[str]:
+    """By which way a model was split over how many, where that is another than was named."""
+    texts = {count: cost.split.text for count, cost in needs.splits.items() if isinstance(cost, SplitCost)}
+    return [f"{count} partitions by {text}" for count, text in texts.items() if text != named]
 
 
 def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
