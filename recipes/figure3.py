@@ -346,5 +346,5 @@ def main(path: str, most: int = MACHINES[-1]) -> None:
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("path", help="of the picture, such as docs/figure3.png")
-    asked.add_argument("--most", type=int, default=MACHINES[-1], help="machines; all of them take a quarter of an hour")
+    asked.add_argument("--most", type=int, default=MACHINES[-1], help="machines; all of them take 20 minutes")
     main(**vars(asked.parse_args()))

@@ -50,7 +50,7 @@ def _scaled_cells(point: ScalingPoint, reasons: list[str]) -> list[str]:
     """A row of a curve."""
     rates = [f"{rate:,.0f}" if rate else "" for rate in (point.measured, point.simulated)]
     error = f"{point.simulated / point.measured - 1:+.0%}" if point.measured and point.simulated else ""
-    shares = ["" if share is None else f"{share:.0%}" for share in (point.efficiency, point.more)]
+    shares = ["" if share is None else f"{round(100 * share)}%" for share in (point.efficiency, point.more)]
     step, speedup = (number(value) if value else "" for value in (1e3 * (point.step or 0.0), point.speedup))
     binds = _noted(point.reason, reasons) if point.reason else point.binds
     return [str(point.count), step, *rates, error, speedup, *shares, binds]

@@ -104,6 +104,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     first = SimpleNamespace(why="", seconds=1.0, first=SimpleNamespace(command="single"))
     monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
+    monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *_, **__: None)
+    monkeypatch.setattr("distbelief.lab.draw.scaling.draw_scaling", lambda _: "")
+    monkeypatch.setattr(plan_tables, "show_scaling", lambda _: None)
     monkeypatch.setattr(
         evaluate,
         "evaluate",

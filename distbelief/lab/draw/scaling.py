@@ -35,7 +35,7 @@ def draw_scaling(found: Scaling) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>',
         line([at(1, 1), at(counts[-1], counts[-1])], f'stroke="{GREY}" stroke-dasharray="5 4"'),
-        text(ASIDE, below, "ideal", f'fill="{GREY}"'),
+        text(ASIDE, below, "ideal; filled where it was measured, else simulated", f'fill="{GREY}"'),
     ]
     for count in counts:
         x, y = at(count, count)

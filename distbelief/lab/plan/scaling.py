@@ -39,11 +39,11 @@ from distbelief.transport.network_model import NetworkModel
 
 REPLICATED = PLANNED[1:]
 ENOUGH = 0.05
-"""Of what one makes: one more that brings less hardly pays."""
+"""Share of what one makes; one more that brings less hardly pays."""
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """So many replicas or partitions, beside one."""
+    """Figures of a number of replicas or partitions, beside one."""
 
     what: str
     count: int
@@ -172,16 +172,16 @@ def scaling(
     ComputeModel(slow=dict(slow or {})).check(1 if split else counts[-1])
     hosts = _hosts(machines, topology, counts[-1])
     groups = _split(split, counts, optimizer) if split else _replicated(strategies, counts, hosts, optimizer)
-    asked = {str(one): one for one in chain([PlanCandidate(Single(optimizer=optimizer))], *groups.values())}
+    candidates = {str(one): one for one in chain([PlanCandidate(Single(optimizer=optimizer))], *groups.values())}
     needs = Needs(resolved, batch_size, optimizer, told)
     here = planning.this_machine()
     if split:
         line = LinkModel(network.latency, network.bandwidth)
         for count in counts[1:]:
             needs.split([count], told, split, seconds / len(counts), SHARED if count <= here.cores else line)
-    fit = {what: one for what, one in asked.items() if one.replicas * one.partitions <= here.cores}
-    left = {what: free_memory() if what in fit else math.inf for what in asked}
-    rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in asked.items()}
+    fit = {what: one for what, one in candidates.items() if one.replicas * one.partitions <= here.cores}
+    left = {what: free_memory() if what in fit else math.inf for what in candidates}
+    rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in candidates.items()}
     run = [one for what, one in fit.items() if not rows[what].reason]
     measured = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
     known = measured_rows([rows[what] for what in fit], measured)
@@ -192,29 +192,29 @@ def scaling(
     for what, row in rows.items():
         on = hosts(row.replicas)
         those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
-        [row] = [_split_row(row, needs.splits)] if split else priced_rows([row], asked, pricing, those, told)
+        [row] = [_split_row(row, needs.splits)] if split else priced_rows([row], candidates, pricing, those, told)
         rows[what] = msgspec.structs.replace(row, measured=None) if machines or slow else row
     curves = [curve_of(name, counts, [rows[str(one)] for one in group]) for name, group in groups.items()]
-    notes = [*_ways(needs), *needs.notes, *beyond(max_memory), *busy_cores()]
+    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(max_memory), *busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
 
 
 def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machines]:
-    """The machines that are named, whatever number of replicas is on them; else as many like this one as they need."""
+    """Return the machines that are named, for any number of replicas; else as many like this one as these need."""
     there, cores = machines_of(machines or None, topology), planning.this_machine().cores
     if machines and replicas > there.hosts * there.cores:
         raise UsageError(f"--replicas {replicas}: {there} have {there.hosts * there.cores} cores; name more machines")
     return lambda count: there if machines else Machines(-(-count // cores), cores)
 
 
-def _ways(needs: Needs) -> list[str]:
-    """By which way a model was split over how many."""
-    costs = [cost for cost in needs.splits.values() if isinstance(cost, SplitCost)]
-    return [f"{cost.split.partitions} partitions by {cost.split.text}" for cost in costs]
+def _ways(needs: Needs, named: str) -> list[str]:
+    """Name the ways by which a model was split over its numbers of partitions, where others than these were named."""
+    texts = {count: cost.split.text for count, cost in needs.splits.items() if isinstance(cost, SplitCost)}
+    return [f"{count} partitions by {text}" for count, text in texts.items() if text != named]
 
 
 def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
-    """A row with what `distbelief split` predicts of so many partitions, or why they cannot be."""
+    """Add to a row what `distbelief split` predicts of its number of partitions, or why they cannot be."""
     costs = [one for count, one in splits.items() if row.partitions in (1, count)]
     cost = next((one for one in costs if isinstance(one, SplitCost)), None)
     if cost is None:
@@ -230,7 +230,7 @@ def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
 def _replicated(
     names: Sequence[str], counts: Sequence[int], hosts: Callable[[int], Machines], optimizer: Optimizer
 ) -> dict[str, list[PlanCandidate]]:
-    """Each strategy with so many replicas; `single` where it has no form with one."""
+    """Return each strategy with each number of replicas; `single` where it has no form with one."""
     if PLANNED[0] in names:
         raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
     alone = Single(optimizer=optimizer)
@@ -241,7 +241,7 @@ def _replicated(
 
 
 def _split(split: Partitions, counts: Sequence[int], optimizer: Optimizer) -> dict[str, list[PlanCandidate]]:
-    """One process, and a model that is split over each other number."""
+    """Return one process, and the model split over each other number."""
     words = {**vars(split), "optimizer": optimizer}
     kinds = [Single(**{**words, "partitions": count}) for count in counts[1:]]
     return {split.split: [PlanCandidate(kind) for kind in (Single(optimizer=optimizer), *kinds)]}
