@@ -16,18 +16,7 @@ from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategies_of
-from distbelief.lab.plan.plan import (
-    SECONDS,
-    SHARED,
-    Needs,
-    Row,
-    busy_cores,
-    check_rows,
-    cluster_of,
-    machines_of,
-    measured_rows,
-    priced_rows,
-)
+from distbelief.lab.plan.plan import Needs, Row
 from distbelief.lab.plan.pricing import Pricing, Terms
 from distbelief.places.compute_model import ComputeModel
 from distbelief.record.limits import free_memory
@@ -128,22 +117,11 @@ def _over(terms: Terms | None, of: Terms | None) -> float | None:
 
 @halving.only_plan()
 def scaling(
-    task: Task | str,
-    counts: Sequence[int],
-    network: NetworkModel,
-    *,
-    split: Partitions | None = None,
-    machines: str = "",
-    topology: str = "",
-    slow: Mapping[int, float] | None = None,
-    strategies: Sequence[str] = REPLICATED,
-    batch_size: int,
-    optimizer: Optimizer,
-    max_memory: float | None = None,
-    seconds: float = SECONDS,
-    data_dir: str | None = None,
-    told: Callable[[str], None] = lambda _: None,
-) -> Scaling:
+    task: Task | str, counts: Sequence[int], network: NetworkModel, *, split: Partitions | None = None,
+    machines: str = "", topology: str = "", slow: Mapping[int, float] | None = None,
+    strategies: Sequence[str] = REPLICATED, batch_size: int, optimizer: Optimizer, max_memory: float | None = None,
+    seconds: float = planning.SECONDS, data_dir: str | None = None, told: Callable[[str], None] = lambda _: None,
+) -> Scaling:  # fmt: skip
     """Measure what fits this machine, and simulate that and what does not.
 
     Args:
@@ -178,30 +156,32 @@ def scaling(
     if split:
         line = LinkModel(network.latency, network.bandwidth)
         for count in counts[1:]:
-            needs.split([count], told, split, seconds / len(counts), SHARED if count <= here.cores else line)
+            needs.split([count], told, split, seconds / len(counts), planning.SHARED if count <= here.cores else line)
     fit = {what: one for what, one in candidates.items() if one.replicas * one.partitions <= here.cores}
     left = {what: free_memory() if what in fit else math.inf for what in candidates}
     rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in candidates.items()}
     run = [one for what, one in fit.items() if not rows[what].reason]
     measured = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
-    known = measured_rows([rows[what] for what in fit], measured)
-    check_rows(known)
+    known = planning.measured_rows([rows[what] for what in fit], measured)
+    planning.check_rows(known)
     rows |= {row.what: row for row in known}
-    pricing, cluster = Pricing(resolved, batch_size), cluster_of(known, needs, here, network)
+    pricing, cluster = Pricing(resolved, batch_size), planning.cluster_of(known, needs, here, network)
     cluster = dataclasses.replace(cluster, slow=tuple((slow or {}).items()))
     for what, row in rows.items():
         on = hosts(row.replicas)
         those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
-        [row] = [_split_row(row, needs.splits)] if split else priced_rows([row], candidates, pricing, those, told)
+        [row] = (
+            [_split_row(row, needs.splits)] if split else planning.priced_rows([row], candidates, pricing, those, told)
+        )
         rows[what] = msgspec.structs.replace(row, measured=None) if machines or slow else row
     curves = [curve_of(name, counts, [rows[str(one)] for one in group]) for name, group in groups.items()]
-    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(max_memory), *busy_cores()]
+    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(max_memory), *planning.busy_cores()]
     return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
 
 
 def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machines]:
     """Return the machines that are named, for any number of replicas; else as many like this one as these need."""
-    there, cores = machines_of(machines or None, topology), planning.this_machine().cores
+    there, cores = planning.machines_of(machines or None, topology), planning.this_machine().cores
     if machines and replicas > there.hosts * there.cores:
         raise UsageError(f"--replicas {replicas}: {there} have {there.hosts * there.cores} cores; name more machines")
     return lambda count: there if machines else Machines(-(-count // cores), cores)

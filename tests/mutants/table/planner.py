@@ -71,7 +71,7 @@ MUTANTS = [
         "(one.measured if row.measured else one.predicted for one", "(one.measured or one.predicted for one",
         (PLANS + "test_what_was_measured_is_over_what_was_measured_and_what_was_simulated_over_what_was_simulated",)),
     Mutant("partitions-without-cores-share-memory", SCALED, "lab/plan/scaling.py",
-        "SHARED if count <= here.cores else line", "SHARED",
+        "planning.SHARED if count <= here.cores else line", "planning.SHARED",
         (PLANS + "test_a_split_is_measured_over_each_number_of_partitions",)),
     Mutant("efficiency-is-the-speed-up", SCALED, "lab/study/figures.py",
         "(one.replicas * rate)", "rate",
