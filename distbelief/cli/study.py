@@ -39,6 +39,10 @@ class StudyOptions(DataFolder):
     """Its folder; studies/NAME where none is given."""
     minutes: float = float("inf")
     """After so many no more trial is begun; the same command goes on."""
+    seeds: int = 0
+    """So many seeds from its first on, in the place of its own."""
+    replicas: tuple[int, ...] = ()
+    """Numbers of replicas, in the place of those over which it compares arms."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -49,7 +53,7 @@ def study(args: list[str]) -> int:
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
     name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
-    read = definition.read(file)
+    read = definition.read(file, settings.seeds, settings.replicas)
     more = ("--data-dir", settings.data_dir) if settings.data_dir else ()
     check(read, file, more)
     out = Path(settings.out or f"studies/{file.stem}")
@@ -100,7 +104,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
     Raises:
         UsageError: naming the file and the arm.
     """
-    for arm in (*read.arms, *filter(None, [read.start])):
+    for arm in (*read.arms, *read.starts):
         words = arm.with_value(arm.grid[0] if arm.grid else None)
         with definition.at(file), definition.at(f"arm {arm.name!r}"):
             check_task(arm.task)
