@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distbelief.cli import options, teller
 from distbelief.cli.arguments import DataFolder, ask_of
 from distbelief.cli.compress import parse_compression
+from distbelief.core.settings import at_least
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
 from distbelief.lab.study.definition import Arm, Study
@@ -53,6 +54,7 @@ def study(args: list[str]) -> int:
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
     name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
+    at_least(settings, 0, ("seeds",), {})
     read = definition.read(file, settings.seeds, settings.replicas)
     more = ("--data-dir", settings.data_dir) if settings.data_dir else ()
     check(read, file, more)

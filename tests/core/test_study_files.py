@@ -134,6 +134,9 @@ def test_a_study_is_run_with_more_seeds_and_other_numbers_of_replicas_where_aske
     assert [arm.name for arm in study.arms] == ["serial", *(f"downpour, replicas {number}" for number in (2, 8, 16))]
     with pytest.raises(UsageError, match="seed 7 is in seeds and in tuning_seeds"):
         definition.read(file, 8)
+    file.write_text(WHOLE.replace("each = {replicas = [1, 4]}\n", ""))
+    with pytest.raises(UsageError, match="--replicas: no arm is there with several numbers of them"):
+        definition.read(file, 0, [2])
 
 
 @pytest.mark.parametrize(
@@ -279,6 +282,7 @@ def test_grids_are_of_equal_size(tmp_path: Path) -> None:
         (["study", "smal"], "unknown study 'smal'; did you mean 'small'"),
         (["study", "nowhere.toml"], "study nowhere.toml: there is no such file"),
         (["study", "small", "--minuts", "3"], "no option --minuts; did you mean --minutes"),
+        (["study", "small", "--seeds", "-3"], "--seeds -3: must be 0 or more"),
         (["study", "--out"], "write the study first"),
     ],
 )

@@ -14,6 +14,7 @@ from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
 from distbelief.lab.study.figures import ProblemFigures
 from distbelief.lab.study.observation import findings
+from distbelief.lab.study.page import page
 from distbelief.lab.study.problems import even_features, uneven_features, words
 from distbelief.lab.study.report import make_report, write_report
 from distbelief.lab.study.running import run
@@ -101,9 +102,9 @@ def test_a_way_is_compared_with_others_by_the_time_to_the_problems_loss(
     assert all(math.isfinite(time) for time in times["Adagrad"])
     slower = next(one for one in report.problems if one.way == "fixed rate")
     assert slower.longer == ratio_of_medians(times["fixed rate"], times["Adagrad"])
-    lines = "\n".join(report.lines())
-    assert "digits: to a loss of 0.5; unevenness of gradients 1." in lines
-    assert f"With 2 replicas Adagrad beside fixed rate is sooner on digits ({slower.gain})." in lines
+    for shown in ("\n".join(report.lines()), page(report, "")):
+        assert "digits: to a loss of 0.5; unevenness of gradients 1." in shown
+        assert f"With 2 replicas Adagrad beside fixed rate is sooner on digits ({slower.gain})." in shown
 
 
 def test_rates_are_tuned_by_the_loss_on_seeds_that_are_not_reported(

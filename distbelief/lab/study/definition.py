@@ -198,9 +198,11 @@ def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
         _check_keys(table)
         file = msgspec.convert(table, StudyFile)
         file.seeds = tuple(range(file.seeds[0], file.seeds[0] + seeds)) or file.seeds
-        for arm in file.arms:
-            if "replicas" in arm.each and replicas:
-                arm.each["replicas"] = [*replicas]
+        scaled = [arm.each for arm in file.arms if "replicas" in arm.each]
+        if replicas and not scaled:
+            raise UsageError("--replicas: no arm is there with several numbers of them; leave it off")
+        for each in scaled:
+            each["replicas"] = [*replicas] or each["replicas"]
         return _study(file)
 
 
