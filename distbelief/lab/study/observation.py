@@ -59,7 +59,8 @@ def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
             for verdict in (SOONER, ALIKE, LATER)
             if (alike := [one for one in ones if _verdict(one) == verdict])
         ]
-        text = f"With {replicas} replicas {study.observed} beside {way} is {'; '.join(where) or 'nowhere at the loss'}."
+        count = f"{replicas} replicas" if replicas > 1 else "one replica"
+        text = f"With {count} {study.observed} beside {way} is {'; '.join(where) or 'nowhere at the loss'}."
         known = [one for one in ones if _verdict(one) and math.isfinite(one.uneven)]
         uneven, gains = _ranks([one.uneven for one in known]), _ranks([one.longer.ratio for one in known])
         if len({*uneven}) > 2 and len({*gains}) > 1:
