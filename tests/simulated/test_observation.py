@@ -100,6 +100,8 @@ def test_a_way_is_compared_with_others_by_the_time_to_the_problems_loss(
     }
     assert {one.way: one.seconds for one in report.problems} == times
     assert all(math.isfinite(time) for time in times["Adagrad"])
+    ends = [one.points[-1].loss for one in trials if one.arm.startswith("digits: Adagrad") and not one.tuning]
+    assert report.problems[1].last == pytest.approx(sum(ends) / 2)
     slower = next(one for one in report.problems if one.way == "fixed rate")
     assert slower.longer == ratio_of_medians(times["fixed rate"], times["Adagrad"])
     for shown in ("\n".join(report.lines()), page(report, "")):
@@ -164,7 +166,7 @@ def test_unevenness_is_the_root_mean_square_of_the_sizes_of_gradients_over_their
 
 
 def standing(problem: str, longer: Interval, uneven: float) -> ProblemFigures:
-    return ProblemFigures(problem, 1.0, "fixed rate", 16, 0.1, [MISSED], 1.0, longer, 15.0, uneven)
+    return ProblemFigures(problem, 1.0, "fixed rate", 16, 0.1, [MISSED], 1.0, longer, 15.0, 0.9, uneven)
 
 
 def test_what_is_found_is_by_the_intervals_and_by_ranks(study: definition.Study) -> None:

@@ -178,12 +178,7 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """The study in a file.
-
-    Args:
-        path: of the file.
-        seeds: so many from its first on, in the place of its own; 0 for these.
-        replicas: numbers of replicas of the arms that it has with several; none for its own.
+    """The study in a file; where they are given, with so many seeds from its first on, and these numbers of replicas.
 
     Raises:
         UsageError: it is none; with the file, the table, and the nearest right word.

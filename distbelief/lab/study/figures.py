@@ -46,7 +46,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class ProblemFigures(msgspec.Struct, frozen=True):
-    """How an arm stands to the loss of its problem, and to the observed way with as many replicas."""
+    """Figures of an arm on its problem, beside those of the observed way with as many replicas."""
 
     problem: str
     loss: float
@@ -55,30 +55,32 @@ class ProblemFigures(msgspec.Struct, frozen=True):
     value: float | None
     """Best value of the tuned option."""
     seconds: list[float]
-    """Of each trial, in the order of its seeds; a miss is infinite."""
+    """To the loss, of each trial, in the order of its seeds; a miss is infinite."""
     samples: float
     """Median, a miss infinite."""
     longer: Interval
     """Its time over that of the observed way."""
     staleness: float
     """Mean."""
+    last: float
+    """Test loss at the end, median."""
     uneven: float
     """Of the problem: `trials.unevenness`, the median of its seeds."""
 
     @property
     def gain(self) -> str:
-        """How many times as long it takes as the observed way."""
+        """Times as long as the observed way takes."""
         return "never" if self.longer.ratio == math.inf else told_interval(self.longer)
 
     def row(self) -> list[str]:
         """Its cells in a table below `PROBLEM_HEAD`."""
         best = "-" if self.value is None else f"{self.value:g}"
         reached = f"{sum(map(math.isfinite, self.seconds))} of {len(self.seconds)}"
-        figures = (self.staleness, self.samples, median(self.seconds))
-        return [self.way, str(self.replicas), best, *map(number, figures), reached, self.gain]
+        figures = map(number, (self.staleness, self.last, self.samples, median(self.seconds)))
+        return [self.way, str(self.replicas), best, *figures, reached, self.gain]
 
 
-PROBLEM_HEAD = ["way", "replicas", "best", "staleness", "samples", "seconds", "reached", "times as long"]
+PROBLEM_HEAD = ["way", "replicas", "best", "staleness", "last loss", "samples", "seconds", "reached", "times as long"]
 
 
 class Medians(msgspec.Struct, frozen=True, kw_only=True):

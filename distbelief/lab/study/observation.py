@@ -22,21 +22,22 @@ def observe(study: Study, trials: Sequence[Trial]) -> list[ProblemFigures]:
     """Return how all ways stand on all problems, to the observed one; none, where the study has no problems."""
     figures, posed = [], [arm for arm in study.arms if arm.problem]
     for arm in posed:
-        own = sorted((one for one in trials if one.arm == arm.name), key=lambda one: one.seed)
+        ones = sorted((one for one in trials if one.arm == arm.name), key=lambda one: one.seed)
         begun = [one for one in trials if one.task == arm.task and one.seed in study.seeds]
         words = dict(itertools.pairwise(arm.words))
-        points = [one.low(arm.loss) for one in own]
+        points = [one.low(arm.loss) for one in ones]
         figures.append(
             ProblemFigures(
                 problem=arm.problem,
                 loss=arm.loss,
                 way=without_replicas(arm.name).removeprefix(f"{arm.problem}: "),
-                replicas=int(words.get("--replicas", max((one.replicas for one in own), default=1))),
-                value=own[0].value if own else None,
+                replicas=int(words.get("--replicas", max((one.replicas for one in ones), default=1))),
+                value=ones[0].value if ones else None,
                 seconds=[point.seconds if point else MISSED for point in points],
                 samples=median([point.samples if point else MISSED for point in points]),
                 longer=Interval(1.0, 1.0, 1.0),
-                staleness=median([MEDIANS["staleness"](one) or 0.0 for one in own]),
+                staleness=median([MEDIANS["staleness"](one) or 0.0 for one in ones]),
+                last=median([one.points[-1].loss for one in ones if one.points]),
                 uneven=median([one.uneven for one in begun if one.uneven]),
             )
         )

@@ -18,10 +18,8 @@ from distbelief.zoo.gpt import TENTH, python_help
 
 WORDS, CONTEXT, WIDTH = 500, 2, 16
 """Words that are known, words before the one that is to be foreseen, and numbers that a word is made of."""
-SIDE, HIDDEN, LAYERS = 7, 64, 4
-"""Pixels of a side of an image, units of a layer, and layers: as many as in the speech model of Dean et al. 2012."""
-IMAGES = 40_000
-"""So many of the images to train on."""
+IMAGES, SIDE, HIDDEN, LAYERS = 40_000, 7, 64, 4
+"""Images, pixels of a side, units of a layer, and layers: as many as in the speech model of Dean et al. 2012."""
 FEATURES, PRESENT = 1_000, 20
 """Features, and how many of them a sample has."""
 SAMPLES, TEST_SAMPLES = 20_000, 4_000

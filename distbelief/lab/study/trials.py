@@ -205,9 +205,10 @@ def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
 
 
 def unevenness(run: Path, task: Task, batch_size: int, seed: int) -> float:
-    """How much gradients differ in size over the parameters of the last model of a run: the root mean square of the
-    sizes over their mean, which is the bound on the regret of gradient descent over that of Adagrad (Duchi et al.
-    2011). A parameter's size is its root mean square over the minibatches of an epoch, `PASSED` of them at most.
+    """Measure how much gradients differ in size over the parameters of a run's last model: the root mean square of the
+    sizes over their mean, as which the bounds on the regrets of gradient descent and of Adagrad differ but for
+    constants, of parameters in a cube (after Duchi et al. 2011). A parameter's size is its root mean square over the
+    minibatches of an epoch, `PASSED` of them at most.
     """
     gradient, samples = _gradients(run, task, seed)
     batches = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).split(batch_size)[:PASSED]
