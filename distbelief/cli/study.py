@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distbelief.cli import options, teller
 from distbelief.cli.arguments import DataFolder, ask_of
 from distbelief.cli.compress import parse_compression
+from distbelief.core.settings import at_least
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
 from distbelief.lab.study.definition import Arm, Study
@@ -38,6 +39,10 @@ class StudyOptions(DataFolder):
     """Its folder; studies/NAME where none is given."""
     minutes: float = float("inf")
     """After so many no more trial is begun; the same command goes on."""
+    seeds: int = 0
+    """So many seeds from its first on, in the place of its own."""
+    replicas: tuple[int, ...] = ()
+    """Numbers of replicas, in the place of those over which it compares arms."""
     quiet: bool = False
     """Show nothing but errors."""
 
@@ -48,7 +53,8 @@ def study(args: list[str]) -> int:
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
     name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
-    read = definition.read(file)
+    at_least(settings, 0, ("seeds",), {})
+    read = definition.read(file, settings.seeds, settings.replicas)
     more = ("--data-dir", settings.data_dir) if settings.data_dir else ()
     check(read, file, more)
     out = Path(settings.out or f"studies/{file.stem}")
@@ -98,7 +104,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
     Raises:
         UsageError: naming the file and the arm.
     """
-    for arm in (*read.arms, *filter(None, [read.start])):
+    for arm in (*read.arms, *read.starts):
         words = arm.with_value(arm.grid[0] if arm.grid else None)
         with definition.at(file), definition.at(f"arm {arm.name!r}"):
             check_task(arm.task)

@@ -83,8 +83,12 @@ class TinyGPT(nn.Module):
         return scores
 
 
-@lru_cache(maxsize=1)
-def _text() -> Tensor:
+def python_help() -> str:
+    """What Python's `help()` says of its topics.
+
+    Raises:
+        DataError: it is not here.
+    """
     try:
         from pydoc_data.topics import topics  # half a megabyte, for this task only
     except ImportError as error:
@@ -92,9 +96,13 @@ def _text() -> Tensor:
             f"task 'gpt-tiny' reads the documents that Python brings for help(), which are not here ({error}): install "
             "all of Python's standard library"
         ) from error
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+@lru_cache(maxsize=1)
+def _text() -> Tensor:
     known = {character: number for number, character in enumerate(ALPHABET)}
-    text = "\n".join(topics[name] for name in sorted(topics))
-    return torch.tensor([known.get(character, known["?"]) for character in text])
+    return torch.tensor([known.get(character, known["?"]) for character in python_help()])
 
 
 def _load(test: bool) -> TensorData:

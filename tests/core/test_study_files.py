@@ -69,11 +69,89 @@ def test_a_farm_divides_its_budget_among_its_members(tmp_path: Path) -> None:
 def test_all_arms_may_begin_with_one_model(tmp_path: Path) -> None:
     """Which is of the study's place, and has the cluster's words where that is simulated."""
     text = START.replace("[start]", 'place = "simulated"\n[start]')
-    start = read(text, tmp_path).start
-    assert start is not None
+    [start] = read(text, tmp_path).starts
     assert (start.task, start.strategy, start.place) == ("digits", "single", "simulated")
     assert start.words == ("--compute", "constant:1ms", "--epochs", "1")
-    assert read(WHOLE, tmp_path).start is None
+    assert read(WHOLE, tmp_path).starts == ()
+
+
+PROBLEMS = """\
+title = "Ways on problems"
+seeds = [3, 4]
+tuning_seeds = [7]
+place = "simulated"
+observed = "Adagrad"
+[start]
+strategy = "single"
+options = {lr = 0.2}
+[common]
+batch-size = 8
+[[problems]]
+name = "small"
+task = "digits"
+loss = 0.5
+options = {epochs = 3}
+[[problems]]
+name = "large"
+task = "mnist"
+loss = 0.2
+[[arms]]
+name = "L-BFGS"
+strategy = "sandblaster"
+without = ["batch-size"]
+options = {iterations = 5}
+each = {replicas = [2]}
+[[arms]]
+name = "Adagrad"
+strategy = "single"
+options = {optimizer = "adagrad"}
+"""
+
+
+def test_an_arm_without_a_task_is_one_on_each_problem(tmp_path: Path) -> None:
+    """With the problem's task, options and loss, and a beginning of its task."""
+    text = PROBLEMS.replace('without = ["batch-size"]', 'without = ["batch-size", "epochs"]')
+    with pytest.raises(UsageError, match=r"arm 'L-BFGS': without 'epochs': \[common\] has no such option"):
+        read(text, tmp_path)
+    study = read(text.replace("[common]", "[common]\nepochs = 1"), tmp_path)
+    assert [arm.name for arm in study.arms[:2]] == ["small: L-BFGS, replicas 2", "large: L-BFGS, replicas 2"]
+    small, large = study.arms[2:]
+    assert (small.problem, small.task, small.loss, large.problem, large.loss) == ("small", "digits", 0.5, "large", 0.2)
+    assert " ".join(small.words) == "--epochs 3 --batch-size 8 --optimizer adagrad"
+    assert [(start.name, start.task) for start in study.starts] == [
+        ("start, small", "digits"),
+        ("start, large", "mnist"),
+    ]
+    assert study.start(large) == study.starts[1]
+    assert study.start(study.starts[1]) is None
+
+
+def test_a_study_is_run_with_more_seeds_and_other_numbers_of_replicas_where_asked(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(WHOLE)
+    study = definition.read(file, 4, [2, 8, 16])
+    assert study.seeds == (0, 1, 2, 3)
+    assert [arm.name for arm in study.arms] == ["serial", *(f"downpour, replicas {number}" for number in (2, 8, 16))]
+    with pytest.raises(UsageError, match="seed 7 is in seeds and in tuning_seeds"):
+        definition.read(file, 8)
+    file.write_text(WHOLE.replace("each = {replicas = [1, 4]}\n", ""))
+    with pytest.raises(UsageError, match="--replicas: no arm is there with several numbers of them"):
+        definition.read(file, 0, [2])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('observed = "Adagrad"', 'observed = "Adagrat"'), "unknown way that is observed 'Adagrat'; did you mean 'Ad"),
+        (('observed = "Adagrad"\n', ""), "unknown way that is observed ''"),
+        (("loss = 0.5", "loss = 0.0"), r"Expected `float` > 0.0 - at `\$.problems\[0\].loss`"),
+        (("loss = 0.5", "los = 0.5"), r"unknown key of problems\[0\] 'los'; did you mean 'loss'"),
+        (('"digits"', '"digitz"'), "arm 'small: L-BFGS, replicas 2': unknown task 'digitz'"),
+    ],
+)
+def test_a_wrong_problem_is_refused_with_its_place(change: tuple[str, str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        read(PROBLEMS.replace(*change), tmp_path)
 
 
 @pytest.mark.parametrize("name", definition.names())
@@ -177,7 +255,7 @@ def test_a_wrong_file_is_refused_with_its_place_and_the_nearest_word(
     [
         (
             ('task = "digits"\nstrategy = "single"\noptions', "strategy = 'single'\noptions"),
-            r"a\.toml: Object missing required field `task` - at `\$\.start`",
+            r"a\.toml: arm 'serial': its task is not that of \[start\], which names none",
         ),
         (("options = {epochs = 1}", "options = {epocs = 1}"), r"a\.toml: arm 'start': .*did you mean --epochs"),
         (("options = {epochs = 1}", "optionz = {epochs = 1}"), r"a\.toml: unknown key of start 'optionz'"),
@@ -204,6 +282,7 @@ def test_grids_are_of_equal_size(tmp_path: Path) -> None:
         (["study", "smal"], "unknown study 'smal'; did you mean 'small'"),
         (["study", "nowhere.toml"], "study nowhere.toml: there is no such file"),
         (["study", "small", "--minuts", "3"], "no option --minuts; did you mean --minutes"),
+        (["study", "small", "--seeds", "-3"], "--seeds -3: must be 0 or more"),
         (["study", "--out"], "write the study first"),
     ],
 )

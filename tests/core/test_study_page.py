@@ -135,7 +135,7 @@ def test_a_page_says_what_arms_begin_with_and_what_a_farm_costs() -> None:
     first, *others = made.study.arms
     start = Arm("start", "mnist", "single", "local", ("--epochs", "1"))
     farm = msgspec.structs.replace(first, members=4)
-    study = msgspec.structs.replace(made.study, start=start, arms=(farm, *others))
+    study = msgspec.structs.replace(made.study, starts=(start,), arms=(farm, *others))
     told = page(make_report(study, made.trials, {}), "")
     assert "All arms begin with the model that single --epochs 1 has trained with the same seed" in told
     assert "alone: 4 models are trained one after another, and their outputs averaged" in told

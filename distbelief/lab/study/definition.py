@@ -56,6 +56,10 @@ class Arm(msgspec.Struct, frozen=True):
     """Models that it trains one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
     """The arm whose models it makes smaller; "" where it trains one itself."""
+    problem: str = ""
+    """The one of the study's problems that it is on."""
+    loss: float = 0.0
+    """Test loss of that problem that it is to reach."""
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
         """Its words, with the tuned option at a value.
@@ -80,10 +84,17 @@ class Study(msgspec.Struct, frozen=True):
     """On which grids are looked through: other ones than `seeds`."""
     question: str = ""
     claims: tuple[Claim, ...] = ()
-    start: Arm | None = None
-    """Arm that trains the model from which all others begin, with the same seed; none, where each begins by itself."""
+    starts: tuple[Arm, ...] = ()
+    """Arms that train the models from which all others of their tasks begin, with the same seed."""
     cosine: bool = False
     """True where each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
+    observed: str = ""
+    """The way to train that is compared with all others on each problem; "" where there are no problems."""
+
+    def start(self, arm: Arm) -> Arm | None:
+        """The arm that trains the model from which another begins; None where that begins by itself."""
+        begins = not (arm.compresses or arm in self.starts)
+        return next((start for start in self.starts if begins and start.task == arm.task), None)
 
     def arm(self, name: str) -> Arm:
         """The arm of a name."""
@@ -91,10 +102,19 @@ class Study(msgspec.Struct, frozen=True):
 
 
 class StartTable(msgspec.Struct):
-    """The table `[start]` of a file."""
+    """The table `[start]` of a file; where it names no task, it stands for one on each problem."""
 
-    task: str
     strategy: str
+    task: str = ""
+    options: Options = {}
+
+
+class ProblemTable(msgspec.Struct):
+    """A table `[[problems]]` of a file: an arm that names no task stands for one on each of them."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    task: str
+    loss: Annotated[float, Meta(gt=0)]
     options: Options = {}
 
 
@@ -126,6 +146,8 @@ class StudyFile(msgspec.Struct, kw_only=True):
     place: str = PLACES[0]
     cosine: bool = False
     start: StartTable | None = None
+    problems: list[ProblemTable] = []
+    observed: str = ""
     common: Options = {}
     cluster: Options = {}
     claims: tuple[Claim, ...] = ()
@@ -186,8 +208,8 @@ def at(place: object) -> Iterator[None]:
         raise UsageError(f"{place}: {error}") from error
 
 
-def read(path: Path) -> Study:
-    """The study in a file.
+def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
+    """The study in a file; where they are given, with so many seeds from its first on, and these numbers of replicas.
 
     Raises:
         UsageError: it is none; with the file, the table, and the nearest right word.
@@ -200,13 +222,20 @@ def read(path: Path) -> Study:
         raise UsageError(f"study {path} is no TOML: {error}") from error
     with at(path):
         _check_keys(table)
-        return _study(msgspec.convert(table, StudyFile))
+        file = msgspec.convert(table, StudyFile)
+        file.seeds = tuple(range(file.seeds[0], file.seeds[0] + seeds)) or file.seeds
+        scaled = [arm.each for arm in file.arms if "replicas" in arm.each]
+        if replicas and not scaled:
+            raise UsageError("--replicas: no arm is there with several numbers of them; leave it off")
+        for each in scaled:
+            each["replicas"] = [*replicas] or each["replicas"]
+        return _study(file)
 
 
 def _check_keys(table: Json) -> None:
     """Refuse a key that there is not, beside the nearest right one: before a key is said to be missing."""
     tables = [("a study", table, StudyFile.__struct_fields__)]
-    for name, kind in ((START, StartTable), ("claims", Claim), ("arms", ArmTable)):
+    for name, kind in ((START, StartTable), ("problems", ProblemTable), ("claims", Claim), ("arms", ArmTable)):
         several = table.get(name, [])
         for number, entry in enumerate(several if isinstance(several, list) else [several]):
             known = COMPRESSING if name == "arms" and "compress" in entry else kind.__struct_fields__
@@ -219,10 +248,14 @@ def _check_keys(table: Json) -> None:
 
 def _study(file: StudyFile) -> Study:
     file.common, file.cluster = _underscored(file.common), _underscored(file.cluster)
+    ways = [table.name for table in file.arms if not (table.task or table.compress)] if file.problems else [""]
+    if file.observed not in ways:
+        raise unknown("way that is observed", file.observed, ways)
     arms: list[Arm] = []
     for table in file.arms:
         with at(f"arm {table.name!r}"):
-            arms += _expanded(table, file, arms)
+            for problem in file.problems if table.name in ways else [None]:
+                arms += _expanded(table, file, arms, problem)
     names = [arm.name for arm in arms]
     for key, seeds in (("seeds", file.seeds), ("tuning_seeds", file.tuning_seeds)):
         if len({*seeds}) < len(seeds):
@@ -231,8 +264,8 @@ def _study(file: StudyFile) -> Study:
         raise UsageError(f"seed {min(both)} is in seeds and in tuning_seeds: tune on others")
     if len(arms) * len(file.seeds) > MOST_TRIALS:
         raise UsageError(f"{len(arms)} arms with {len(file.seeds)} seeds: at most {MOST_TRIALS} trials")
-    start = _start(file, arms)
-    _check_arms(arms, file)
+    starts = _starts(file, arms)
+    _check_arms(arms, starts, file)
     baseline = file.baseline or names[0]
     if baseline not in names:
         raise unknown("arm", baseline, names)
@@ -242,7 +275,7 @@ def _study(file: StudyFile) -> Study:
             claims.append(_claim(claim, names))
     targets = tuple(sorted(file.targets, key=hardness))
     return Study(file.title, tuple(arms), file.seeds, targets, baseline, file.tuning_seeds, file.question,
-                 tuple(claims), start, file.cosine)  # fmt: skip
+                 tuple(claims), starts, file.cosine, file.observed)  # fmt: skip
 
 
 def _claim(claim: Claim, names: Sequence[str]) -> Claim:
@@ -265,21 +298,23 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
     return msgspec.structs.replace(claim, arms=tuple(arms))
 
 
-def _start(file: StudyFile, arms: Sequence[Arm]) -> Arm | None:
-    """Return the arm that all begin with, which are of its task and name no other beginning."""
+def _starts(file: StudyFile, arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return the arms that all begin with, which are of their tasks and name no other beginning."""
     if (start := file.start) is None:
-        return None
+        return ()
+    named = {START: start.task} if start.task else {f"{START}, {one.name}": one.task for one in file.problems}
     for arm in arms:
-        if arm.task != start.task:
-            raise UsageError(f"arm {arm.name!r}: its task is not that of [start], {start.task}")
+        if arm.task not in named.values():
+            tasks = ", ".join(named.values()) or "which names none"
+            raise UsageError(f"arm {arm.name!r}: its task is not that of [start], {tasks}")
         if "--init-from" in arm.words:
             raise UsageError(f"arm {arm.name!r}: init-from: all begin with what [start] trains")
     words = _words({**_cluster(file, file.place), **_underscored(start.options)})
-    return Arm(START, start.task, start.strategy, file.place, words)
+    return tuple(Arm(name, task, start.strategy, file.place, words) for name, task in named.items())
 
 
-def _check_arms(arms: Sequence[Arm], file: StudyFile) -> None:
-    names = [*([START] if file.start else []), *(arm.name for arm in arms)]
+def _check_arms(arms: Sequence[Arm], starts: Sequence[Arm], file: StudyFile) -> None:
+    names = [*(arm.name for arm in starts), *(arm.name for arm in arms)]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"two arms are called {twice!r}: give each a name of its own")
     tuned = [arm for arm in arms if arm.grid]
@@ -292,7 +327,9 @@ def _check_arms(arms: Sequence[Arm], file: StudyFile) -> None:
         raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")
 
 
-def _expanded(table: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[Arm]:
+def _expanded(
+    table: ArmTable, file: StudyFile, before: Sequence[Arm], problem: ProblemTable | None = None
+) -> list[Arm]:
     place = table.place or file.place
     if place not in PLACES:
         raise unknown("place", place, PLACES)
@@ -309,19 +346,21 @@ def _expanded(table: ArmTable, file: StudyFile, before: Sequence[Arm]) -> list[A
             table.name, table.task, table.strategy, place, (), tuned and option(tuned), tuple(grid), table.members
         )
         shared = dict(file.common)
+        if problem:
+            arm = msgspec.structs.replace(arm, task=problem.task, problem=problem.name, loss=problem.loss)
+            shared.update(_underscored(problem.options))
         for name in table.without:
             if shared.pop(name.replace("-", "_"), None) is None:
                 raise UsageError(f"without {name!r}: [common] has no such option")
         if table.members > 1 and (budget := {**shared, **options}.get("budget")):
             options["budget"] = _part(str(budget), table.members)
         options = {**_cluster(file, place), **shared, **options}
+    posed = f"{problem.name}: {table.name}" if problem else table.name
     several = [dict(zip(table.each, values, strict=True)) for values in itertools.product(*table.each.values())]
     return [
         msgspec.structs.replace(
             arm,
-            name=", ".join(
-                [table.name, *(f"{key.replace('-', ' ').replace('_', ' ')} {choice[key]}" for key in choice)]
-            ),
+            name=", ".join([posed, *(f"{key.replace('-', ' ').replace('_', ' ')} {choice[key]}" for key in choice)]),
             words=_words({**options, **_underscored(choice)}),
         )
         for choice in several

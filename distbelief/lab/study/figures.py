@@ -49,6 +49,44 @@ class Reached(msgspec.Struct, frozen=True):
     """Epochs of the baseline over these."""
 
 
+class ProblemFigures(msgspec.Struct, frozen=True):
+    """Figures of an arm on its problem, beside those of the observed way with as many replicas."""
+
+    problem: str
+    loss: float
+    way: str
+    replicas: int
+    value: float | None
+    """Best value of the tuned option."""
+    seconds: list[float]
+    """To the loss, of each trial, in the order of its seeds; a miss is infinite."""
+    samples: float
+    """Median, a miss infinite."""
+    longer: Interval
+    """Its time over that of the observed way."""
+    staleness: float
+    """Mean."""
+    last: float
+    """Test loss at the end, median."""
+    uneven: float
+    """Of the problem: `trials.unevenness`, the median of its seeds."""
+
+    @property
+    def gain(self) -> str:
+        """Times as long as the observed way takes."""
+        return "never" if self.longer.ratio == math.inf else told_interval(self.longer)
+
+    def row(self) -> list[str]:
+        """Its cells in a table below `PROBLEM_HEAD`."""
+        best = "-" if self.value is None else f"{self.value:g}"
+        reached = f"{sum(map(math.isfinite, self.seconds))} of {len(self.seconds)}"
+        figures = map(number, (self.staleness, self.last, self.samples, median(self.seconds)))
+        return [self.way, str(self.replicas), best, *figures, reached, self.gain]
+
+
+PROBLEM_HEAD = ["way", "replicas", "best", "staleness", "last loss", "samples", "seconds", "reached", "times as long"]
+
+
 class Medians(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of the trials of an arm that did not fail; `MEDIANS` says of what."""
 
@@ -156,6 +194,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Those that count, without those that chose values."""
     shrunk: list[ShrunkFigures] = []
     """Of the arms that compress what others have trained."""
+    problems: list[ProblemFigures] = []
+    """Figures of the arms that are on problems."""
     sentences: list[str] = []
     claims: list[Judged] = []
     """What was expected, and what was found."""
@@ -173,10 +213,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             found.setdefault(one.baseline, []).append(one)
         return [group for group in found.values() if group]
 
+    def problem_tables(self) -> Iterator[tuple[str, list[list[str]]]]:
+        """Yield a heading and a table of each problem."""
+        for problem in dict.fromkeys(one.problem for one in self.problems):
+            alike = [one for one in self.problems if one.problem == problem]
+            heading = f"{problem}: to a loss of {alike[0].loss:g}; unevenness of gradients {number(alike[0].uneven)}"
+            yield heading, [PROBLEM_HEAD, *(one.row() for one in alike)]
+
     def lines(self) -> list[str]:
-        """A table of each group of arms, one of those that compress others, and the sentences."""
+        """A table of each problem, or group of arms, one of those that compress others, and the sentences."""
         lines: list[str] = []
-        for group in self.groups():
+        for heading, rows in self.problem_tables():
+            lines += [heading, *_aligned(rows), ""]
+        for group in self.groups() if not self.problems else ():
             target = highest(self.study.targets, group) or next(reversed(self.study.targets), None)
             to = f", to {named(target)}; speed-up over {group[0].baseline}" if target else ":"
             last = [target] if target else []

@@ -74,6 +74,8 @@ def page(report: Report, script: str) -> str:
         *(f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
           f"<div class='wide'>{_cells(table(group, report.study.targets))}</div>"
           f"<div class='wide'>{_cells(epochs_table(group, report.study.targets))}</div>" for group in report.groups()),
+        *(f"<h3>{escape(heading)}</h3><div class='wide'>{_cells(rows)}</div>"
+          for heading, rows in report.problem_tables()),
         f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if report.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
         *(f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"
@@ -108,7 +110,8 @@ def _rules(report: Report) -> str:
         "An arm is compared with a baseline of its own task only, and what was measured (circles, solid) never with "
         "what was simulated (diamonds, dotted).",
     ]
-    if start := study.start:
+    if study.starts:
+        start = study.starts[0]
         rules.append(
             f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
             "seed, which counts for none of them."

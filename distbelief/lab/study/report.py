@@ -13,6 +13,7 @@ from distbelief.core.records import Json
 from distbelief.lab.study.claims import FIGURES, judge
 from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import Report, figures, shrunk_figures
+from distbelief.lab.study.observation import findings, observe
 from distbelief.lab.study.running import MACHINE, cost_of, read_kept, starts
 from distbelief.lab.study.sentences import sentences
 from distbelief.lab.study.trials import Point, Trial
@@ -32,12 +33,15 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int 
     measured = [figures(study, counted, arm) for arm in trained]
     shrunk = [shrunk_figures(counted, arm) for arm in study.arms if arm.compresses]
     left, kept = whole - len(trials) if left is None else left, [trial for trial in counted if trial.arm in names]
-    report = Report(study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk)
+    beside = observe(study, counted)
+    report = Report(
+        study=study, machine=dict(machine), left=left, arms=measured, trials=kept, shrunk=shrunk, problems=beside
+    )
     judged = [
         judge(claim, [FIGURES[claim.of](report.arm(name)) for name in claim.arms])
         for claim in (() if report.left else study.claims)
     ]
-    return msgspec.structs.replace(report, sentences=sentences(report), claims=judged)
+    return msgspec.structs.replace(report, sentences=[*findings(study, beside), *sentences(report)], claims=judged)
 
 
 def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:

@@ -17,8 +17,8 @@ from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.study.definition import Arm, Study, Target
-from distbelief.lab.study.statistics import median
-from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy
+from distbelief.lab.study.statistics import MISSED, median
+from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy, unevenness
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
 
@@ -202,10 +202,9 @@ def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple
 
 def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
     """Return what trains the models from which all others begin: one for each of their seeds."""
-    if study.start is None:
-        return []
     due = [Due(arm, seed) for arm in study.arms for seed in (*study.seeds, *(study.tuning_seeds if arm.grid else ()))]
-    return [Due(study.start, seed) for seed in dict.fromkeys(seed for trial in due for seed in trial.member_seeds)]
+    pairs = ((study.start(trial.arm), seed) for trial in due for seed in trial.member_seeds)
+    return [Due(start, seed) for start, seed in dict.fromkeys(pairs) if start]
 
 
 def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
@@ -220,10 +219,15 @@ def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
 
 
 def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> float | None:
-    """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy."""
+    """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy. On a
+    problem, by the least median time to its loss; else by the least median loss.
+    """
 
     def price(value: float) -> tuple[float, float]:
         trials = [trial for trial in before if trial.tuning and trial.arm == arm.name and trial.value == value]
+        last = [trial.points[-1].loss if trial.points else MISSED for trial in trials]
+        if arm.problem:
+            return median([trial.until(f"loss={arm.loss}") for trial in trials]), median(last)
         times = [trial.until(targets[-1]) for trial in trials] if targets else [0.0]
         return median(times), median([-(trial.accuracy or 0.0) for trial in trials])
 
@@ -238,7 +242,7 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
     """
     began, arm = time.monotonic(), due.arm
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
-    start = None if arm.compresses or arm == study.start else study.start
+    start = study.start(arm)
     members = []
     for seed in due.member_seeds:
         begin = ("--init-from", str(path / Due(start, seed).runs[0])) if start else ()
@@ -254,7 +258,7 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
             result["shrunk"] = {name: compressed[name] for name in SHRUNK if name in compressed}
             cost = Cost(time.monotonic() - began)
         else:
-            result, cost = _train(study, members, runs, arm.place == "local")
+            result, cost = _train(study, members, runs, arm)
     except Interrupted:
         raise
     except DistbeliefError as error:
@@ -283,22 +287,23 @@ def _later(job: Job) -> Json:
     return {"evaluate_every": 0, "checkpoint_every": every}
 
 
-def _train(study: Study, members: Sequence[Prepared], runs: Sequence[Path], measured: bool) -> tuple[Json, Cost]:
+def _train(study: Study, members: Sequence[Prepared], runs: Sequence[Path], arm: Arm) -> tuple[Json, Cost]:
     """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
     from distbelief.tasks import resolve
 
-    before, began = busy() if measured else 0.0, time.monotonic()
+    before, began = busy() if arm.place == "local" else 0.0, time.monotonic()
     results = [_play(prepared, run) for prepared, run in zip(members, runs, strict=True)]
     ran = time.monotonic() - began
-    share = (before + busy()) / 2 if measured else None
+    share = (before + busy()) / 2 if arm.place == "local" else None
     began, job = time.monotonic(), cast(Job, members[0].job)
     task = resolve(job.reference, job.data_dir)
-    points = measure_points(runs, task, job.seed, study.targets)
+    points = measure_points(runs, task, job.seed, [*study.targets, *[f"loss={arm.loss}"] * bool(arm.problem)])
     alike = cosine(runs[0], task, job.batch_size, job.seed) if study.cosine else None
+    uneven = unevenness(runs[0], task, job.batch_size, job.seed) if arm in study.starts else None
     cost = Cost(ran, time.monotonic() - began)
     for run in runs:
         tidy(run)
-    return {**of_result(*results), "points": points, "busy": share, "cosine": alike}, cost
+    return {**of_result(*results), "points": points, "busy": share, "cosine": alike, "uneven": uneven}, cost
 
 
 def _play(prepared: Prepared, run: Path) -> Json:

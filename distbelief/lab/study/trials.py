@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from distbelief.tasks.worker import build_model, load, measure
 
 DRAWS = 20
 """Minibatches whose gradients are compared with the whole one."""
+PASSED = 1000
+"""Minibatches over which the size of each parameter's gradient is measured, at most."""
 
 
 SHRUNK = ("bytes", "dense_bytes", "ratio", "dense_error", "test_error")
@@ -103,6 +105,8 @@ class Trial(JobFigures, frozen=True, kw_only=True):
     points: list[Point] = []
     cosine: float | None = None
     """Of the gradient of a minibatch and that of the whole training set, at the end: the mean of some minibatches."""
+    uneven: float | None = None
+    """Its `unevenness`, of a model that others begin with."""
     shrunk: dict[str, float] = {}
     """By `SHRUNK`, of a trial that compresses what another has trained."""
 
@@ -212,9 +216,31 @@ def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
     """How alike the gradient of a minibatch and the whole one are, in the last model of a run: the mean cosine of
     `DRAWS` minibatches, drawn without replacement each.
     """
+    gradient, samples = _gradients(run, task, seed)
+    chance = torch.Generator().manual_seed(seed)
+    whole = gradient(torch.arange(samples))
+    drawn = [gradient(torch.randperm(samples, generator=chance)[:batch_size]) for _ in range(DRAWS)]
+    return float(sum(torch.cosine_similarity(one, whole, dim=0) for one in drawn)) / DRAWS
+
+
+def unevenness(run: Path, task: Task, batch_size: int, seed: int) -> float:
+    """Measure how much gradients differ in size over the parameters of a run's last model: the root mean square of the
+    sizes over their mean, as which the bounds on the regrets of gradient descent and of Adagrad differ but for
+    constants, of parameters in a cube (after Duchi et al. 2011). A parameter's size is its root mean square over the
+    minibatches of an epoch, `PASSED` of them at most.
+    """
+    gradient, samples = _gradients(run, task, seed)
+    batches = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).split(batch_size)[:PASSED]
+    squares = torch.zeros(())
+    for numbers in batches:
+        squares = squares + gradient(numbers).double().square()
+    return float(squares.mean().sqrt() / squares.sqrt().mean())
+
+
+def _gradients(run: Path, task: Task, seed: int) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+    """Return the gradient of samples by their numbers, in the last model of a run, and how many samples there are."""
     data, model = load(task, "training"), build_model(task, seed, "cpu")
     model.load_state_dict(load_file(run / "model.safetensors"))
-    chance = torch.Generator().manual_seed(seed)
 
     def gradient(numbers: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
@@ -222,9 +248,7 @@ def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
         task.loss(model(inputs), targets).backward()
         return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
 
-    whole = gradient(torch.arange(len(data)))
-    drawn = [gradient(torch.randperm(len(data), generator=chance)[:batch_size]) for _ in range(DRAWS)]
-    return float(sum(torch.cosine_similarity(one, whole, dim=0) for one in drawn)) / DRAWS
+    return gradient, len(data)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Mutants of costs and plans: what is run, what is priced, and what is held."""
+"""Mutants of costs, plans and studies: what is run, what is priced, and what is held."""
 
 from mutants import Mutant
 
@@ -8,9 +8,11 @@ RANKED = "A plan tells of every candidate"
 CTRL_C = "A Ctrl-C at any moment of the command ends it"
 MEASURED = "A plan runs the candidates"
 SCALED = "What one more replica or partition brings"
+OBSERVED = "A study of ways on problems"
 PLANS = "tests/core/test_plans.py::"
 HALVING = "tests/core/test_halving.py::"
 COSTS = "tests/core/test_costs.py::"
+OBSERVATION = "tests/simulated/test_observation.py::"
 
 MUTANTS = [
     Mutant("a-batch-norm-that-refuses-one-sample-ends-a-cost", COSTED, "lab/cost/cost.py",
@@ -113,4 +115,11 @@ MUTANTS = [
     Mutant("a-run-of-a-plan-that-is-interrupted-late-leaves-its-folder", CTRL_C, "lab/plan/halving.py",
         "with signals.handled(lambda *_: came.append(0)), tempfile", "with signals.raised(), tempfile",
         (HALVING + "test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder[rmtree]",)),
+    Mutant("sooner-in-the-median-is-sooner", OBSERVED, "lab/study/observation.py",
+        "SOONER if one.longer.low > 1", "SOONER if one.longer.ratio > 1",
+        (OBSERVATION + "test_what_is_found_is_by_the_intervals_and_by_ranks",)),
+    Mutant("gradients-are-as-large-as-their-squares", OBSERVED, "lab/study/trials.py",
+        "squares.mean().sqrt() / squares.sqrt().mean()", "squares.square().mean().sqrt() / squares.mean()",
+        (OBSERVATION
+         + "test_unevenness_is_the_root_mean_square_of_the_sizes_of_gradients_over_their_mean",)),
 ]  # fmt: skip

@@ -1,0 +1,116 @@
+"""Problems of the study `observation`: in some the gradients of parameters differ much in size, in others little."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from distbelief.tasks.mnist import CLASSES, IMAGE, load_mnist
+from distbelief.tasks.task import Task, TensorData
+from distbelief.zoo.gpt import TENTH, python_help
+
+WORDS, CONTEXT, WIDTH = 500, 2, 16
+"""Words that are known, words before the one that is to be foreseen, and numbers that a word is made of."""
+IMAGES, SIDE, HIDDEN, LAYERS = 40_000, 7, 64, 4
+"""Images, pixels of a side, units of a layer, and layers: as many as in the speech model of Dean et al. 2012."""
+FEATURES, PRESENT = 1_000, 20
+"""Features, and how many of them a sample has."""
+SAMPLES, TEST_SAMPLES = 20_000, 4_000
+
+
+def words() -> Task:
+    """The next word of what Python's `help()` says, after two others: as frequent as words are."""
+    return Task(
+        model=lambda: nn.Sequential(
+            nn.Embedding(WORDS, WIDTH),
+            nn.Flatten(),
+            nn.Linear(CONTEXT * WIDTH, HIDDEN),
+            nn.Tanh(),
+            nn.Linear(HIDDEN, WORDS),
+        ),
+        train=partial(_windows, False),
+        test=partial(_windows, True),
+    )
+
+
+def uneven_features() -> Task:
+    """Logistic regression on features whose frequency falls as that of words (Zipf 1949)."""
+    return _features(1.0)
+
+
+def even_features() -> Task:
+    """The same on features that are equally frequent."""
+    return _features(0.0)
+
+
+def deep_sigmoids(data_dir: str | None = None) -> Task:
+    """MNIST's images in 7x7 pixels, by four layers of sigmoids: each has smaller gradients than the one above."""
+    return _images(partial(_sigmoids, 1.0), data_dir)
+
+
+def even_sigmoids(data_dir: str | None = None) -> Task:
+    """The same from weights four times as large, which keep gradients as they are from layer to layer."""
+    return _images(partial(_sigmoids, 4.0), data_dir)
+
+
+def rectifiers(data_dir: str | None = None) -> Task:
+    """The same images, by one layer of rectifiers."""
+    return _images(lambda: nn.Sequential(nn.Linear(SIDE**2, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)), data_dir)
+
+
+def _features(exponent: float) -> Task:
+    return Task(
+        model=lambda: nn.EmbeddingBag.from_pretrained(torch.zeros(FEATURES, 2), freeze=False, mode="sum"),
+        train=partial(_draw, exponent, False),
+        test=partial(_draw, exponent, True),
+    )
+
+
+def _draw(exponent: float, test: bool) -> TensorData:
+    chance, samples = torch.Generator().manual_seed(1 + test), TEST_SAMPLES if test else SAMPLES
+    frequency = torch.arange(1, FEATURES + 1, dtype=torch.float64) ** -exponent
+    features = torch.multinomial(frequency, samples * PRESENT, True, generator=chance).view(samples, PRESENT)
+    truth = torch.randn(FEATURES, generator=torch.Generator().manual_seed(0))
+    chances = torch.sigmoid(truth[features].sum(1))
+    return TensorData(features, (torch.rand(samples, generator=chance) < chances).long())
+
+
+@lru_cache(maxsize=1)
+def _numbers() -> Tensor:
+    text = re.findall(r"[a-z]+|[^a-z\s]", python_help().lower())
+    known = {word: number for number, (word, _) in enumerate(Counter(text).most_common(WORDS - 1), 1)}
+    return torch.tensor([known.get(word, 0) for word in text])
+
+
+def _windows(test: bool) -> TensorData:
+    windows = _numbers().unfold(0, CONTEXT + 1, 1)
+    # by the hundred, since neighbours share words
+    mine = (torch.arange(len(windows)) // 100 % TENTH == 0) == test
+    return TensorData(windows[mine, :-1], windows[mine, -1])
+
+
+def _images(model: Callable[[], nn.Module], data_dir: str | None) -> Task:
+    load = partial(_small, data_dir)
+    return Task(model=model, train=partial(load, "train"), test=partial(load, "t10k"), data_dir=data_dir)
+
+
+@lru_cache(maxsize=2)
+def _small(data_dir: str | None, part: Literal["train", "t10k"]) -> TensorData:
+    whole = load_mnist(data_dir, IMAGE, part)
+    images, digits = whole.batch(torch.arange(min(len(whole), IMAGES)))
+    return TensorData(nn.functional.avg_pool2d(images, IMAGE[1] // SIDE).flatten(1), digits)
+
+
+def _sigmoids(gain: float) -> nn.Module:
+    linears = [nn.Linear(*sizes) for sizes in itertools.pairwise([SIDE**2, *[HIDDEN] * LAYERS, CLASSES])]
+    for linear in linears:
+        nn.init.xavier_uniform_(linear.weight, gain)
+        nn.init.zeros_(linear.bias)
+    return nn.Sequential(*(layer for linear in linears for layer in (linear, nn.Sigmoid())))[:-1]
