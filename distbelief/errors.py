@@ -119,7 +119,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "--minibatch": ("--batch-size",), "--momentum": ("--optimizer momentum",), "--adagrad": ("--optimizer adagrad",),
     "--workers": ("--replicas",), "--learners": ("--replicas",), "--servers": ("--shards",), "--ps": ("--shards",),
     "--slack": ("--staleness",), "--layers": ("--split stages",), "--streams": ("--split branches",),
-    "--towers": ("--split branches",),
+    "--towers": ("--split branches",), "--sorted": ("--data sorted",), "--private": ("--data private",),
 }  # fmt: skip
 """Names here for the field's other words, with what belongs to them; of several, the first that is known counts."""
 

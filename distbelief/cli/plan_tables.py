@@ -43,7 +43,15 @@ def show_scaling(found: Scaling) -> None:
             [_scaled_cells(point, reasons) for point in curve.points],
         )
     numbered = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
-    print("\n".join([*numbered, *(curve.told for curve in found.curves), *(f"note: {note}" for note in found.notes)]))
+    print(
+        "\n".join(
+            [
+                *numbered,
+                *filter(None, (curve.told for curve in found.curves)),
+                *(f"note: {note}" for note in found.notes),
+            ]
+        )
+    )
 
 
 def _scaled_cells(point: ScalingPoint, reasons: list[str]) -> list[str]:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table."""
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns, title=Text(title), title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a name may look like markup
     console = Console()
     Console(width=console.width if console.is_terminal else 150).print(table)
 

@@ -343,7 +343,8 @@ def counts(text: str, where: str, most: int) -> tuple[int, ...]:
     found: set[int] = set()
     for item in _items([text]) or [text]:
         first, dash, last = item.partition("-")
-        low, high = (_count(one, where) for one in (first, last if dash else first))
+        ends = (first, last if dash else first)
+        low, high = map(int, ends) if all(map(str.isdecimal, ends)) else (0, 0)
         if not 1 <= low <= high <= most:
             raise UsageError(f"{where} {item}: numbers are from 1 to {most}, the smaller of a range first, as in 1-64")
         found |= {high, *(low << power for power in range(high.bit_length()) if low << power < high)}

@@ -183,10 +183,14 @@ class Allotments:
         return self._of[who].lost(who) if who in self._of else 0
 
     def give_up(self, who: str) -> int:
-        """Give up a replica, and what is left of its allotment; return how many minibatches, -1 where it never said."""
+        """Give up a replica, and what is left of its allotment; return how many minibatches, -1 where it never said.
+
+        A guest that was refused had no part of the job.
+        """
+        unheard = -1 if who in self._awaited else 0
         self._completed = self.completed
         self._awaited.discard(who)
-        return self._of[who].left if who in self._of else -1
+        return self._of[who].left if who in self._of else unheard
 
     @property
     def absent(self) -> set[str]:

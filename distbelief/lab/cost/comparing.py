@@ -21,10 +21,10 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     optimizer: str
-    batch_size: int
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     processor: str
     version: str
-    epoch: dict[str, Annotated[float, msgspec.Meta(gt=0.0)]]
+    epoch: dict[str, Annotated[float, msgspec.Meta(ge=1e-12, le=1e18)]]
 
     @property
     def charges(self) -> dict[str, float]:
@@ -62,6 +62,6 @@ def _read(path: str) -> CostFile:
         file = msgspec.json.decode(Path(path).read_bytes(), type=CostFile)
         if "seconds" not in file.charges:
             raise msgspec.ValidationError("it has no seconds")
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--compare {path}: is no file of `distbelief cost TASK --json`: {error}") from None
     return file

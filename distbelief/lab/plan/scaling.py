@@ -67,7 +67,8 @@ class ScalingCurve(msgspec.Struct, frozen=True):
         """Where it ends to pay, in a sentence."""
         brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of what one makes"
         if self.enough is None:
-            return f"{self.name}: up to {self.points[-1].count}, {brings} {part}, or more"
+            known = [point.count for point in self.points if point.more is not None]
+            return f"{self.name}: up to {known[-1]}, {brings} {part}, or more" if known else ""
         return f"{self.name}: beyond {self.enough}, {brings} under {part}"
 
 

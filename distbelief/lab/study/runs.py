@@ -93,14 +93,21 @@ def efficiency_of(path: Path) -> str:
     """Say how many samples a second a run of several replicas took, of so many times those of one replica: of the
     newest run beside it that is as it, but for replicas, seed and epochs; "" where there is none.
     """
+    found: list[tuple[float, Path]] = []
+    for result in path.resolve().parent.glob("*/result.json"):
+        with contextlib.suppress(OSError):  # it may have been deleted since
+            found.append((result.stat().st_mtime, result.parent))
     alike, replicas, rate = _alike(path)
-    results = path.parent.glob("*/result.json") if replicas > 1 else ()
-    for result in sorted(results, key=lambda result: -result.stat().st_mtime)[:BESIDE]:
-        with contextlib.suppress(DistbeliefError, OSError):
-            other, count, one = _alike(result.parent)
-            if count == 1 and one > 0 and other == alike:
+    for _, beside in sorted(found, reverse=True)[:BESIDE]:
+        # whatever is wrong with a run beside it is no matter of this one
+        with contextlib.suppress(
+            DistbeliefError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError
+        ):
+            other, count, one = _alike(beside)
+            if count == 1 < replicas and one >= 1 and other == alike:
                 share = 100 * rate / (replicas * one)
-                return f"{share:.0f} % of {replicas} times {one:,.0f} samples/s, those of {result.parent}"
+                where = os.path.normpath(path / os.pardir / beside.name)
+                return f"{share:.0f} % of {replicas} times {one:,.0f} samples/s, those of {where}"
     return ""
 
 
@@ -108,7 +115,7 @@ def _alike(path: Path) -> tuple[Json, int, float]:
     """What runs have in common that differ in the number of replicas alone, and that number and samples a second."""
     run = RunFolder(path)
     job, result = run.read_job(), _result(run)
-    common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster")}
+    common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster", "carrier", "path", "compute")}
     settings = {name: value for name, value in job["settings"].items() if name not in ("replicas", "seed", "epochs")}
     threads = job.get("options", {}).get("threads")
     return {**common, "settings": settings, "threads": threads}, result["replicas"], result["samples_per_second"]

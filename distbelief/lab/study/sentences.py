@@ -195,7 +195,7 @@ def _failed(report: Report) -> str:
 def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
     local = [arm for arm in ran if arm.place == "local"]
     if not local:
-        return "All times are those of a simulated cluster." if report.arms else ""
+        return "All times are those of a simulated cluster." if ran else ""
     if not report.machine:
         return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
     busy = max((arm.busy for arm in local if math.isfinite(arm.busy)), default=0.0)

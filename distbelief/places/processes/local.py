@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.core.settings import PRIVATE, SORTED, Check, Holder, Settings, among, option
@@ -182,6 +184,8 @@ class Local(LocalOptions):
             kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
         if not is_alone(job.strategy):
             kept["carrier"] = self.told_carrier
+        if self.compute:
+            kept["compute"] = msgspec.to_builtins(self.compute, str_keys=True)
         return kept
 
     def make_processes(
