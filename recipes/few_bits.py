@@ -18,7 +18,7 @@ import torch
 from benchmarks.parts.timing import interleave
 from distbelief.codecs.file import ModelFile
 from distbelief.core.effects import Batch
-from distbelief.core.settings import DataSettings
+from distbelief.core.settings import Settings
 from distbelief.lab.compress import shrinking
 from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.files.constrained import fill, layers
@@ -57,8 +57,8 @@ def held_for_backward(step: Callable[[], object]) -> int:
 
 def training(task: Task, batch: int, turns: int) -> list[list[str]]:
     """A row for each arithmetic."""
-    data = DataSettings(batch_size=batch)
-    trainers = {name: Trainer(task, build_model(task, 0, "cpu"), data, 0, arithmetic=name) for name in TRAINING}
+    data = Settings(batch_size=batch)
+    trainers = {name: Trainer(task, build_model(task, 0, "cpu"), data, arithmetic=name) for name in TRAINING}
     steps: dict[str, Callable[[], object]] = {
         name: lambda one=one: one.compute(Batch(0, 0))  # type: ignore[misc]  # bound at once
         for name, one in trainers.items()
