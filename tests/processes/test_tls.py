@@ -213,6 +213,7 @@ def test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_w
         assert len(gathered._let_in) == (role == meeting.ATTENDANT)
     for one in gathered._let_in:
         one.kill()
+        assert one.bridge.wait(10), "its thread holds the sockets until then"
 
 
 def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(shard: Shard) -> None:
