@@ -26,7 +26,6 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import OnDevice, Threaded
-from distbelief.lab.cost.comparing import compare
 from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, SplitRequest
 from distbelief.lab.draw.allreduce import LETTERS
 from distbelief.lab.draw.allreduce import draw as draw_schedule
@@ -261,6 +260,8 @@ def _compare(settings: CostOptions) -> int:
     """Put what is in files of costs beside each other."""
     if settings != CostOptions(compare=settings.compare, json=settings.json):
         raise UsageError("--compare measures nothing, and has only --json beside it: leave the other options off")
+    from distbelief.lab.cost.comparing import compare
+
     task, rows = compare(settings.compare)
     if settings.json:
         print(msgspec.json.encode({"task": task, "machines": rows}).decode())

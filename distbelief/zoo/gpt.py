@@ -84,7 +84,7 @@ class TinyGPT(nn.Module):
 
 
 def python_help() -> str:
-    """What Python's `help()` says of its topics.
+    """Read the text of Python's `help()` on its topics.
 
     Raises:
         DataError: it is not here.

@@ -1,4 +1,4 @@
-"""What one more replica or partition brings, as a picture: speed-up against their number, beside the ideal line."""
+"""A picture of what one more replica or partition brings: speed-up against their number, beside the ideal line."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ScalingCurve(msgspec.Struct, frozen=True):
 
     @property
     def told(self) -> str:
-        """Where it ends to pay, in a sentence."""
+        """Sentence on where it ends to pay."""
         brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of what one makes"
         if self.enough is None:
             known = [point.count for point in self.points if point.more is not None]

@@ -69,7 +69,7 @@ class ProblemFigures(msgspec.Struct, frozen=True):
     last: float
     """Test loss at the end, median."""
     uneven: float
-    """Of the problem: `trials.unevenness`, the median of its seeds."""
+    """Median `trials.unevenness` of the problem, over its seeds."""
 
     @property
     def gain(self) -> str:
@@ -98,7 +98,7 @@ class Medians(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_update: float
     bytes_per_step: float
     bytes_by_kind: dict[str, float]
-    """Of a step."""
+    """Bytes of a step."""
     staleness: float
     """Mean."""
     most_staleness: float
@@ -229,9 +229,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             target = highest(self.study.targets, group) or next(reversed(self.study.targets), None)
             to = f", to {named(target)}; speed-up over {group[0].baseline}" if target else ":"
             last = [target] if target else []
-            lines += [kind(group) + to, *_aligned(table(group, last)), ""]
-            if len((more := epochs_table(group, last))[0]) > 1:
-                lines += [*_aligned(more), ""]
+            lines.append(kind(group) + to)
+            for rows in tables(group, last):
+                lines += [*_aligned(rows), ""]
         if self.shrunk:
             lines += [*_aligned([SHRUNK_HEAD, *(one.row() for one in self.shrunk)]), ""]
         lines += self.sentences
@@ -255,6 +255,12 @@ def table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[s
             row += [number(at.median), f"{at.reached} of {at.of}", told_interval(at.speed_up)]
         rows.append(row)
     return rows
+
+
+def tables(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[list[str]]]:
+    """List the tables of some arms that are compared; that of epochs and bytes where there is anything in it."""
+    more = epochs_table(group, targets)
+    return [table(group, targets), *[more] * (len(more[0]) > 1)]
 
 
 def epochs_table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from distbelief.lab.study.charts import charts
-from distbelief.lab.study.figures import SHRUNK_HEAD, Report, epochs_table, kind, table
+from distbelief.lab.study.figures import SHRUNK_HEAD, Report, kind, tables
 from distbelief.record.folder import write_atomically
 
 PAGE = "report.html"
@@ -72,8 +72,8 @@ def page(report: Report, script: str) -> str:
         f"<p>{report.left} trials are still to be run.</p>" if report.left else "",
         "<h2>The arms</h2>",
         *(f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
-          f"<div class='wide'>{_cells(table(group, report.study.targets))}</div>"
-          f"<div class='wide'>{_cells(epochs_table(group, report.study.targets))}</div>" for group in report.groups()),
+          + "".join(f"<div class='wide'>{_cells(rows)}</div>" for rows in tables(group, report.study.targets))
+          for group in report.groups()),
         *(f"<h3>{escape(heading)}</h3><div class='wide'>{_cells(rows)}</div>"
           for heading, rows in report.problem_tables()),
         f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if report.shrunk else "",

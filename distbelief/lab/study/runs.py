@@ -112,7 +112,7 @@ def efficiency_of(path: Path) -> str:
 
 
 def _alike(path: Path) -> tuple[Json, int, float]:
-    """What runs have in common that differ in the number of replicas alone, and that number and samples a second."""
+    """Return what runs share that differ in the number of replicas alone, and that number and samples a second."""
     run = RunFolder(path)
     job, result = run.read_job(), _result(run)
     common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster", "carrier", "path", "compute")}

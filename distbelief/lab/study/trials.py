@@ -78,7 +78,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Moved to train."""
     bytes_by_kind: dict[str, int] = {}
-    """Of these: push, fetch, all_reduce, partitions."""
+    """Bytes of each kind among these: push, fetch, all_reduce, partitions."""
     staleness: dict[str, int] = {}
     """So many pushes of each staleness."""
     parts: dict[str, float] = {}
