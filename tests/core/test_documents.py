@@ -25,7 +25,7 @@ from distbelief.cli.study import StudyOptions
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.lab.compress import compressing, expanding
-from distbelief.lab.cost import cost, splitting
+from distbelief.lab.cost import comparing, cost, splitting
 from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan
 from distbelief.lab.study import definition
@@ -83,7 +83,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: None)
     monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
-    monkeypatch.setattr(commands, "compare", lambda _: ("", []))
+    monkeypatch.setattr(comparing, "compare", lambda _: ("", []))
     monkeypatch.setattr(cost_tables, "show_comparison", lambda *_: None)
     monkeypatch.setattr(splitting, "measure", lambda *_, **__: (None, [], None, None))
     monkeypatch.setattr(split_tables, "show_split", lambda _: None)
