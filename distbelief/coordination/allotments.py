@@ -219,6 +219,11 @@ class Allotments:
         """True where every minibatch is done that anybody has."""
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
+    def validate(self) -> None:
+        """Assert what `Epochs` does, of each."""
+        for allotment in self._of.values():
+            allotment.validate()
+
     def position(self) -> Position:
         """Return the present position in the data, for a checkpoint."""
         return Position(0, 0, (), places=tuple(allotment.place(who) for who, allotment in sorted(self._of.items())))

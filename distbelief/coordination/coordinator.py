@@ -12,7 +12,7 @@ from typing import Protocol
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import Target, budget_spent, budget_timer, is_due
 from distbelief.coordination.closing import Closing, ClosingStep
-from distbelief.coordination.dealing import DataDealer
+from distbelief.coordination.dealing import DataDealer, Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.partitions import PartitionRegistry
@@ -162,6 +162,14 @@ class Coordinator(Answering):
             **work.handlers(self),
         }
         self._answers = Answers("the coordinator", heard_by(Kind.COORDINATOR, conversations), answers)
+
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+        self.membership.validate()
+        self.shards.validate()
+        if isinstance(self.data, Dealing):
+            self.data.validate(self.membership.members)
+        assert self.data is not None or not self.may(May.DEAL), f"{self.phase}, and there is nothing to deal"
 
     def waits(self) -> str:
         """Say in one sentence what the job waits for, for whoever wonders why nothing happens."""

@@ -287,6 +287,12 @@ class Dealing:
             self._rounds.remove(role)  # for whom rounds were counted that it will not come to
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
+    def validate(self, members: Collection[str]) -> None:
+        """Assert that no minibatch is lost or counted twice, and that nobody is dealt any who does not take part."""
+        self.dealer.validate()
+        assert self._wanting.keys() <= {*members}, f"{[*self._wanting]} want minibatches, and {[*members]} take part"
+        assert self.dealer.completed == self.epochs, f"{self.dealer.completed} epochs are done, and {self.epochs} known"
+
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
         who = [

@@ -102,6 +102,15 @@ class Membership:
         self.done.discard(role)
         return True
 
+    def validate(self) -> None:
+        """Assert that each is in one standing, and in none once its last life is over."""
+        replicas = {role for role in self._new if roles.is_replica(role)}
+        assert not replicas & self.members, f"{replicas & self.members} wait to join, and take part"
+        for some in (self.served, self.done, self._behind):
+            assert some <= self.members, f"{some - self.members} are no members"
+        for role in self.members:
+            assert self.lives.here(role) > self.lives.last(role), f"life {self.lives.here(role)} of {role} is gone"
+
     def deserted(self, expected: Collection[str]) -> bool:
         """Return whether nobody takes part, and none of the job's own replicas will come (again)."""
         return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self.lives.over

@@ -111,6 +111,14 @@ class ShardRegistry:
     def _move(self, role: str, standing: ShardStanding) -> None:
         self._standing[role] = SHARD.move(self._standing[role], standing)
 
+    def validate(self) -> None:
+        """Assert that no former life is there, and that only who holds its range is doubted."""
+        for role, standing in self._standing.items():
+            there = standing is not ShardStanding.AWAY
+            assert not there or self._places[role].incarnation >= self._lives[role], f"a former life of {role} is there"
+        for role, _ in self._doubted:
+            assert self._standing[role] is ShardStanding.READY, f"{role} is doubted, and is {self._standing[role]}"
+
     def _check(self, role: str) -> None:
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self.roles)} shards")

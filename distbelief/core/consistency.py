@@ -178,6 +178,9 @@ class Policy:
         """
         return None
 
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+
     def why(self, key: Key) -> str:
         """Why a held push waits."""
         return ""
@@ -305,6 +308,11 @@ class BoundedPolicy(_Members):
             Action.HOLD,
             f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self.bound}); {where}",
         )
+
+    def validate(self) -> None:
+        """Assert that the floor is where the slowest is."""
+        slowest = min(self.members.values(), default=self.floor)
+        assert self.floor == slowest, f"the floor is at {self.floor}, and the slowest at {slowest}"
 
     def slowest(self) -> list[str]:
         """Those that are no further than all."""

@@ -62,6 +62,10 @@ class Ledger:
         """All that it has taken, in few words."""
         return tuple(PushTaken(*key, *last) for key, last in self._clocks.items())
 
+    def has(self, who: str, partition: int, incarnation: int, clock: int) -> bool:
+        """Return whether a push, or a later one of its partition, was taken."""
+        return self._clocks.get((who, partition), (-1, 0)) >= (incarnation, clock)
+
     def restore(self, taken: Iterable[PushTaken]) -> None:
         """Have taken this, and nothing else."""
         self._clocks = {(push.who, push.partition): (push.incarnation, push.clock) for push in taken}

@@ -7,7 +7,8 @@ the push that holds its gradient.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from itertools import takewhile
 
 import msgspec
@@ -157,6 +158,15 @@ class Epochs:
         """The first that is not done."""
         return min(self._left, default=self.epochs)
 
+    def validate(self, dealt: Iterable[Portion]) -> None:
+        """Assert that each minibatch is to come, `dealt`, to be dealt again, or done."""
+        out = Counter[int]()
+        for portion in (*dealt, *self._again):
+            out[portion.epoch] += portion.count
+        if self._epoch < self.epochs:
+            out[self._epoch] += self.batches - self._batch
+        assert +out == self._left, f"{dict(+out)} minibatches are not done by epoch, and {self._left} are counted"
+
     @property
     def completed(self) -> int:
         """Number of epochs that are done, whichever they are."""
@@ -298,6 +308,10 @@ class Dealer(Epochs):
         self._again.extendleft(reversed(held))
         return sum(portion.count for portion in held)
 
+    def validate(self, dealt: Iterable[Portion] = ()) -> None:
+        """Assert what `Epochs` does, with what replicas hold."""
+        super().validate((*dealt, *(portion for portions in self._held.values() for portion in portions)))
+
     def position(self) -> Position:
         """Return the present position in the data, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
@@ -354,6 +368,10 @@ class RoundDealer(Dealer):
         """Return what is still to be dealt, with what is free."""
         self._collect()
         return super().undealt(who) + len(self._free)
+
+    def validate(self, dealt: Iterable[Portion] = ()) -> None:
+        """Assert what `Epochs` does, with what nobody has."""
+        super().validate((*dealt, *(Portion(self.epoch, number, 1) for number in self._free)))
 
     def position(self) -> Position:
         """Return the position with what is free, and what replicas hold of rounds, in runs with which any dealer can go

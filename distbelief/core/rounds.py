@@ -316,6 +316,20 @@ class Rounds(Policy):
             self.rule(ruled)
             self._decided = max(self._decided, ruled.round + bool(ruled.taken))
 
+    def validate(self) -> None:
+        """Assert that each push that is here waits in one place, and each replica is counted once."""
+        fresh, ruled = {*self._fresh.values()}, {key for ruling in self._queue for key in ruling.taken}
+        waiting = [*fresh, *ruled & self._here.keys(), *self._dropping]
+        assert len(waiting) == len({*waiting}), f"{waiting}: a push waits for two things"
+        assert {*waiting} <= self._here.keys(), f"{waiting} wait, and {[*self._here]} are here"
+        assert {*self._owing.values()} <= self._here.keys(), (
+            f"{self._owing} are owed a round, and {[*self._here]} are here"
+        )
+        assert not self._members & self._resting.keys(), f"{self._resting} rest, and are waited for"
+        assert not self._rules or self.floor <= self._decided, (
+            f"{self.floor} rounds are made, {self._decided} are ruled"
+        )
+
     def untold(self) -> list[Ruling]:
         """Return what this shard has ruled since the last call, for the others."""
         rulings, self._untold = self._untold, []

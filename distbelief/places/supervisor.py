@@ -159,6 +159,19 @@ class Supervisor:
             return self.failure, None
         return self.failure, records.Finished.of(self.explanation.cause(self.failure), str(self.failure))
 
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+        for role, lives in self._here.items():
+            numbers = [life.incarnation for life in lives]
+            assert numbers == sorted({*numbers}), f"{role} is there as {numbers}"
+            wanted = self._wanted.get(role, numbers[-1] + 1)
+            assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and is there as {numbers}"
+            assert all(life.role == role for life in lives), f"{[life.role for life in lives]} are kept as {role}"
+        names = [life.name for life in self._lives()]
+        assert len(names) == len({*names}), f"{names}: two lives have one name"
+        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, and {[*self._wanted]} are to begin"
+        assert all(life in self._lives() for life in self._moving.values()), f"{[*self._moving]} move, and are gone"
+
     # what happens
 
     def begin(self, who: Iterable[str]) -> list[Effect]:

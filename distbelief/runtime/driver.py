@@ -66,10 +66,17 @@ class Driver:
         clock: the wall's or the simulator's.
         sink: called with the time, the role and the record of everything that is written down.
         lasts: whether roles wait for a coordinator that is gone, since it comes again.
+        validate: is called with the role of a machine after each event that it has taken.
     """
 
-    def __init__(self, clock: Clock, sink: Callable[[float, str, Record], None], lasts: bool = False) -> None:
-        self.clock, self._sink, self._lasts = clock, sink, lasts
+    def __init__(
+        self,
+        clock: Clock,
+        sink: Callable[[float, str, Record], None],
+        lasts: bool = False,
+        validate: Callable[[str], None] | None = None,
+    ) -> None:
+        self.clock, self._sink, self._lasts, self._validate = clock, sink, lasts, validate
         self.coordinator = ""
         """Address of the coordinator."""
         self._players: dict[str, Player] = {}
@@ -276,6 +283,8 @@ class Driver:
         except RemoteProtocolError as error:
             player.endpoint.drop(arrival.sender, str(error))
             return
+        if self._validate is not None:
+            self._validate(player.role)
         for effect in effects:
             if player.host is not None and player.ended:
                 return  # it was killed as it said something

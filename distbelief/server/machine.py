@@ -65,6 +65,9 @@ class Answers:
 class Answering:
     """A machine whose answers need no payloads."""
 
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+
     _answers: Answers
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:

@@ -230,6 +230,17 @@ class Shard:
             return []
         return self._answers.to(sender, type(event))(sender, event, payload)
 
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+        self.policy.validate()
+        for key, (push, _) in self._pushes.items():
+            taken = self.ledger.has(key.who, push.partition, key.incarnation, key.clock)
+            assert taken, f"{self.role} holds push {key}, which its ledger has not taken"
+        for (who, _, _), event in self._fetches.items():
+            assert not self.may_fetch(who, event.tick), f"the fetch of {who} at tick {event.tick} waits for nothing"
+        assert self._pending is not None or not self._later, f"{self._later} wait for an update that is made"
+        assert self.version.updates >= self._began, f"{self.version} is before {self._began}, where this life began"
+
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
         # A former standby holds slice and counts, and inherits floor, rulings and norms: it loads nothing. Any other
         # shard starts blank, or from a checkpoint. Members take part at once, before they say so themselves: otherwise

@@ -56,6 +56,10 @@ class JobCoordinator(Machine, Shown, Protocol):
         """Return who holds what, once the first replica has told its layout."""
         ...
 
+    def validate(self) -> None:
+        """Assert what holds between two events."""
+        ...
+
 
 @dataclass(frozen=True)
 class Servers:

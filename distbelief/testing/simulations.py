@@ -71,7 +71,11 @@ class Observed:
         cluster = cluster or Simulated()
         self.records: list[Record] = []
         self.simulation = Simulation(
-            job, cluster.settings(job), cluster, lambda _moment, _role, record: self.records.append(record)
+            job,
+            cluster.settings(job),
+            cluster,
+            lambda _moment, _role, record: self.records.append(record),
+            validates=True,
         )
         self._left = limit
         self.watch(self)

@@ -137,6 +137,8 @@ class Simulation:
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = _never
     """Says, between two events, why the job is to end; None while it is not."""
+    validates: bool = False
+    """True where coordinator, shards and supervisor assert after each event what is to hold."""
     parts: dict[str, Part] = field(init=False, default_factory=dict)
     """Part of each replica."""
     common: dict[type, object] = field(init=False, default_factory=dict)
@@ -158,7 +160,7 @@ class Simulation:
         self._revives = self.settings.restarts > 0 and any(
             crash.role == roles.COORDINATOR for crash in self.cluster.crashes
         )
-        self.driver = Driver(self.clock, self._record, lasts=self._revives)
+        self.driver = Driver(self.clock, self._record, self._revives, self._validate if self.validates else None)
         deadlines = msgspec.structs.replace(NEVER, pause=cluster.restart_seconds)
         self.supervisor = Supervisor(settings.restarts, lasts=self._revives, deadlines=deadlines)
         self.network.left, self.network.adds = self._left, _adds
@@ -205,6 +207,13 @@ class Simulation:
             torch.set_num_threads(threads)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
+
+    def _validate(self, role: str) -> None:
+        match roles.kind(role):
+            case Kind.COORDINATOR:
+                self.coordinator.validate()
+            case Kind.SHARD:
+                self.shards[roles.index_of(role)].validate()
 
     def traffic(self, steps: int) -> Json:
         """Return what links between hosts have carried in so many steps, where there is a topology."""
@@ -506,6 +515,8 @@ class Simulation:
         happens.
         """
         asked = self.supervisor.handle(self.clock.time, event)
+        if self.validates:
+            self.supervisor.validate()
         if self.supervisor.failure is not None:
             self.driver.look()
         return asked
