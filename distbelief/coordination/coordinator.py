@@ -15,9 +15,9 @@ from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import DataDealer, Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
-from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.registry import Registry
 from distbelief.coordination.saving import Saving
-from distbelief.coordination.shard_registry import ShardRegistry
+from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import attendance, checkpointing, evaluating, membership, partitioning, scripting
@@ -136,13 +136,13 @@ class Coordinator(Answering):
         self._timed = False
         """True while the time of a budget passes."""
         self.saving = Saving(settings, start)
-        self.shards = ShardRegistry(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0)
-        self.membership = Membership(settings.restarts)
-        self.partitions = PartitionRegistry(settings.partitions)
-        self.standbys = Standbys(settings, self.shards, self.membership.lives)
+        self.registry = registry = Registry(settings.restarts)
+        self.shards = Shards(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0, registry)
+        self.membership = Membership(registry)
+        self.standbys = Standbys(settings, self.shards, registry)
         self.closing = Closing()
         answers: dict[type, Callable[..., list[Effect]]] = {
-            partitioning.PartitionHere: lambda sender, event: self.partitions.here(sender, event.place),
+            partitioning.PartitionHere: lambda sender, event: registry.meet(sender, event.place, settings.partitions),
             membership.Join: self._on_join,
             membership.Rejoin: self._on_rejoin,
             membership.Anew: lambda sender, event: self.membership.begun(sender, event.generation),
@@ -209,7 +209,7 @@ class Coordinator(Answering):
     # joining
 
     def _on_join(self, sender: str, event: membership.Join) -> list[Effect]:
-        self.membership.lives.begin(sender, event.incarnation)
+        self.registry.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self.evaluations.comes()
             self.membership.wait(sender)
@@ -488,7 +488,7 @@ class Coordinator(Answering):
             return []
         if role != roles.EVALUATOR:
             return self._without_replica(role, reason, died)
-        then = self.evaluations.gone(for_good=role in self.membership.lives.over)
+        then = self.evaluations.gone(for_good=role in self.registry.over)
         return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self.deal(), *self.close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
@@ -502,11 +502,11 @@ class Coordinator(Answering):
         lost = left if died or self.may(May.DEAL) else 0
         leads = roles.leads(self.settings.mesh)
         # whether a guest comes again is for its own machine to say, which may be gone too: nobody waits for it
-        over = role in self.membership.lives.over or role not in leads
+        over = role in self.registry.over or role not in leads
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))
         if not self.may(May.GATHER) and self.plan is not None:
-            effects += self.shards.tell_gone(self.plan, {role: self.membership.lives.gone[role]})
+            effects += self.shards.tell_gone(self.plan, {role: self.registry.gone[role]})
         if self.membership.deserted(leads) and not self.may(May.DISMISS):
             end = f"every replica is gone; the last was {role}: {reason}"
             cause = Cause.REPLICAS_DIED if died else Cause.REPLICAS_LEFT

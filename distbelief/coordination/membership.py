@@ -1,13 +1,13 @@
-"""The membership of a job: who takes part, who waits to be welcomed, and which life of each it is."""
+"""The membership of a job: who takes part, who waits to be welcomed, and who is to begin anew."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
 
+from distbelief.coordination.registry import Registry
 from distbelief.core import roles
 from distbelief.core.effects import Effect
-from distbelief.core.lives import Lives
 
 
 # A replica is in `_new` from its join to its welcome, then in `members` until it leaves or dies. Of the members, those
@@ -17,17 +17,17 @@ class Membership:
     """The replicas and the evaluator, as the coordinator knows them.
 
     Args:
-        restarts: times that each is started anew.
+        registry: of the job's roles.
     """
 
-    def __init__(self, restarts: int) -> None:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self.members: set[str] = set()
         """The replicas that were welcomed, and have not left or died."""
         self.served: set[str] = set()
         """Those of them that hold what the shards do, since all went back."""
         self.done: set[str] = set()
         """Those of them that have nothing more to do, and stay for what is asked of them at the end."""
-        self.lives = Lives(restarts)
         self._new: deque[str] = deque()
         self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
         self._generation = 0
@@ -55,8 +55,8 @@ class Membership:
         return []
 
     def known(self) -> tuple[tuple[str, int], ...]:
-        """The members, and which life of each."""
-        return tuple((role, self.lives.here(role)) for role in sorted(self.members))
+        """Return the members, each with its incarnation."""
+        return tuple((role, self._registry.present(role)) for role in sorted(self.members))
 
     def generation(self, role: str) -> int:
         """The generation that a role is to begin; 0 for one that goes on, or has never taken part."""
@@ -91,8 +91,8 @@ class Membership:
         return new
 
     def part(self, role: str, incarnation: int, died: bool) -> bool:
-        """A life is over; whether that is news. Members are the caller's to discard."""
-        if not self.lives.end(role, incarnation, died):
+        """A role is gone; whether that is news. Members are the caller's to discard."""
+        if not self._registry.end(role, incarnation, died):
             return False
         if role in self._new:
             self._new.remove(role)
@@ -109,11 +109,11 @@ class Membership:
         for some in (self.served, self.done, self._behind):
             assert some <= self.members, f"{some - self.members} are no members"
         for role in self.members:
-            assert self.lives.here(role) > self.lives.last(role), f"life {self.lives.here(role)} of {role} is gone"
+            assert self._registry.present(role) > self._registry.last_gone(role), f"{role} is a member, and is gone"
 
     def deserted(self, expected: Collection[str]) -> bool:
         """Return whether nobody takes part, and none of the job's own replicas will come (again)."""
-        return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self.lives.over
+        return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self._registry.over
 
     @property
     def busy(self) -> set[str]:

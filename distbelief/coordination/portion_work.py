@@ -28,7 +28,7 @@ class PortionWork:
     def begin(self, job: Coordinator) -> Dealing:
         """From where the newest checkpoint stands."""
         assert job.plan is not None
-        return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.membership.lives.over)
+        return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.registry.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
         """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made, and what

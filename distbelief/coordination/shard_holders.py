@@ -36,7 +36,7 @@ class ShardHolders:
         return job.shards.roles
 
     def _here(self, job: Coordinator, sender: str, event: membership.Here) -> list[Effect]:
-        job.membership.lives.begin(sender, event.incarnation)
+        job.registry.begin(sender, event.incarnation)
         place = messages.Address(event.address, event.incarnation)
         if roles.kind(sender) is roles.Kind.STANDBY:
             job.standbys.here(sender, place)
@@ -58,7 +58,7 @@ class ShardHolders:
             return []
         if job.may(May.GATHER):
             job.enter(Phase.RESTORING)
-        return effects + job.shards.tell_gone(job.plan, job.membership.lives.gone)
+        return effects + job.shards.tell_gone(job.plan, job.registry.gone)
 
     def _restored(self, job: Coordinator, sender: str, event: initialising.Restored) -> list[Effect]:
         if not job.shards.holds(sender, event.lasts):
@@ -93,9 +93,9 @@ class ShardHolders:
         """Wait for a shard's next life: its standby, or one by its memory or the newest checkpoint; or end without."""
         if roles.kind(role) is roles.Kind.STANDBY:
             return job.standbys.lost(role, event.incarnation, event.reason)
-        if roles.kind(role) is not roles.Kind.SHARD or not job.membership.lives.end(role, event.incarnation, died=True):
+        if roles.kind(role) is not roles.Kind.SHARD or not job.registry.end(role, event.incarnation, died=True):
             return []
-        incarnation = job.membership.lives.last(role)
+        incarnation = job.registry.last_gone(role)
         if not job.shards.gone(role, incarnation):
             return []
         # The best source that is left: a standby, which holds all that was acknowledged; the shard's own memory, where
@@ -121,7 +121,7 @@ class ShardHolders:
 
     def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
         """Why the job ends with a shard that has no standby, where it does."""
-        if role in job.membership.lives.over:
+        if role in job.registry.over:
             return Cause.SHARD_SPENT
         if job.shards.lasts(role):
             return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distbelief.coordination.shard_registry import ShardRegistry
+from distbelief.coordination.registry import Registry
+from distbelief.coordination.shards import Shards
 from distbelief.core import roles
 from distbelief.core.conversations import mirroring
 from distbelief.core.conversations.mirroring import STANDBY, StandbyStanding
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.records import Note, StandbyReady, Vacant
 from distbelief.core.settings import Plan, Settings
@@ -15,22 +15,21 @@ from distbelief.errors import RemoteProtocolError
 
 
 # A standby may take its shard's place only where it MIRRORS: before that it may lack what the shard has acknowledged,
-# and the shard's next life goes on from a checkpoint instead.
+# and the shard's next incarnation goes on from a checkpoint instead.
 class Standbys:
     """One for each shard, or none.
 
     Args:
         settings: of the job.
         shards: of its shards.
-        lives: of all roles.
+        registry: of the job's roles.
     """
 
-    def __init__(self, settings: Settings, shards: ShardRegistry, lives: Lives) -> None:
-        self._shards, self._lives = shards, lives
+    def __init__(self, settings: Settings, shards: Shards, registry: Registry) -> None:
+        self._shards, self._registry = shards, registry
         self._standing: dict[str, StandbyStanding] = dict.fromkeys(
             map(roles.standby, range(settings.shards * settings.standby)), StandbyStanding.AWAY
         )
-        self._places: dict[str, Address] = {}
 
     def here(self, role: str, place: Address) -> None:
         """A standby is there.
@@ -40,7 +39,7 @@ class Standbys:
         """
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self._standing)} standbys")
-        self._places[role] = place
+        self._registry.addresses[role] = place
         self._move(role, StandbyStanding.HERE)
 
     @property
@@ -55,25 +54,25 @@ class Standbys:
             shard = roles.shard_of(role)
             if standing is StandbyStanding.HERE and shard not in self._shards.unready:
                 self._move(role, StandbyStanding.TOLD)
-                sends.append(Send(role, mirroring.Stand(plan, self._incarnation_of(shard))))
+                sends.append(Send(role, mirroring.Stand(plan, self._registry.incarnation_at(shard))))
         return sends
 
     def stands(self, role: str, incarnation: int) -> list[Effect]:
-        """A standby is ready to be sent what a life of its shard holds."""
+        """A standby is ready to be sent what an incarnation of its shard holds."""
         shard = roles.shard_of(role)
         if (
             self._standing.get(role) is not StandbyStanding.TOLD
             or shard in self._shards.unready
-            or incarnation != self._incarnation_of(shard)
+            or incarnation != self._registry.incarnation_at(shard)
         ):
             return []
         self._move(role, StandbyStanding.SENT)
-        return [Send(shard, mirroring.BeginMirroring(self._places[role]))]
+        return [Send(shard, mirroring.BeginMirroring(self._registry.addresses[role]))]
 
     def mirrored(self, shard: str, incarnation: int) -> list[Effect]:
-        """A shard says that this life of its standby holds all that it has acknowledged."""
+        """A shard says that this incarnation of its standby holds all that it has acknowledged."""
         role = roles.standby_of(shard)
-        if self._standing.get(role) is not StandbyStanding.SENT or self._places[role].incarnation != incarnation:
+        if self._standing.get(role) is not StandbyStanding.SENT or self._registry.incarnation_at(role) != incarnation:
             return []
         self._move(role, StandbyStanding.MIRRORS)
         return [WriteRecord(StandbyReady(role))]
@@ -84,12 +83,12 @@ class Standbys:
 
     def succeed(self, shard: str) -> list[Effect]:
         """Have a shard's standby take its place, and another that of the standby."""
-        role, incarnation = roles.standby_of(shard), self._lives.last(shard) + 1
+        role, incarnation = roles.standby_of(shard), self._registry.last_gone(shard) + 1
         self._move(role, StandbyStanding.AWAY)
         return [
             self._shards.inherit(shard, incarnation, role),
             Send(role, mirroring.Succeed(incarnation)),
-            *self._vacant(role, self._places[role].incarnation),
+            *self._vacant(role, self._registry.incarnation_at(role)),
         ]
 
     def alone(self, *shards: str) -> None:
@@ -106,36 +105,33 @@ class Standbys:
             self._standing[role] is StandbyStanding.AWAY
         ):  # it has ended before it was there, or what it was to be is known
             return self._vacant(role, incarnation)
-        if 0 <= incarnation < self._places[role].incarnation:
+        if 0 <= incarnation < self._registry.incarnation_at(role):
             return []
         self._move(role, StandbyStanding.AWAY)
-        alone = Send(roles.shard_of(role), mirroring.Unmirrored(self._places[role].incarnation))
+        alone = Send(roles.shard_of(role), mirroring.Unmirrored(self._registry.incarnation_at(role)))
         return [
             WriteRecord(Note(f"{role} is gone ({reason})")),
             alone,
-            *self._vacant(role, self._places[role].incarnation),
+            *self._vacant(role, self._registry.incarnation_at(role)),
         ]
 
     def unreachable(self, shard: str, incarnation: int) -> list[Effect]:
-        """A shard's link to a life of its standby is gone."""
+        """A shard's link to an incarnation of its standby is gone."""
         return self.lost(roles.standby_of(shard), incarnation, f"{shard} cannot reach it") or [
             Send(shard, mirroring.Unmirrored(incarnation))
         ]
 
     def _vacant(self, role: str, incarnation: int) -> list[Effect]:
-        """A life of a standby has ended: the next is to begin, if there may be one, unless that is known."""
-        if not self._lives.end(role, incarnation, died=True):
+        """A standby has ended: the next is to begin, if there may be one, unless that is known."""
+        if not self._registry.end(role, incarnation, died=True):
             return []
-        if role in self._lives.over:
+        if role in self._registry.over:
             return [
                 WriteRecord(
                     Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)")
                 )
             ]
-        return [WriteRecord(Vacant(role, self._lives.last(role) + 1))]
+        return [WriteRecord(Vacant(role, self._registry.last_gone(role) + 1))]
 
     def _move(self, role: str, standing: StandbyStanding) -> None:
         self._standing[role] = STANDBY.move(self._standing[role], standing)
-
-    def _incarnation_of(self, shard: str) -> int:
-        return self._shards.places[roles.index_of(shard)].incarnation

@@ -54,10 +54,10 @@ def remember(value: Any, kinds: Mapping[str, type]) -> object:
 def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:
     """Undo `remember`. Where `now` is an object of the class, that becomes it, so that whoever shares it sees it.
 
-    >>> from distbelief.core.lives import Lives
-    >>> lives, other = Lives(restarts=1), Lives(restarts=1)
-    >>> lives.begin("replica 0", 3)
-    >>> recall(remember(lives, {"Lives": Lives}), {"Lives": Lives}, other) is other, other.here("replica 0")
+    >>> from distbelief.coordination.registry import Registry
+    >>> registry, other, kinds = Registry(restarts=1), Registry(restarts=1), {"Registry": Registry}
+    >>> registry.begin("replica 0", 3)
+    >>> recall(remember(registry, kinds), kinds, other) is other, other.present("replica 0")
     (True, 3)
     """
     if not isinstance(memory, list):

@@ -16,10 +16,10 @@ from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
-from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.registry import Registry
 from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.saving import Saving
-from distbelief.coordination.shard_registry import ShardRegistry
+from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.evaluating import EvaluatorStanding
@@ -27,7 +27,6 @@ from distbelief.core.conversations.initialising import ShardStanding
 from distbelief.core.conversations.mirroring import StandbyStanding
 from distbelief.core.conversations.phases import Phase
 from distbelief.core.effects import Machine
-from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
@@ -40,8 +39,8 @@ from distbelief.strategies.context import Context
 from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, ShardRegistry, Membership,
-    PartitionRegistry, Standbys, Lives, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
+    Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, Registry, Shards, Membership,
+    Standbys, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, EvaluatorStanding, CheckpointStage,
 )  # fmt: skip

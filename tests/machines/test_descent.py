@@ -414,7 +414,7 @@ def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
 def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
     one = coordinator()
     one.standbys._standing["standby 0"] = "mirrors"
-    one.standbys._places["standby 0"] = messages.Address("there", 0)
+    one.registry.addresses["standby 0"] = messages.Address("there", 0)
     one.handle("replica 0", done(0), None)
     [asked] = [
         e.message

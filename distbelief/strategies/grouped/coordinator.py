@@ -18,12 +18,11 @@ from distbelief.coordination.cadence import (
     snapshot_due,
 )
 from distbelief.coordination.coordinator import Handlers
-from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.registry import Registry
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import evaluating, grouping, membership, partitioning, scripting
 from distbelief.core.conversations.grouping import GROUP_ALLOWED, GROUP_PHASES, Duty, GroupMay, GroupPhase
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, WriteRecord
-from distbelief.core.lives import Lives
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, StartingPoint
 from distbelief.core.protocol import GROUPED, heard_by
@@ -65,9 +64,8 @@ class AllreduceCoordinator(Answering):
         self._cut = start.position
         """Position of the next round's data."""
         self._failed, self._updates = "", 0
-        self._lives = Lives(settings.restarts)
+        self._registry = registry = Registry(settings.restarts)
         self._groups = Grouping()
-        self._partitions = PartitionRegistry(settings.partitions)
         self._told: dict[str, grouping.RoundsMade] = {}
         self._fallen: list[
             tuple[str, str, bool]
@@ -89,7 +87,7 @@ class AllreduceCoordinator(Answering):
             ""  # why it was to end when it was ending already: what counts where all go back, and there is work again
         )
         answers: Handlers = {
-            partitioning.PartitionHere: lambda sender, event: self._partitions.here(sender, event.place),
+            partitioning.PartitionHere: lambda sender, event: registry.meet(sender, event.place, settings.partitions),
             grouping.Enter: self._on_enter,
             scripting.AskReached: self._on_ask,
             grouping.Halted: self._on_halted,
@@ -137,7 +135,7 @@ class AllreduceCoordinator(Answering):
 
     @property
     def _expected(self) -> list[str]:
-        return [role for role in roles.leads(self.settings.mesh) if role not in self._lives.over]
+        return [role for role in roles.leads(self.settings.mesh) if role not in self._registry.over]
 
     def _may(self, act: GroupMay) -> bool:
         """Return whether the phase allows it."""
@@ -159,7 +157,7 @@ class AllreduceCoordinator(Answering):
     # forming groups
 
     def _on_enter(self, sender: str, event: grouping.Enter) -> list[Effect]:
-        self._lives.begin(sender, event.incarnation)
+        self._registry.begin(sender, event.incarnation)
         join = membership.Join(event.incarnation, event.layout, event.samples, event.batch_size, event.epochs)
         try:
             if self.plan is None:
@@ -492,7 +490,7 @@ class AllreduceCoordinator(Answering):
 
     def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
         """Go on without a replica, or end."""
-        if not self._lives.end(role, incarnation, died):
+        if not self._registry.end(role, incarnation, died):
             return []
         member = self._groups.leave(role)
         if not member and role not in roles.leads(self.settings.mesh):

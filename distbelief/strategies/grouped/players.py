@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Target
-from distbelief.coordination.partitions import PartitionRegistry
+from distbelief.coordination.registry import Registry
 from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, PartPlace, RoundsMade
-from distbelief.core.lives import Lives
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position, StartingPoint
@@ -36,8 +35,7 @@ PLAYERS = Players(
         SnapshotTimer,
         Target,
         Grouping,
-        Lives,
-        PartitionRegistry,
+        Registry,
         Address,
         PartPlace,
         RoundBatches,

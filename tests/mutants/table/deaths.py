@@ -183,15 +183,15 @@ MUTANTS = [
         "return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS",
         "return self._standing.get(roles.standby_of(shard)) in (StandbyStanding.SENT, StandbyStanding.MIRRORS)",
         (BY_SEED,)),
-    Mutant("a-former-life-of-a-shard-is-welcome", GRANTED, "coordination/shard_registry.py",
-        "        if place.incarnation < self._lives[role]:\n            return False\n", "",
+    Mutant("a-former-life-of-a-shard-is-welcome", GRANTED, "coordination/shards.py",
+        "        if place.incarnation < self._registry.granted(role):\n            return False\n", "",
         (f"{MACHINE}::test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted",)),
-    Mutant("an-old-death-ends-the-next-life", GRANTED, "coordination/shard_registry.py",
-        "        if incarnation < self._lives[role]:\n"
+    Mutant("an-old-death-ends-the-next-life", GRANTED, "coordination/shards.py",
+        "        if incarnation < self._registry.granted(role):\n"
         "            return False\n"
         "        self._move(role, ShardStanding.AWAY)\n", "        self._move(role, ShardStanding.AWAY)\n",
         (BY_SEED,)),
-    Mutant("a-shard-has-one-life-more", GRANTED, "core/lives.py",
+    Mutant("a-shard-has-one-life-more", GRANTED, "coordination/registry.py",
         "if not died or incarnation >= self._restarts:", "if not died or incarnation > self._restarts:",
         (BY_SEED,)),
     Mutant("one-shard-goes-back-alone", TOGETHER, "coordination/shard_holders.py",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant("what-it-had-said-is-not-said-to-who-comes-back", JOURNAL, "runtime/lasting.py",
         "        for message in missed:\n            self._endpoint.send(role, message)\n", "",
         (f"{REVIVAL}::test_a_coordinator_may_die_at_any_message",), hangs=True),
-    Mutant("a-death-is-heard-of-twice", REPLICAS, "core/lives.py",
+    Mutant("a-death-is-heard-of-twice", REPLICAS, "coordination/registry.py",
         "        if incarnation <= self.gone.get(role, -1):\n"
         "            return False\n"
         "        self.gone[role] = incarnation\n", "        self.gone[role] = incarnation\n",

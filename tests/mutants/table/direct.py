@@ -87,18 +87,18 @@ MUTANTS = [
     Mutant("a-shard-does-not-tell-that-its-memory-lasts", WAITS, "server/passed.py",
         "    lasts = True\n", "    lasts = False\n",
         (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",)),
-    Mutant("a-job-without-replicas-waits-for-no-shard", WAITS, "coordination/shard_registry.py",
-        "all(self.lasts(role) or self._succeeded", "all(self._succeeded",
+    Mutant("a-job-without-replicas-waits-for-no-shard", WAITS, "coordination/shards.py",
+        "self.lasts(role) or self._succeeded", "self._succeeded",
         (LOST,)),
     Mutant("a-job-that-closes-waits-for-no-shard", WAITS, "coordination/shard_holders.py",
         "        if job.shards.lasts(role):\n            return None\n", "",
         (ENDS,)),
     Mutant(
         "a-shard-whose-memory-lasts-comes-again-for-ever", WAITS, "coordination/shard_holders.py",
-        "        if role in job.membership.lives.over:\n            return Cause.SHARD_SPENT\n"
+        "        if role in job.registry.over:\n            return Cause.SHARD_SPENT\n"
         "        if job.shards.lasts(role):\n            return None\n",
         "        if job.shards.lasts(role):\n            return None\n"
-        "        if role in job.membership.lives.over:\n            return Cause.SHARD_SPENT\n",
+        "        if role in job.registry.over:\n            return Cause.SHARD_SPENT\n",
         (COORDINATOR + "test_a_shard_whose_memory_outlives_it_is_waited_for_as_often_as_it_may_come_again",),
     ),
     Mutant("a-last-checkpoint-that-was-given-up-is-not-made", WAITS, "coordination/shard_holders.py",

@@ -311,7 +311,7 @@ MUTANTS = [
         ("tests/processes/test_settle.py::test_a_process_ends_with_either_of_those_above_it[the forkserver]",), 20,
         hangs=True),
     Mutant(
-        "a-life-that-is-gone-begins-again", LIVES, "core/lives.py",
+        "a-life-that-is-gone-begins-again", LIVES, "coordination/registry.py",
         "        if incarnation <= self.gone.get(role, -1):\n            raise",
         "        if incarnation < self.gone.get(role, -1):\n            raise",
         (
@@ -319,14 +319,14 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "a-replica-has-one-life-more", LIVES, "core/lives.py",
+        "a-replica-has-one-life-more", LIVES, "coordination/registry.py",
         "if not died or incarnation >= self._restarts:", "if not died or incarnation > self._restarts:",
         (
             "tests/machines/test_coordinator.py::test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_it",
         ),
     ),
-    Mutant("the-death-of-a-former-life-ends-this-one", LIVES, "core/lives.py",
-        "return incarnation >= self._here.get(role, 0)", "return True",
+    Mutant("the-death-of-a-former-life-ends-this-one", LIVES, "coordination/registry.py",
+        "return incarnation >= self._present.get(role, 0)", "return True",
         ("tests/machines/test_coordinator.py::test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its",)),
     Mutant("open-files-are-not-counted", "What this machine limits", "places/processes/local.py",
         "if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:",

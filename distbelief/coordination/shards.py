@@ -1,9 +1,10 @@
-"""The shard registry of a job: which shards are there, where they listen, and which hold what they are to hold."""
+"""The shards of a job, as the coordinator knows them: which are there, and which hold what they are to hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from distbelief.coordination.registry import Registry
 from distbelief.core import roles
 from distbelief.core.conversations.agreement import Ruler
 from distbelief.core.conversations.attendance import Departed
@@ -19,27 +20,28 @@ DOUBT_SECONDS = 1.0
 """Limit for the news of a shard's death, after somebody has lost its link to it."""
 
 
-# A life of a shard is granted before it is there (`_lives`). So what an older life says or suffers, which may be heard
-# of late, is told from the doings of the life that is to be.
-class ShardRegistry:
+# An incarnation of a shard is granted before it is there. So what an older one says or suffers, which may be heard of
+# late, is told from the doings of the one that is to be.
+class Shards:
     """The shards of one job.
 
     Args:
         shards: how many.
+        registry: of the job's roles.
 
-    >>> shards = ShardRegistry(1)
+    >>> shards = Shards(1, Registry(restarts=3))
     >>> shards.here("shard 0", Address("unix:@a", 0)), shards.missing, shards.unready, shards.ready
     (True, [], ['shard 0'], False)
     >>> shards.gone("shard 0", 0), shards.missing, shards.grant("shard 0", 1), shards.gone("shard 0", 0)
     (True, ['shard 0'], WriteRecord(record=Vacant(role='shard 0', incarnation=1)), False)
     """
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, registry: Registry) -> None:
+        self._registry = registry
         self.roles = [roles.shard(i) for i in range(shards)]
         self._standing: dict[str, ShardStanding] = dict.fromkeys(self.roles, ShardStanding.AWAY)
-        self._places: dict[str, Address] = {}
-        self._lives = dict.fromkeys(self.roles, 0)  # the life of each that is to be
-        self._succeeded: dict[str, int] = {}  # lives that are those of a standby
+        self._succeeded: dict[str, int] = {}
+        """Incarnation of each shard that was its standby."""
         self._doubted: set[tuple[str, int]] = set()
         self._lasting: set[str] = set()
         self._departing: dict[str, int] = {}
@@ -50,72 +52,74 @@ class ShardRegistry:
         return bool(self._departing)
 
     def departed(self, who: str, incarnation: int) -> None:
-        """Note that the shard that rules has heard of the end of a replica's life."""
+        """Note that the shard that rules has heard of a replica's end."""
         if self._departing.get(roles.lead_of(who), incarnation) <= incarnation:
             self._departing.pop(roles.lead_of(who), None)
 
     def here(self, role: str, place: Address) -> bool:
-        """A shard is there, in some life; whether that is the one that is to be.
+        """A shard is there, in some incarnation; whether that is the one that is to be.
 
         Raises:
             RemoteProtocolError: there is to be no such shard.
         """
         self._check(role)
-        if place.incarnation < self._lives[role]:
+        if place.incarnation < self._registry.granted(role):
             return False
-        self._places[role] = place
+        self._registry.addresses[role] = place
         self._move(role, ShardStanding.HERE)
         return True
 
     def gone(self, role: str, incarnation: int) -> bool:
-        """Note that a life of a shard is over, with no say any more; return whether it was the one that is to be."""
-        self._doubted = {life for life in self._doubted if life[0] != role}
-        if incarnation < self._lives[role]:
+        """Note that an incarnation of a shard is over; return whether it was the one that is to be."""
+        self._doubted = {doubted for doubted in self._doubted if doubted[0] != role}
+        if incarnation < self._registry.granted(role):
             return False
         self._move(role, ShardStanding.AWAY)
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Note that these lives of shards were lost by somebody: whether they died will be heard in a moment."""
+        """Note that these incarnations of shards were lost by somebody: whether they died will be heard in a moment."""
         # A replica may lose its link to a shard before the coordinator hears of the shard's death. If it were welcomed
         # again at once, it would be sent to the address of the dead. So for a moment nobody is welcomed.
         doubted = {
             (role, incarnation)
             for role, incarnation in lost
-            if role in self._places and self._places[role].incarnation == incarnation
+            if role in self._standing and self._registry.incarnation_at(role) == incarnation
         } - self._doubted
-        self._doubted |= {life for life in doubted if self._standing[life[0]] is ShardStanding.READY}
-        return [Wake(DOUBT_SECONDS, DoubtOver(*life)) for life in sorted(doubted & self._doubted)]
+        self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
+        return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
 
     def woke(self, timer: AnyTimer) -> None:
         """It has been waited for long enough: the shard lives, and it was the link that broke."""
-        self._doubted = {life for life in self._doubted if DoubtOver(*life) != timer}
+        self._doubted = {doubted for doubted in self._doubted if DoubtOver(*doubted) != timer}
 
     def grant(self, role: str, incarnation: int) -> WriteRecord:
-        """Have a shard begin a life, in the place of any before."""
-        self._lives[role] = incarnation
+        """Have an incarnation of a shard begin, in the place of any before."""
+        self._registry.grant(role, incarnation)
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Vacant(role, incarnation))
 
     def inherit(self, role: str, incarnation: int, standby: str) -> WriteRecord:
-        """Have a shard's standby be its next life."""
-        self._lives[role], self._succeeded[role] = incarnation, incarnation
+        """Have a shard's standby be its next incarnation."""
+        self._registry.grant(role, incarnation)
+        self._succeeded[role] = incarnation
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Succeeded(role, incarnation, standby))
 
     def fall(self) -> list[WriteRecord]:
-        """Have all shards begin one life together."""
-        incarnation = max(self._lives.values()) + 1
+        """Have all shards begin one incarnation together."""
+        incarnation = max(map(self._registry.granted, self.roles)) + 1
         return [self.grant(role, incarnation) for role in self.roles]
 
     def _move(self, role: str, standing: ShardStanding) -> None:
         self._standing[role] = SHARD.move(self._standing[role], standing)
 
     def validate(self) -> None:
-        """Assert that no former life is there, and that only who holds its range is doubted."""
+        """Assert that no former incarnation is there, and that only who holds its range is doubted."""
         for role, standing in self._standing.items():
             there = standing is not ShardStanding.AWAY
-            assert not there or self._places[role].incarnation >= self._lives[role], f"a former life of {role} is there"
+            present, granted = self._registry.incarnation_at(role), self._registry.granted(role)
+            assert not there or present >= granted, f"{role} is there as {present}, and is to be {granted}"
         for role, _ in self._doubted:
             assert self._standing[role] is ShardStanding.READY, f"{role} is doubted, and is {self._standing[role]}"
 
@@ -140,8 +144,7 @@ class ShardRegistry:
         # standby that has succeeded holds what its shard held: it loads nothing, and waits for none.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
-            place = self._places.get(role)
-            succeeded = place is not None and self._succeeded.get(role) == place.incarnation
+            succeeded = self._succeeded.get(role) == self._registry.incarnation_at(role)
             if self._standing[role] is not ShardStanding.HERE or (together and self.missing and not succeeded):
                 continue
             self._move(role, ShardStanding.TOLD)
@@ -157,18 +160,18 @@ class ShardRegistry:
             ]
         return [*sends]
 
-    def tell_gone(self, plan: Plan, lives: Mapping[str, int]) -> list[Effect]:
-        """Have no shard wait for replicas that may have gone before it had heard of them."""
+    def tell_gone(self, plan: Plan, gone: Mapping[str, int]) -> list[Effect]:
+        """Have no shard wait for replicas, each with its last incarnation, that it may not have heard of."""
         if not plan.settings.policy.attended:
             return []
         # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
         # succeeded, to which the dead had no link yet
         rounds = plan.settings.policy.rounds
         shards = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
-        self._departing |= {role: lives[role] for role in lives if rounds and roles.is_replica(role)}
+        self._departing |= {role: gone[role] for role in gone if rounds and roles.is_replica(role)}
         return [
-            Send(shard, Departed(_linked(role, plan, shard), lives[role]))
-            for role in sorted(lives)
+            Send(shard, Departed(_linked(role, plan, shard), gone[role]))
+            for role in sorted(gone)
             if roles.is_replica(role)
             for shard in shards
         ]
@@ -204,7 +207,9 @@ class ShardRegistry:
     @property
     def kept(self) -> bool:
         """True where all applied is kept for shards that lack it: by standbys, or memory outliving processes."""
-        return all(self.lasts(role) or self._succeeded.get(role) == self._lives[role] for role in self.unready)
+        return all(
+            self.lasts(role) or self._succeeded.get(role) == self._registry.granted(role) for role in self.unready
+        )
 
     def waits(self) -> list[str]:
         """For whom the job waits, in words."""
@@ -219,7 +224,7 @@ class ShardRegistry:
 
     def place(self, index: int) -> Address:
         """Return the present or last address of a shard; an empty one where it never was there."""
-        return self._places.get(self.roles[index], Address("", 0))
+        return self._registry.addresses.get(self.roles[index], Address("", 0))
 
     @property
     def sure(self) -> bool:
@@ -229,7 +234,7 @@ class ShardRegistry:
     @property
     def places(self) -> tuple[Address, ...]:
         """Addresses of the shards, in their order; all must be there."""
-        return tuple(self._places[role] for role in self.roles)
+        return tuple(self._registry.addresses[role] for role in self.roles)
 
 
 def _linked(replica: str, plan: Plan, shard: str) -> str:

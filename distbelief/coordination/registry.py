@@ -1,0 +1,106 @@
+"""The registry of a job's roles: which incarnation of each is there and where, which are gone, and who comes no more.
+
+The coordinator has one. What else it knows of a role, such as whether it waits or holds its range, is kept by its other
+parts, which ask here who that is.
+"""
+
+from __future__ import annotations
+
+from distbelief.core import roles
+from distbelief.core.conversations.partitioning import Meet
+from distbelief.core.effects import Effect, Send
+from distbelief.core.messages import Address
+from distbelief.errors import RemoteProtocolError
+
+
+class Registry:
+    """Incarnations of roles, numbered 0, 1, 2, ...; a role that died is started again up to `restarts` times.
+
+    A death is heard of by more than one way, and in any order with the birth of the next incarnation: the first word of
+    it is news, the others are not.
+
+    >>> registry = Registry(restarts=1)
+    >>> registry.begin("replica 0", 0)
+    >>> registry.end("replica 0", 0, died=True), registry.end("replica 0", -1, died=True), registry.over
+    (True, False, set())
+    >>> registry.begin("replica 0", 1)
+    >>> registry.end("replica 0", 0, died=True), registry.end("replica 0", 1, died=True), registry.over
+    (False, True, {'replica 0'})
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self._restarts = restarts
+        self._present: dict[str, int] = {}
+        self._granted: dict[str, int] = {}
+        self.gone: dict[str, int] = {}
+        """Last incarnation of each role that is over."""
+        self.over: set[str] = set()
+        """Roles that have left, or have died in their last incarnation."""
+        self.addresses: dict[str, Address] = {}
+        """Present or last address of each role that others reach by one, with its incarnation there."""
+
+    def begin(self, role: str, incarnation: int) -> None:
+        """Note that a role is there.
+
+        Raises:
+            RemoteProtocolError: this incarnation of it is gone already.
+        """
+        if incarnation <= self.gone.get(role, -1):
+            raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
+        self._present[role] = incarnation
+
+    def grant(self, role: str, incarnation: int) -> None:
+        """Have an incarnation of a shard take the place of any before, from now on: what those do counts no more."""
+        self._granted[role] = incarnation
+
+    def granted(self, role: str) -> int:
+        """Return the incarnation that a shard is to have."""
+        return self._granted.get(role, 0)
+
+    def meet(self, role: str, place: Address, partitions: int) -> list[Effect]:
+        """Note that a partition of a replica is there; have all meet once those of one incarnation are.
+
+        >>> registry = Registry(restarts=1)
+        >>> for role, incarnation in ("replica 0.1", 0), ("replica 0.0", 1), ("replica 0.1", 1):
+        ...     print([sent.to for sent in registry.meet(role, Address("", incarnation), partitions=2)])
+        []
+        []
+        ['replica 0.0', 'replica 0.1']
+        """
+        # they live and die together: one that was started anew waits for the next incarnations of the others
+        if place.incarnation < self.incarnation_at(role):
+            return []
+        self.addresses[role] = place
+        siblings = roles.partitions_of(role, partitions)
+        if any(self.incarnation_at(sibling) != place.incarnation for sibling in siblings):
+            return []
+        everywhere = Meet(tuple(self.addresses[sibling] for sibling in siblings))
+        return [Send(sibling, everywhere) for sibling in siblings]
+
+    def incarnation_at(self, role: str) -> int:
+        """Return the incarnation of a role at its present or last address; -1 where it never had one."""
+        return self.addresses[role].incarnation if role in self.addresses else -1
+
+    def present(self, role: str) -> int:
+        """Return the incarnation of a role that is there, or was last."""
+        return self._present.get(role, 0)
+
+    def last_gone(self, role: str) -> int:
+        """Return the last incarnation of a role that is gone; -1 where none is."""
+        return self.gone.get(role, -1)
+
+    def end(self, role: str, incarnation: int, died: bool) -> bool:
+        """Note that an incarnation is over (-1: the present one, or the next where none is).
+
+        Returns:
+            True where that is news, and no later one is there.
+        """
+        # a link that breaks does not say whose it was: it is that of the incarnation that is known
+        if incarnation < 0:
+            incarnation = self._present.get(role, self.gone.get(role, -1) + 1)
+        if incarnation <= self.gone.get(role, -1):
+            return False
+        self.gone[role] = incarnation
+        if not died or incarnation >= self._restarts:
+            self.over.add(role)
+        return incarnation >= self._present.get(role, 0)
