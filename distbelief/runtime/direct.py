@@ -66,7 +66,7 @@ class SharedShard:
         self.held.sign(time.monotonic_ns())
         if self.known != self.held.changes:
             self._note, self.known = self.held.note(), self.held.changes
-            self.shard.follow(_decode(self._note))
+            self.shard.install(_decode(self._note))
         return True
 
     def give(self) -> None:

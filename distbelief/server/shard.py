@@ -283,7 +283,7 @@ class Shard:
         self._policy_decides = self.policy.decides
 
     def share(self, plan: Plan) -> None:
-        """Hold a slice that other processes hold too; `follow` says how far it is."""
+        """Hold a slice that other processes hold too; `install` says how far it is."""
         self.hold(plan)
         self._set_policy(plan)
 
@@ -299,15 +299,15 @@ class Shard:
             self.policy.state(),
         )
 
-    def follow(self, state: ShardState) -> None:
-        """Take the state of another shard that has the same slice."""
+    def install(self, state: ShardState) -> None:
+        """Go on from the state of a shard whose slice this one has."""
         self.version, self._began, self.samples = state.version, state.began, state.samples
         self.staleness, self._latest = dict(state.staleness), dict(state.latest)
         self.ledger.restore(state.taken)
         self.policy.restore(state.policy)
 
     def begin_life(self, incarnation: int) -> list[Effect]:
-        """Begin the next life of the shard that this one follows, in memory that has outlived its process."""
+        """Begin another incarnation of the shard whose state this one has, in memory that has outlived its process."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
         note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
         return [WriteRecord(note), self._restored(loaded=True)]
@@ -328,14 +328,20 @@ class Shard:
     def _loaded(self, sender: str, event: events.Loaded, payload: Payload | None) -> list[Effect]:
         self.held.load(event.arrays)
         self._blank.clear()
-        self._began = event.facts["updates"]
-        self.version = Version(self.version.incarnation, self._began)
+        facts, updates = event.facts, event.facts["updates"]
         # where all go back together, replicas begin anew and count pushes from 1: only a shard that goes back alone
         # must know which pushes the checkpoint has
-        if self._succeeds:
-            self.ledger.restore(PushTaken(*push) for push in event.facts.get("taken", ()))
-        self.samples = event.facts["samples"]
-        self.staleness = {int(staleness): count for staleness, count in event.facts["staleness"].items()}
+        taken = facts.get("taken", ()) if self._succeeds else ()
+        self.install(
+            msgspec.structs.replace(
+                self.state(),
+                version=Version(self.version.incarnation, updates),
+                began=updates,
+                samples=facts["samples"],
+                staleness={int(staleness): count for staleness, count in facts["staleness"].items()},
+                taken=tuple(PushTaken(*push) for push in taken),
+            )
+        )
         return [self._restored(loaded=True)]
 
     def _initialise(self, sender: str, event: initialising.Initialise, payload: Payload | None) -> list[Effect]:
@@ -392,16 +398,15 @@ class Shard:
                 if verdict.action is GATHER:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
-                    self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+                    self.count_push(staleness)
                     version = Version(incarnation, updates + 1)  # the update that it will be in
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
             held.set_options(event.options)
             held.apply(sender, event.slot, payload, factor, covered)
-            self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
-            self.samples += event.samples
-            self._count(held_range, model)
+            self.count_push(staleness)
+            self.count_update(event.samples, model)
             copies = self._copy(APPLIED, sender, event, payload, staleness, factor)
             if self.policy.floor > floor:
                 answers = self.let_go()
@@ -493,10 +498,16 @@ class Shard:
             return since
         return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
 
-    def _count(self, held_range: HeldRange, model: int) -> None:
+    def count_push(self, staleness: int) -> None:
+        """Note that a push of some staleness is in an update, made or to come."""
+        self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+
+    def count_update(self, samples: int, model: int = 0) -> None:
+        """Note that an update of a model was made, with so many samples."""
         incarnation, updates = self.version
         self.version = Version(incarnation, updates + 1)
-        if len(held_range.parts) > 1:
+        self.samples += samples
+        if self.policy.models > 1:
             self._stepped.append(model)
 
     def _fetch(self, sender: str, event: pushing.Fetch, payload: Payload | None) -> list[Effect]:
@@ -565,7 +576,7 @@ class Shard:
         for (key, weight, push, payload), staleness in zip(held, stalenesses, strict=True):
             covered = push.ranges if held_range.skips and push.ranges != held_range.covers[due.model] else ()
             part.gather(key.who, push.slot, payload, weight, average=True, covered=covered)
-            self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
+            self.count_push(staleness)
         factor = held_range.rate(self.samples) * mean_rate([push for _, _, push, _ in held])
         self._pending = PendingUpdate(due, factor, [(key, push) for key, _, push, _ in held], stalenesses)
         exchange = held_range.exchange
@@ -582,8 +593,7 @@ class Shard:
         copies = update.mirrored(self.mirror, part, self.policy.floor, norms)  # first: the step scales the sum in place
         part.set_options(update.pushes[0][1].options if update.pushes else ())
         part.step(update.factor, update.due.weight, norms)
-        self.samples += update.due.samples
-        self._count(held_range, update.due.model)
+        self.count_update(update.due.samples, update.due.model)
         return copies + self.mirror.after(update.acknowledged(self.version))
 
     def _take_norms(self, sender: str, event: agreement.Norms, payload: Payload | None) -> list[Effect]:

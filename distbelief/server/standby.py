@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from distbelief.core import events, roles
 from distbelief.core.conversations import agreement, membership, mirroring
 from distbelief.core.effects import Become, Effect, End, Payload, Send
@@ -61,8 +63,8 @@ class Following:
         if arrays:
             self.held.load(arrays)
             self._state.arrays = {}
-        shard.version, shard.samples, shard.staleness = Version(0, event.updates), event.samples, dict(event.staleness)
-        shard.ledger.restore(event.taken)
+        counts = {name: getattr(event, name) for name in ("samples", "staleness", "taken")}
+        shard.install(msgspec.structs.replace(shard.state(), version=Version(0, event.updates), **counts))
         if shard.sums is not None:
             shard.sums.follow(shard, event)
         self.floor, self.whole = event.floor, True
@@ -84,7 +86,7 @@ class Following:
             )
         if event.what is mirroring.CopyUse.APPLY:
             self.held.apply(sender, event.slot, payload, event.factor)
-            self._updated(event.samples)
+            shard.count_update(event.samples)
         elif event.what is mirroring.CopyUse.GATHER:
             self.held.gather(sender, event.slot, payload, event.factor, average=False)
             self._gathered, self._gathered_samples = self._gathered + 1, self._gathered_samples + event.samples
@@ -93,11 +95,11 @@ class Following:
             self.held.step(event.factor, event.weight, event.norms)
             if event.norms:
                 self._norms.append(agreement.Norms(event.floor - 1, event.norms))
-            self._updated(event.samples)
+            shard.count_update(event.samples)
         self.floor = max(self.floor, event.floor)
         for key, staleness in zip(event.keys, event.staleness, strict=True):
             shard.ledger.note(key)
-            shard.staleness[staleness] = shard.staleness.get(staleness, 0) + 1
+            shard.count_push(staleness)
 
     def decide(self, sender: str, event: mirroring.Decided, payload: Payload | None) -> None:
         """Make an update with what was gathered, drop a push, note a ruling."""
@@ -119,11 +121,7 @@ class Following:
     def _step(self, samples: int, factor: float, weight: float) -> None:
         self.held.step(factor, weight)
         self._gathered = self._gathered_samples = 0
-        self._updated(samples)
-
-    def _updated(self, samples: int) -> None:
-        self.shard.samples += samples
-        self.shard.version = Version(0, self.shard.version.updates + 1)
+        self.shard.count_update(samples)
 
     def succeed(self, incarnation: int) -> Shard:
         """Make the shard, in its next life."""

@@ -165,7 +165,7 @@ MUTANTS = [
         "return self.place is None or floor <= self._floor", "return True",
         (f"{STANDBYS}::test_no_floor_is_told_that_the_standby_has_not_confirmed",)),
     Mutant("a-standby-does-not-note-whose-push-it-was", STANDBY, "server/standby.py",
-        "            shard.ledger.note(key)\n            shard.stale", "            shard.stale",
+        "            shard.ledger.note(key)\n            shard.count_push", "            shard.count_push",
         (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",)),
     Mutant("what-was-gathered-dies-with-the-shard", STANDBY, "server/standby.py",
         "        if self._gathered:\n"
