@@ -126,9 +126,14 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
 
 
 def read(
-    prog: str, meaning: str, known: Sequence[Argument], words: Sequence[str], headings: Sequence[Heading] = (),
-    when: Mapping[str, str] | None = None, places: Mapping[str, str] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    prog: str,
+    meaning: str,
+    known: Sequence[Argument],
+    words: Sequence[str],
+    headings: Sequence[Heading] = (),
+    when: Mapping[str, str] | None = None,
+    places: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Read the words of a command: the value of each option, by the name of its field.
 
     Args:
@@ -230,9 +235,12 @@ def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[
 
 
 def refuse(
-    prog: str, words: Sequence[str], known: Sequence[str], elsewhere: Callable[[], Mapping[str, str]] = dict,
+    prog: str,
+    words: Sequence[str],
+    known: Sequence[str],
+    elsewhere: Callable[[], Mapping[str, str]] = dict,
     why: Mapping[str, str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse an option that is not known.
 
     Args:

@@ -417,9 +417,16 @@ def _split_scaling(
     way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
     with cost_tables.progress(f"splitting {task}") as show:
         found = scaling(
-            task, counts, NetworkModel(**line), split=Partitions(**way), batch_size=settings.batch_size,
-            optimizer=optimizer, seconds=settings.seconds, data_dir=settings.data_dir, told=show,
-        )  # fmt: skip
+            task,
+            counts,
+            NetworkModel(**line),
+            split=Partitions(**way),
+            batch_size=settings.batch_size,
+            optimizer=optimizer,
+            seconds=settings.seconds,
+            data_dir=settings.data_dir,
+            told=show,
+        )
     return _scaling(found, settings)
 
 

@@ -385,8 +385,15 @@ class Options:
         crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
         leaves = tuple(LeavingHost(*one) for one in faults.leaves)
         return Simulated(
-            NetworkModel(**line, **faults.delays, outages=outages), ComputeModel(**steps), crashes,
-            phantom=virtual.phantom, keep=virtual.keep, handling=Handling(**words.handling(virtual.handling)),
-            hosts=Hosts(**hosts) if hosts else None, path=virtual.path, leaves=leaves,
-            topology=virtual.topology, **faults.place,
-        )  # fmt: skip
+            NetworkModel(**line, **faults.delays, outages=outages),
+            ComputeModel(**steps),
+            crashes,
+            phantom=virtual.phantom,
+            keep=virtual.keep,
+            handling=Handling(**words.handling(virtual.handling)),
+            hosts=Hosts(**hosts) if hosts else None,
+            path=virtual.path,
+            leaves=leaves,
+            topology=virtual.topology,
+            **faults.place,
+        )

@@ -59,9 +59,18 @@ def predict(args: list[str]) -> int:
 
     with signals.raised(), cost_tables.progress(f"predicting {source}") as show:
         result = predicting.predict(
-            runs, source, settings.out, settings.replicas, settings.batch_size, settings.data_dir, settings.device,
-            settings.threads, settings.partitions, settings.split, show,
-        )  # fmt: skip
+            runs,
+            source,
+            settings.out,
+            settings.replicas,
+            settings.batch_size,
+            settings.data_dir,
+            settings.device,
+            settings.threads,
+            settings.partitions,
+            settings.split,
+            show,
+        )
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:

@@ -124,9 +124,13 @@ class Allotments:
     """
 
     def __init__(
-        self, epochs: int, awaited: Iterable[str], in_order: bool = False, places: Iterable[AllotmentPlace] = (),
+        self,
+        epochs: int,
+        awaited: Iterable[str],
+        in_order: bool = False,
+        places: Iterable[AllotmentPlace] = (),
         shrinks: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.epochs, self._in_order, self._shrinks = epochs, in_order, shrinks
         self._awaited = {*awaited}
         self._of: dict[str, Allotment] = {}

@@ -51,10 +51,14 @@ class Live:
     """
 
     def __init__(
-        self, stream: TextIO, quiet: bool = False, json: bool = False, title: str = "", now: Callable[[],
-            float] = time.monotonic,
+        self,
+        stream: TextIO,
+        quiet: bool = False,
+        json: bool = False,
+        title: str = "",
+        now: Callable[[], float] = time.monotonic,
         simulated: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._mark = SIMULATED if simulated else ""
         self._stream, self._json, self._title, self._now = stream, json, title, now
         self._silent = quiet and not json

@@ -363,10 +363,20 @@ class DownpourTraining:
         rate, options = self._changes
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
-                slot, part.start, part.stop, self._replica.incarnation, clock, self._based[role], steps,
-                self._accrued_samples, self._tick, self._replica.partition, self._vectors.covered(slot, part),
-                rate=rate, options=options
-            )  # fmt: skip
+                slot,
+                part.start,
+                part.stop,
+                self._replica.incarnation,
+                clock,
+                self._based[role],
+                steps,
+                self._accrued_samples,
+                self._tick,
+                self._replica.partition,
+                self._vectors.covered(slot, part),
+                rate=rate,
+                options=options,
+            )
             sent[role] = Send(role, push, payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch
         self._mid_minibatch = not single

@@ -88,9 +88,14 @@ class Driver:
         """
 
     def add_machine(
-        self, role: str, machine: Machine, endpoint: Endpoint, store: Store | None = None,
-        become: BecomeRole | None = None, host: LastingHost | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        role: str,
+        machine: Machine,
+        endpoint: Endpoint,
+        store: Store | None = None,
+        become: BecomeRole | None = None,
+        host: LastingHost | None = None,
+    ) -> None:
         """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
         machine that it has made.
         """
@@ -102,9 +107,14 @@ class Driver:
         endpoint.deliver = lambda arrival: handle(player, arrival)
 
     def add_story(
-        self, role: str, story: Story, endpoint: Endpoint, worker: Worker, store: Store | None = None,
+        self,
+        role: str,
+        story: Story,
+        endpoint: Endpoint,
+        worker: Worker,
+        store: Store | None = None,
         worked: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Play a story; it begins when the driver runs or is asked to `begin`. `worked` says how long its thread has
         worked beside steps, where time is simulated.
         """

@@ -166,9 +166,13 @@ class Replica:
         )
 
     def split(
-        self, model: nn.Module, split: Split | None = None, *,
-        loss: LossFunction | None = None, example: object = None,
-    ) -> SplitModel:  # fmt: skip
+        self,
+        model: nn.Module,
+        split: Split | None = None,
+        *,
+        loss: LossFunction | None = None,
+        example: object = None,
+    ) -> SplitModel:
         """A model that is split over the partitions of this replica, to be used in its place: each partition runs the
         script, holds and computes its part, and is given what the whole model gives.
 

@@ -31,9 +31,15 @@ class TlsEndpoint(TcpEndpoint):
     """
 
     def __init__(
-        self, role: str, job: str, incarnation: int = 0, *, identity: Identity, congestion: str = "cubic",
+        self,
+        role: str,
+        job: str,
+        incarnation: int = 0,
+        *,
+        identity: Identity,
+        congestion: str = "cubic",
         patience: float = HANDSHAKE_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._handshake_seconds = patience
         super().__init__(role, job, incarnation, insecure=False, congestion=congestion)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)

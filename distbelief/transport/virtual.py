@@ -451,9 +451,14 @@ class VirtualMemory:
     """
 
     def __init__(
-        self, network: VirtualNetwork, role: str, taken: Collection[type], answers: Collection[type],
-        may: Callable[[str, Message], bool], do: Callable[[str, Message, Payload | None], Iterable[Effect]],
-    ) -> None:  # fmt: skip
+        self,
+        network: VirtualNetwork,
+        role: str,
+        taken: Collection[type],
+        answers: Collection[type],
+        may: Callable[[str, Message], bool],
+        do: Callable[[str, Message, Payload | None], Iterable[Effect]],
+    ) -> None:
         self.role, self.taken, self.answers = role, taken, answers
         self._network, self._may, self._do = network, may, do
         self.turns: deque[Turn] = deque()

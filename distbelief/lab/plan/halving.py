@@ -52,9 +52,14 @@ class Measurements(NamedTuple):
 
 
 def measure(
-    task: Task | str, candidates: Sequence[PlanCandidate], batch_size: int, seconds: float, data_dir: str | None,
-    told: Callable[[str], None], halved: bool = True,
-) -> Measurements:  # fmt: skip
+    task: Task | str,
+    candidates: Sequence[PlanCandidate],
+    batch_size: int,
+    seconds: float,
+    data_dir: str | None,
+    told: Callable[[str], None],
+    halved: bool = True,
+) -> Measurements:
     """Run candidates on this machine.
 
     Args:
@@ -125,9 +130,17 @@ def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: fl
     # a signal that ended this while the folder is made or removed would leave it; a job waits for signals by itself
     with signals.handled(lambda *_: came.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
-            task, candidate.strategy, epochs=MOST_EPOCHS, batch_size=batch_size, evaluate_every=0, checkpoint_every=0,
-            snapshot_every="0", data_dir=data_dir, out=f"{folder}/run", budget=f"{seconds:.3f}s",
-        )  # fmt: skip
+            task,
+            candidate.strategy,
+            epochs=MOST_EPOCHS,
+            batch_size=batch_size,
+            evaluate_every=0,
+            checkpoint_every=0,
+            snapshot_every="0",
+            data_dir=data_dir,
+            out=f"{folder}/run",
+            budget=f"{seconds:.3f}s",
+        )
         try:
             result = Local().run(job)
         except Interrupted:  # of the job, where the plan is meant

@@ -264,9 +264,16 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
     except DistbeliefError as error:
         result = {"outcome": str(Outcome.FAILED), "reason": " ".join(str(error).split())}
     trial = Trial(
-        arm=arm.name, seed=due.seed, value=due.value, tuning=due.tuning, task=arm.task, strategy=arm.strategy,
-        command="; ".join(member.command for member in members), place=arm.place, **result,
-    )  # fmt: skip
+        arm=arm.name,
+        seed=due.seed,
+        value=due.value,
+        tuning=due.tuning,
+        task=arm.task,
+        strategy=arm.strategy,
+        command="; ".join(member.command for member in members),
+        place=arm.place,
+        **result,
+    )
     (path / due.folder).mkdir(parents=True, exist_ok=True)
     write_atomically(path / due.folder / TRIAL, msgspec.json.encode(trial))
     beside = max(0.0, time.monotonic() - began - cost.jobs - cost.measuring)

@@ -244,9 +244,14 @@ class Cluster(Local):
         return 0
 
     def _run(
-        self, job: Job, settings: Settings, view: View | None, began: float, evaluated: bool,
+        self,
+        job: Job,
+        settings: Settings,
+        view: View | None,
+        began: float,
+        evaluated: bool,
         script: list[str] | None = None,
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         self._starter()  # before there is a run folder
         if self.engine not in (LAUNCHED, RAY):
             return super()._run(job, settings, view, began, evaluated, script)

@@ -52,9 +52,12 @@ class HostProcesses:
     """
 
     def __init__(
-        self, hooks: Hooks, open_hosts: Callable[[Connection], Opened], place: Callable[[Opened], Placement],
+        self,
+        hooks: Hooks,
+        open_hosts: Callable[[Connection], Opened],
+        place: Callable[[Opened], Placement],
         leave_within: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._hooks, self._open, self._place, self._leave_within = hooks, open_hosts, place, leave_within
         self._local = Processes.of(hooks)
         self._opened: Opened | None = None

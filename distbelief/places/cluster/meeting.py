@@ -344,9 +344,16 @@ def _attend(start: Launched) -> AttendMeeting:
     """Return what this process is, and offers."""
     allowed = sorted(os.sched_getaffinity(0))
     return AttendMeeting(
-        start.rank, start.local_rank, network.network_identity(), hostname(), allowed, start.cores, limits.quota(),
-        VERSION, start.restarts,
-    )  # fmt: skip
+        start.rank,
+        start.local_rank,
+        network.network_identity(),
+        hostname(),
+        allowed,
+        start.cores,
+        limits.quota(),
+        VERSION,
+        start.restarts,
+    )
 
 
 if __name__ == "__main__":

@@ -58,9 +58,13 @@ class Placement:
     """
 
     def __init__(
-        self, sites: Sequence[HostSlots], mesh: Mesh, servers: Sequence[str], alone: Iterable[str],
+        self,
+        sites: Sequence[HostSlots],
+        mesh: Mesh,
+        servers: Sequence[str],
+        alone: Iterable[str],
         oversubscribe: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sites, self._oversubscribe = tuple(sites), oversubscribe
         self._partitions = mesh.partitions
         self._loads: list[int] = []

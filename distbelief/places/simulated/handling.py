@@ -99,9 +99,14 @@ class HandlingCosts:
     """
 
     def __init__(
-        self, handling: Handling, settings: Settings, length: Callable[[], int], adds: bool = True,
-        in_place: bool = False, found: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        handling: Handling,
+        settings: Settings,
+        length: Callable[[], int],
+        adds: bool = True,
+        in_place: bool = False,
+        found: bool = False,
+    ) -> None:
         self._message, self._second = handling.message, 1 / handling.memory
         self._update = 2 + STATES.get(settings.optimizer.name, 2)
         self._gathers, self._adds = settings.policy.gathers, adds
