@@ -5,6 +5,7 @@ from mutants import Mutant
 SEED = "The same seed gives the same simulated trace"
 TRACES = "tests/simulated/test_traces.py::"
 COSTS = "In simulation a role does one thing at a time"
+HOLDS = "Between two events each minibatch is to come, dealt, to be dealt again or done"
 
 SHARED = "On a topology a ring in walk order takes each directed link of a tree of switches once a step"
 
@@ -28,6 +29,16 @@ MUTANTS = [
         "        if flow.queue:\n            flow.queue.append((size, what))\n        elif size <= PACKET:",
         "        if size <= PACKET:",
         ("tests/machines/test_shares.py::test_what_fits_a_packet_waits_for_nobody_but_its_own_link",)),
+    # no other test notices these: what they leave behind is looked at by nobody but `validate`
+    Mutant("who-attends-rests-on", HOLDS, "core/rounds.py",
+        "        self._dead.pop(who, None)\n        self._resting.pop(who, None)\n", "        self._dead.pop(who, None)\n",
+        ("tests/simulated/test_consistency.py::test_a_round_waits_for_the_slowest_and_not_for_the_dead",)),
+    Mutant("who-is-gone-is-served", HOLDS, "coordination/membership.py",
+        "        self.served.discard(role)\n        self.done.discard(role)\n", "        self.done.discard(role)\n",
+        ("tests/simulated/test_consistency.py::test_synchronous_replicas_are_sgd_on_the_union_batch",)),
+    Mutant("a-life-that-has-begun-is-due", HOLDS, "places/supervisor.py",
+        "            del self._due[role]\n            if role not in self._here", "            if role not in self._here",
+        ("tests/simulated/test_consistency.py::test_a_first_round_does_not_wait_for_one_that_died_at_any_message",)),
     Mutant("the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
         "self.chance = random.Random(settings.seed)", "self.chance = random.Random()",
         (
