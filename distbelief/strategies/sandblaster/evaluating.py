@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from distbelief.core import roles
-from distbelief.core.conversations import dealing, operations
+from distbelief.core.conversations import operations
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position, WorkUnit
 from distbelief.core.records import Json
@@ -125,14 +125,6 @@ class Evaluating:
             parts[work_unit.part] += self.samples_of(work_unit)
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
         return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
-
-    def report(self, sender: str, event: dealing.Progress) -> int:
-        """Nobody here reports so.
-
-        Raises:
-            RemoteProtocolError: always.
-        """
-        raise RemoteProtocolError(f"{sender} reports steps, and this job is of work units")
 
     def held(self, role: str) -> int:
         """Return how many portions a replica was dealt and has not done."""
