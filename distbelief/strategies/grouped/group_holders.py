@@ -221,7 +221,7 @@ class GroupHolders(Holders):
         job.membership.done.clear()
         whence = f"go back to checkpoint {job.saving.kept}" if job.saving.newest else "begin anew"
         text = f"every replica that held the parameters is gone; those that came again {whence}"
-        effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(job.data.samples))]
+        effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(job.data.samples, job.epochs))]
         if not again:
             return effects + job.end(job.closing.cause, job.closing.reason)
         job.enter(Phase.TRAINING)

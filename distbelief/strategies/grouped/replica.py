@@ -134,10 +134,11 @@ class AllreduceReplica:
         request = loop or LoopRequest()
         self._split, self.script = split, request.script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
+        asked, keeps = (request.batch_size, request.epochs), request.script is not None
+        place, digest = membership.PartPlace(Address(address, incarnation), store), whole.digest()
         self._join = membership.Join(
-            incarnation, whole.layout, samples, request.batch_size, request.epochs, keeps=request.script is not None,
-            places=(membership.PartPlace(Address(address, incarnation), store),), digest=whole.digest(),
-        )  # fmt: skip
+            incarnation, whole.layout, samples, *asked, keeps=keeps, places=(place,), digest=digest
+        )
         self.stops = False
         """True if its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
@@ -166,14 +167,14 @@ class AllreduceReplica:
         self._receipt, self._receipts = 0, dict[str, int]()
         """The last that was asked for, and the last of each other."""
         self._arrays: dict[str, _StateArray] = {}
-        self._given, self._left = -1, 0
+        self._given, self._missing = -1, 0
+        """The group of which it was given something last, and how many messages are to come of that."""
         self._updates = 0
         self._ending = self._leaves_early = self._left = False
         """Three flags: it makes no more rounds; though the job may go on; and has said so."""
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         self._reported = (0, 0, 0)
-        """Steps and samples of its own, and rounds, that it has reported."""
-        self._own_samples = 0
+        """Its own steps, the samples of all, and the rounds that it has reported."""
         self._answers = self._table()
         """Answer to each kind of event, from its sender and itself."""
 
@@ -297,7 +298,7 @@ class AllreduceReplica:
                 yield from self._break(self._fault() or "its part in the group could not be made")
             self._awaits = ""
         yield from self._wait_for_followers()
-        self._reported = self.step, self._own_samples, self.rounds
+        self._reported = self.step, self.samples, self.rounds
         yield Send(self._siblings.superior, initialising.Restored(loaded=True))
 
     def _hold(self, told: grouping.Assemble) -> Steps[None]:
@@ -391,7 +392,7 @@ class AllreduceReplica:
 
     def _receive_state(self) -> Steps[None]:
         """Wait for what the source holds, and take it."""
-        while self._left or self._given < self._group:
+        while self._missing or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
         arrays = {name: (one.dtype, one.shape, one.data) for name, one in self._arrays.items() if name}
@@ -418,7 +419,6 @@ class AllreduceReplica:
             sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
             computed = None
             own = sizes[self._rank :: count]
-            self._own_samples += sum(own)
             for at, size in enumerate(own):
                 self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
                 yield from self._look()
@@ -515,7 +515,7 @@ class AllreduceReplica:
 
     def _report(self) -> Send:
         """What it has made since the last report."""
-        now, loss, losses = (self.step, self._own_samples, self.rounds), self._loss, self._losses
+        now, loss, losses = (self.step, self.samples, self.rounds), self._loss, self._losses
         steps, samples, rounds = (after - before for after, before in zip(now, self._reported, strict=True))
         self._reported = now
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
@@ -560,9 +560,7 @@ class AllreduceReplica:
     def _save(self, number: int) -> Steps[None]:
         self._errors.clear()
         yield from self._siblings.ask(checkpointing.Snapshot(number), checkpointing.SnapshotDone)
-        facts = {
-            "updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []
-        }  # fmt: skip
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
         part = f"shard-{self._siblings.partition}"
         saved: events.Saved = yield Save(number, part, self.whole.arrays(), facts)
         yield from self._wait_for_followers()
@@ -671,7 +669,7 @@ class AllreduceReplica:
         if event.group == self._given:
             array = _StateArray(event.dtype, event.shape, event.start, bytearray())
             self._arrays.setdefault(event.name, array).data.extend(event.data)
-            self._left = event.left
+            self._missing = event.left
 
     def _lose(self, role: str, event: events.Lost) -> Steps[None]:
         """A link to another is gone: the coordinator is told, which may not know of it."""
