@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from distbelief.core.conversations.grouping import GROUP_ALLOWED
 from distbelief.core.conversations.phases import ALLOWED, PHASES
 from distbelief.core.conversations.table import Conversation, States
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED, SHARED
@@ -91,7 +90,6 @@ def document() -> str:
     lines += ["", "## The phases of a job\n", *states(PHASES), *allowed(ALLOWED)]
     for one in CONVERSATIONS:
         lines += conversation(one)
-    lines += allowed(GROUP_ALLOWED)
     return "\n".join(lines).rstrip() + "\n"
 
 

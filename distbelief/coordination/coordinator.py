@@ -6,13 +6,14 @@ the parts below; who holds the parameters, and how work is dealt and counted, ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from distbelief.coordination import admission
 from distbelief.coordination.cadence import Target, budget_spent, budget_timer, is_due
 from distbelief.coordination.closing import Closing, ClosingStep
-from distbelief.coordination.dealing import DataDealer, Dealing
+from distbelief.coordination.dealing import DataDealer
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.registry import Registry
@@ -20,7 +21,7 @@ from distbelief.coordination.saving import Saving
 from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import attendance, checkpointing, evaluating, membership, partitioning, scripting
+from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning, scripting
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
@@ -41,8 +42,12 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 class Holders(Protocol):
     """Part of a coordinator for the holders of the parameters: how they come to hold them, and what a death changes."""
 
-    stay: bool
+    stay: bool = False
     """True where replicas that are done stay to the end, since they hold the parameters."""
+    all_hold: bool = False
+    """True where each of them holds all of these: should all die before the job is over, all go back to a checkpoint,
+    and their next lives are awaited.
+    """
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to the events of those who hold them."""
@@ -60,13 +65,26 @@ class Holders(Protocol):
         """Have a replica give the first parameters, once the job waits for that and one is there."""
         ...
 
+    def ready(self, job: Coordinator) -> bool:
+        """Return whether they hold what they are to hold, and can be asked to save and account for it."""
+        return job.shards.ready
+
+    def welcome(self, job: Coordinator) -> list[Effect]:
+        """Have those take part who wait for it, once that can be."""
+        callers = job.membership.callers() if job.shards.sure else ()
+        return [effect for role in callers for effect in job.welcome(role)]
+
+    def waits(self, job: Coordinator) -> list[str]:
+        """Return for whom the job waits before they are ready, in words."""
+        return job.shards.waits()
+
     def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
         """Go on without what a replica was asked to do for them."""
-        ...
+        return []
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
         """Go on without one who is no replica."""
-        ...
+        return []
 
 
 class DealtWork(Protocol):
@@ -86,15 +104,15 @@ class DealtWork(Protocol):
 
     def defers(self) -> bool:
         """Return whether a checkpoint cannot be begun now: it is begun as soon as it can."""
-        ...
+        return False
 
     def again(self, shard: str) -> list[Effect]:
         """Repeat to a shard that has come again, and holds its range, what the life before may not have done."""
-        ...
+        return []
 
     def end(self, job: Coordinator) -> list[Effect]:
         """Leave off, since nothing more is dealt."""
-        ...
+        return []
 
 
 # The rules of this machine:
@@ -143,7 +161,7 @@ class Coordinator(Answering):
         self.closing = Closing()
         answers: dict[type, Callable[..., list[Effect]]] = {
             partitioning.PartitionHere: lambda sender, event: registry.meet(sender, event.place, settings.partitions),
-            membership.Join: self._on_join,
+            membership.Join: self.join,
             membership.Rejoin: self._on_rejoin,
             membership.Anew: lambda sender, event: self.membership.begun(sender, event.generation),
             membership.Leave: self._on_leave,
@@ -153,11 +171,10 @@ class Coordinator(Answering):
             checkpointing.ScriptSaved: self._on_script,
             scripting.AskReached: self._on_ask,
             checkpointing.Description: self._on_description,
-            attendance.Departed: self._on_departed,
             evaluating.Evaluated: self._on_evaluated,
             events.Saved: self._on_saved,
             events.Woke: self._on_woke,
-            events.Lost: self._on_lost,
+            events.Lost: self.lose,
             **holders.handlers(self),
             **work.handlers(self),
         }
@@ -167,17 +184,18 @@ class Coordinator(Answering):
         """Assert what holds between two events."""
         self.membership.validate()
         self.shards.validate()
-        if isinstance(self.data, Dealing):
+        if self.data is not None:
             self.data.validate(self.membership.members)
         assert self.data is not None or not self.may(May.DEAL), f"{self.phase}, and there is nothing to deal"
 
     def waits(self) -> str:
         """Say in one sentence what the job waits for, for whoever wonders why nothing happens."""
-        who = self.shards.waits() or sorted(self.closing.describing)
-        if not self.shards.unready and self.may(May.REPLACE) and self.data is not None:
+        unready = self.holders.waits(self)
+        who = unready or sorted(self.closing.describing)
+        if not unready and self.may(May.REPLACE) and self.data is not None:
             who = self.data.waiting(self.membership.members) or sorted(self.membership.members, key=roles.index_of)
         who = [roles.EVALUATOR] if self.may(May.DEAL) and not self.evaluations.tried else who
-        who = who or [roles.EVALUATOR] * self.evaluations.pending
+        who = who or [self.evaluations.measuring or roles.EVALUATOR] * self.evaluations.pending
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, object]:
@@ -208,7 +226,8 @@ class Coordinator(Answering):
 
     # joining
 
-    def _on_join(self, sender: str, event: membership.Join) -> list[Effect]:
+    def join(self, sender: str, event: membership.Join) -> list[Effect]:
+        """Let a role take part, or tell it why it may not."""
         self.registry.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self.evaluations.comes()
@@ -243,7 +262,7 @@ class Coordinator(Answering):
         return [Send(sender, scripting.JobReached(position.earliest(sender), saving.newest, saving.resumed))]
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
-        if sender not in self.membership.members and (sender != roles.EVALUATOR or not self.evaluations.there):
+        if sender not in self.membership.members and (sender != self.evaluations.who):
             raise RemoteProtocolError(f"{sender} comes back, and is no member")
         self.membership.stray(sender)
         begun = not self.may(May.INITIALISE)
@@ -251,11 +270,7 @@ class Coordinator(Answering):
 
     def greet(self) -> list[Effect]:
         """Welcome those who wait for it, once the shards are there, and give them work."""
-        return [*self._welcome_all(), *self.deal()]
-
-    def _welcome_all(self) -> list[Effect]:
-        callers = self.membership.callers() if self.shards.sure else ()
-        return [effect for role in callers for effect in self.welcome(role)]
+        return [*self.holders.welcome(self), *self.deal()]
 
     def welcome(self, role: str, initialise: bool = False) -> list[Effect]:
         """Have one take part, who is to give the first parameters where he is to `initialise`."""
@@ -264,7 +279,7 @@ class Coordinator(Answering):
             Send(role, membership.Welcome(self.plan, initialise, self.shards.places, self.membership.generation(role)))
         ]
         if role == roles.EVALUATOR:
-            return effects + (self.evaluations.joined(self.epochs) if not self.evaluations.there else [])
+            return effects + (self.evaluations.joined(self.epochs) if not self.evaluations.who else [])
         if self.saving.holds and not self.settings.strategy.one_moment:
             effects.append(self.saving.hold(role))
         if self.may(May.DISMISS):
@@ -283,12 +298,12 @@ class Coordinator(Answering):
         self._timed = False
         effects: list[Effect] = [
             WriteRecord(admission.started(self.plan, self.data.samples, self.epochs)),
-            *self._welcome_all(),
+            *self.holders.welcome(self),
             *self.standbys.pair(self.plan),
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
-        if any(self.settings.snapshots) and not self.saving.newest:
+        if any(self.settings.snapshots) and not (self.saving.newest or self.holders.all_hold):
             effects += self.save()  # for a shard that dies to go back to
         return effects + self.deal()
 
@@ -299,6 +314,30 @@ class Coordinator(Answering):
         timer = [] if self._timed else budget_timer(self.settings)  # an evaluator that is late costs none of a budget
         self._timed = True
         return [*timer, *self.work.deal(self)]
+
+    def until_due(self, data: DataDealer, every: int) -> float:
+        """Return how many minibatches are to be done before a measure or a checkpoint is due, `every` of them a
+        push.
+        """
+        evaluations, snapshots = self.settings.evaluations, self.settings.snapshots
+        cadences = (
+            (evaluations.minibatches, self.evaluations.minibatches.done),
+            (snapshots.minibatches, data.minibatches),
+            (snapshots.pushes * every, data.pushes * every),
+        )
+        return min((whole - done for whole, done in cadences if whole), default=math.inf)
+
+    def applied(self, data: DataDealer, epochs: int, minibatches: int = 0) -> list[Effect]:
+        """Do what is next, now that so many more epochs are done, and minibatches applied."""
+        effects = [effect for _ in range(epochs) for effect in self.epoch_done(data)]
+        if not data.finished:
+            effects += self.measure_in_time(minibatches)
+        if not self.may(May.DEAL):
+            return effects
+        if data.finished:
+            return effects + self.finish(Cause.EPOCHS_DONE, "all epochs are done")
+        armed, due = self.saving.in_time(data)
+        return [*effects, *self.deal(), *self.write(), *armed, *(self.save() if due else [])]
 
     def epoch_done(self, data: DataDealer) -> list[Effect]:
         """One more is done: measure and save, where that is due."""
@@ -313,7 +352,9 @@ class Coordinator(Answering):
         return effects
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
-        self.evaluations.measuring = False
+        if self.evaluations.measuring != sender:
+            return []  # another was asked since
+        self.evaluations.measuring = ""
         tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
         effects: list[Effect] = [WriteRecord(tested)]
         reached = self.target.reached(self.settings, tested)
@@ -321,7 +362,7 @@ class Coordinator(Answering):
             return effects + self.finish(Cause.TARGET_REACHED, reached)
         if self.evaluations.owed:
             effects += self.evaluations.measure(self.epochs)
-        return effects + self.close()
+        return effects + self.go_on()
 
     def measure_in_time(self, minibatches: int) -> list[Effect]:
         """So many more are applied: measure, where that is due by them."""
@@ -339,7 +380,7 @@ class Coordinator(Answering):
             if self.may(May.CLOSE) and self.closing.cause.outcome is not Outcome.FAILED:
                 self.closing.cause, self.closing.reason = Cause.UNKEPT, self.saving.unsaved("every replica is gone")
             return []
-        if self.saving.busy or not self.shards.ready or self.data is None:
+        if self.saving.busy or not self.holders.ready(self) or self.data is None:
             return []
         return [*self.saving.begin(self.data, self.membership.members), *self.deal(), *self.write()]
 
@@ -388,11 +429,17 @@ class Coordinator(Answering):
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
         return [
             *self.work.end(self),
-            WriteRecord(records.Ending.of(cause, reason)),
+            *([] if self.holders.all_hold else self._ends()),
             *given_up,
             *requests,
             *self.close(),
         ]
+
+    def _ends(self) -> list[Effect]:
+        """Tell that who goes from here on does not come again; who stays to the end is done."""
+        left = sorted(self.membership.members) if self.holders.all_hold else ()
+        gone = [WriteRecord(records.Gone(role, 0, "it was done", died=False)) for role in left]
+        return [WriteRecord(records.Ending.of(self.closing.cause, self.closing.reason)), *gone]
 
     def give_up(self, why: str) -> list[Effect]:
         """Make nothing of a checkpoint that is being made."""
@@ -420,7 +467,10 @@ class Coordinator(Answering):
         # the accounts are all of one model. While a shard is away they wait for its next life.
         measures = self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED
         while (
-            self.may(May.CLOSE) and self.shards.ready and not (measures or self.saving.busy or self.closing.describing)
+            self.may(May.CLOSE)
+            and self.closing.steps
+            and self.holders.ready(self)
+            and not (measures or self.saving.busy or self.closing.describing)
         ):
             step = self.closing.steps.pop(0)
             if step is ClosingStep.MEASURE and self.settings.evaluates:
@@ -432,7 +482,7 @@ class Coordinator(Answering):
                 effects += self.closing.describe(self.holders.roles(self))
             elif step is ClosingStep.STOP:
                 ended = records.ended(self.closing.cause, self.closing.reason, self.saving.error)
-                return effects + self.end(*ended)
+                return effects + (self._ends() if self.holders.all_hold else []) + self.end(*ended)
         return effects
 
     def _on_description(self, sender: str, event: checkpointing.Description) -> list[Effect]:
@@ -444,6 +494,7 @@ class Coordinator(Answering):
 
     def end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
         """End at once, because of a role where it is its doing."""
+        self.closing.steps = []
         everybody = [
             *self.shards.roles,
             *self.standbys.present,
@@ -459,31 +510,30 @@ class Coordinator(Answering):
         if not self.membership.heeds(sender) and not event.for_good:
             self.membership.stray(sender)  # all have gone back, and it does not know that there is work again
             return self.greet()
-        stopped: list[Effect] = []
-        if event.stops and sender in self.membership.members and self.may(May.DEAL):
+        stopped, why = list[Effect](), "it goes early" if event.for_good else "it was done"
+        member, members = sender in self.membership.members, self.membership.members
+        if member and self.may(May.DEAL) and event.stops:
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        requests = self.saving.ask_who_leaves(sender, self.membership.members, ends=not self.may(May.DEAL))
-        return stopped + (requests or self._part(sender, event))  # who was asked says again that it leaves
-
-    def _part(self, sender: str, event: membership.Leave) -> list[Effect]:
-        if self.holders.stay and sender in self.membership.members:
+        elif member and self.may(May.DEAL) and self.holders.stay and len(members) == 1:
+            stopped = self.finish(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {why}")
+        spared = self.holders.all_hold and event.for_good and len(members) > 1  # others hold what it does
+        if member and self.holders.stay and self.may(May.DISMISS) and not spared:
             self.membership.done.add(sender)
-            return [WriteRecord(records.Gone(sender, 0, "it was done", died=False)), *self.close()]
-        return [
-            Send(sender, membership.Farewell()),
-            *self._without(sender, "it goes early" if event.for_good else "it was done", -1, died=False),
-        ]
+            done = [] if self.holders.all_hold else [WriteRecord(records.Gone(sender, 0, "it was done", died=False))]
+            return [*stopped, *done, *self.close()]
+        requests = self.saving.ask_who_leaves(sender, members, ends=not self.may(May.DEAL))
+        if requests:  # who was asked says again that it leaves
+            return stopped + requests
+        return [*stopped, Send(sender, membership.Farewell()), *self.without(sender, why, -1, died=False)]
 
-    def _on_lost(self, sender: str, event: events.Lost) -> list[Effect]:
+    def lose(self, sender: str, event: events.Lost) -> list[Effect]:
+        """Go on without a role that is gone."""
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
-            return self._without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
+            return self.without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
         return self.holders.lost(self, sender, event)
 
-    def _on_departed(self, _: str, event: attendance.Departed) -> list[Effect]:
-        self.shards.departed(event.who, event.incarnation)
-        return self.deal()
-
-    def _without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
+    def without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
+        """Go on without a life of a replica, or of the evaluator."""
         if not self.membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:
@@ -493,10 +543,9 @@ class Coordinator(Answering):
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
         """Deal again what a replica held; end the job where all are gone and none will come back."""
-        effects = self.holders.without(self, role, reason)
         member = role in self.membership.members
         self.membership.members.discard(role)
-        effects += self.saving.gone(role, self.plan)
+        effects = self.saving.gone(role, self.plan)
         # who leaves when the job has ended leaves only what nobody is to do any more: that is not lost
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
@@ -505,6 +554,7 @@ class Coordinator(Answering):
         over = role in self.registry.over or role not in leads
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))
+        effects += self.holders.without(self, role, reason)
         if not self.may(May.GATHER) and self.plan is not None:
             effects += self.shards.tell_gone(self.plan, {role: self.registry.gone[role]})
         if self.membership.deserted(leads) and not self.may(May.DISMISS):

@@ -42,14 +42,6 @@ class DataDealer(Protocol):
         """Return the present position in the data, for a checkpoint."""
         ...
 
-    def report(self, sender: str, event: dealing.Progress) -> int:
-        """Take a replica's report; returns how many epochs it completes."""
-        ...
-
-    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
-        """Serve the replicas that want a portion."""
-        ...
-
     def joins(self, role: str, samples: int) -> None:
         """A replica is there, whose training set has so many samples."""
         ...
@@ -64,6 +56,10 @@ class DataDealer(Protocol):
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
+        ...
+
+    def validate(self, members: Collection[str]) -> None:
+        """Assert what holds between two events."""
         ...
 
 

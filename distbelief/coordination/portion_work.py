@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
-from distbelief.coordination.coordinator import Coordinator, Handlers
-from distbelief.coordination.dealing import DataDealer, Dealing
+from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers
+from distbelief.coordination.dealing import Dealing
 from distbelief.core import records
 from distbelief.core.conversations import dealing, membership
-from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 from distbelief.errors import RemoteProtocolError
 
 
-class PortionWork:
+class PortionWork(DealtWork):
     """Deals the data of a job in portions; see `coordination.coordinator.DealtWork`."""
 
     forgotten = True
@@ -42,30 +40,8 @@ class PortionWork:
         if job.shards.counts_gone:
             return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
-        return job.data.deal(job.membership.members, withheld, self._before(job, job.data))
-
-    def defers(self) -> bool:
-        """Never."""
-        return False
-
-    def again(self, shard: str) -> list[Effect]:
-        """Nothing: replicas push again what was lost."""
-        return []
-
-    def end(self, job: Coordinator) -> list[Effect]:
-        """Nothing is to be undone."""
-        return []
-
-    def _before(self, job: Coordinator, data: DataDealer) -> float:
-        """Minibatches that are still to be done before a measure or a checkpoint is due by them."""
-        settings = job.settings
-        every = settings.strategy.pushing.push_every
-        cadences = (
-            (settings.evaluations.minibatches, job.evaluations.minibatches.done),
-            (settings.snapshots.minibatches, data.minibatches),
-            (settings.snapshots.pushes * every, data.pushes * every),
-        )
-        return min((whole - done for whole, done in cadences if whole), default=math.inf)
+        before = job.until_due(job.data, job.settings.strategy.pushing.push_every)
+        return job.data.deal(job.membership.members, withheld, before)
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
         data = self._told(job, sender)
@@ -79,11 +55,11 @@ class PortionWork:
         effects: list[Effect] = [
             WriteRecord(records.Stepped(sender, event.steps, event.samples, event.pushes, loss, dropped, event.losses))
         ]
-        return effects + self._go_on(job, data, completed, event.steps - len(event.dropped))
+        return effects + job.applied(data, completed, event.steps - len(event.dropped))
 
     def _ended(self, job: Coordinator, sender: str, event: dealing.StreamEnded) -> list[Effect]:
         data = self._told(job, sender)
-        return [] if data is None else self._go_on(job, data, data.end(sender, event))
+        return [] if data is None else job.applied(data, data.end(sender, event))
 
     def _told(self, job: Coordinator, sender: str) -> Dealing | None:
         """Return the data that a replica's message counts for; None where it is of the past.
@@ -94,15 +70,3 @@ class PortionWork:
         if sender not in job.membership.members or not isinstance(job.data, Dealing):
             raise RemoteProtocolError(f"{sender} reports progress and is no member")
         return job.data if job.membership.heeds(sender) else None
-
-    def _go_on(self, job: Coordinator, data: Dealing, epochs: int, applied: int = 0) -> list[Effect]:
-        """Do what is next, now that so many more epochs are done, and minibatches applied."""
-        effects = [effect for _ in range(epochs) for effect in job.epoch_done(data)]
-        if not data.finished:
-            effects += job.measure_in_time(applied)
-        if not job.may(May.DEAL):
-            return effects
-        if data.finished:
-            return effects + job.finish(Cause.EPOCHS_DONE, "all epochs are done")
-        armed, due = job.saving.in_time(data)
-        return [*effects, *job.deal(), *job.write(), *armed, *(job.save() if due else [])]

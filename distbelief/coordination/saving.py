@@ -21,7 +21,7 @@ from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
 from distbelief.core.portions import StartingPoint
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
@@ -86,7 +86,9 @@ class Saving:
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
         requests: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
-        return [*requests, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members else []
+        # what replicas hold is of where the data stands only once all have made what they were dealt
+        patient = self.settings.strategy.held_by is Holder.REPLICAS
+        return [*requests, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members and not patient else []
 
     def hold(self, role: str) -> Send:
         """Have one replica push nothing more."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
 from distbelief.core import events, messages, records, roles
-from distbelief.core.conversations import checkpointing, initialising, membership, mirroring
+from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 
 
-class ShardHolders:
+class ShardHolders(Holders):
     """The shards of a job, and their standbys; see `coordination.coordinator.Holders`."""
 
     forgotten = True
     """It holds nothing: who is there, the job's `shards` and `standbys` know."""
-    stay = False
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Shards and standbys come, and hold what they are to."""
@@ -26,6 +25,7 @@ class ShardHolders:
             membership.Here: partial(self._here, job),
             initialising.Restored: partial(self._restored, job),
             initialising.Ready: partial(self._ready, job),
+            attendance.Departed: partial(self._departed, job),
             mirroring.Stands: lambda sender, event: job.standbys.stands(sender, event.incarnation),
             mirroring.Mirrored: lambda sender, event: job.standbys.mirrored(sender, event.incarnation),
             mirroring.StandbyLost: lambda sender, event: job.standbys.unreachable(sender, event.incarnation),
@@ -85,9 +85,9 @@ class ShardHolders:
         there = job.shards.ready and list(event.shards) == [place.incarnation for place in job.shards.places]
         return job.begin() if there and job.may(May.INITIALISE) else []
 
-    def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
-        """Nothing was asked of it."""
-        return []
+    def _departed(self, job: Coordinator, _: str, event: attendance.Departed) -> list[Effect]:
+        job.shards.departed(event.who, event.incarnation)
+        return job.deal()
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
         """Wait for a shard's next life: its standby, or one by its memory or the newest checkpoint; or end without."""

@@ -44,7 +44,7 @@ BATCHED = (*SERVED, OPERATIONS)
 """Conversations of a job in batches, whose server operates on vectors."""
 SHARED = (*SERVED, SHARING)
 """Conversations of a job whose replicas share memory."""
-GROUPED = (GROUPING, PARTITIONING, SCRIPTING)
+GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, SHARING, GROUPING, PARTITIONING, SCRIPTING)
 """Conversations of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
 """All that there are."""

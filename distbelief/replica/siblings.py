@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from distbelief.core import events, roles
-from distbelief.core.conversations import dealing, grouping, initialising, membership, partitioning
+from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership, partitioning
+from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send, Wake
 from distbelief.core.messages import Address, Message
+from distbelief.core.norms import added
 from distbelief.core.portions import Portion
 from distbelief.core.timers import PartedOver
 from distbelief.errors import JobFailed
@@ -19,7 +21,7 @@ from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
 """Limit of a partition's wait without a link to another; where that one has died, it is ended itself before that."""
-Part = TypeVar("Part", partitioning.AtRound, partitioning.PartNorm)
+Part = TypeVar("Part", partitioning.AtRound, partitioning.PartNorm, grouping.PartSquares)
 """Message of one partition in an exchange, and of the lead for all."""
 
 
@@ -55,10 +57,12 @@ class Siblings:
         """Questions of followers about shards that they have lost."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
-        self.joined: dict[str, membership.Join | grouping.Enter] = {}
+        self.joined: dict[str, membership.Join] = {}
         """Messages with which the followers of this one have joined it."""
         self._awaited: set[str] = set()
         """Followers that have not yet done what they were told."""
+        self._answer: type[Message] | None = None
+        """Kind of message by which a follower says that it has."""
         self._lives: tuple[int, ...] = ()
         """Lives of the shards that followers are initialising."""
         self.left: set[str] = set()
@@ -70,7 +74,7 @@ class Siblings:
         self._doubted: set[str] = set()
         """Those of them for which a timer runs."""
         self._generation = self._exchange = 0
-        self._parts: dict[str, partitioning.AtRound | partitioning.PartNorm] = {}
+        self._parts: dict[str, partitioning.AtRound | partitioning.PartNorm | grouping.PartSquares] = {}
         """Last message of each partition in an exchange."""
         self._unheard: Sequence[str] = ()
         """Partitions that are still to be heard in this exchange."""
@@ -121,7 +125,7 @@ class Siblings:
                 self._places = places
             case partitioning.PartitionHello():
                 self._greeted.add(arrival.sender)
-            case membership.Join() | grouping.Enter() as joining:
+            case membership.Join() as joining:
                 self.joined[arrival.sender] = joining
             case _ if not self.takes(arrival):
                 unwanted(self.role, arrival)
@@ -154,7 +158,7 @@ class Siblings:
         match arrival.event:
             case partitioning.PushPart(clock=clock):
                 self._permitted = clock
-            case partitioning.AtRound() | partitioning.PartNorm() as part:
+            case partitioning.AtRound() | partitioning.PartNorm() | grouping.PartSquares() as part:
                 self._parts[who] = part
             case initialising.Ready(shards=lives) if who in self.followers:
                 if lives == self._lives:  # else it has initialised shards that have died since
@@ -164,8 +168,11 @@ class Siblings:
                 self.done(who)
             case membership.Rejoin() as question if who in self.followers:
                 self._rejoins.append(question)
-            case membership.Anew() if who in self.followers:
-                pass  # this one begins anew too, and says so for all
+            case (
+                grouping.Halted() | initialising.Restored() | checkpointing.SnapshotDone() | membership.Anew() as said
+            ) if who in self.followers:
+                if type(said) is self._answer:  # else it is of a group before, or this one says so for all
+                    self.done(who)
             # it has ended as it was to; or it has died, and this one is about to be ended too; or the link broke
             case events.Lost(reason=reason):
                 self._gone[who] = reason
@@ -241,6 +248,16 @@ class Siblings:
         )
         return whole.norm
 
+    def whole_squares(self, squares: Squares, wait: Callable[[], Steps[None]]) -> Steps[Squares]:
+        """Tell the others what this partition's parts of cut layers add to their norms; returns those of the layers."""
+        now = self._next_exchange()
+        whole = yield from self._of_all(
+            grouping.PartSquares(*now, squares),
+            lambda parts: grouping.PartSquares(*now, added(part.of for part in parts)),
+            wait,
+        )
+        return whole.of
+
     def _next_exchange(self) -> tuple[int, int]:
         self._exchange += 1
         return self._generation, self._exchange
@@ -278,6 +295,11 @@ class Siblings:
         if awaited:
             self._awaited = {*self.followers} - self.left
         return [Send(role, message) for role in self.followers]
+
+    def ask(self, message: Message, answer: type[Message]) -> list[Send]:
+        """Tell the followers; each is busy until it has given its answer."""
+        self._answer = answer
+        return self.tell(message, awaited=True)
 
     def welcome(self, welcome: membership.Welcome) -> list[Send]:
         """Hand on where the shards are; each follower is busy until it has initialised its own, where that is due."""

@@ -28,7 +28,7 @@ from distbelief.split.play import HomeSteps
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
-INTERRUPTS = (grouping.Halt, membership.Stop, events.Lost)
+INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
 """Events that interrupt a reduction, which need not go on then."""
 
 

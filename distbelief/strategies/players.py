@@ -22,7 +22,6 @@ from distbelief.coordination.saving import Saving
 from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys
 from distbelief.core.conversations.checkpointing import CheckpointStage
-from distbelief.core.conversations.evaluating import EvaluatorStanding
 from distbelief.core.conversations.initialising import ShardStanding
 from distbelief.core.conversations.mirroring import StandbyStanding
 from distbelief.core.conversations.phases import Phase
@@ -42,7 +41,7 @@ COORDINATOR_STATE = (
     Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, Registry, Shards, Membership,
     Standbys, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
-    StandbyStanding, EvaluatorStanding, CheckpointStage,
+    StandbyStanding, CheckpointStage,
 )  # fmt: skip
 """Classes of a portion-dealing `Coordinator`'s state, for its journal."""
 

@@ -1,6 +1,5 @@
 """Round batches: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that
-is
-done.
+is done.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from distbelief.core.portions import Portion, Position
+from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.grouped.round_batches import RoundBatches, Share, round_of
+from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.strategies.grouped.round_batches import RoundBatches, round_of
 
 SAMPLES, BATCH, BATCHES, EPOCHS = 118, 3, 40, 2
 """The last minibatch has one sample."""
+PLAN = Plan(Settings(batch_size=BATCH, epochs=EPOCHS), lay_out([Tensor("weight", (4,), "float32")]), (), SAMPLES)
 ALL = {(epoch, index) for epoch in range(EPOCHS) for index in range(BATCHES)}
 CUTS = [
     Position(0, 0, ()),
@@ -32,39 +34,47 @@ class Grouped(RuleBasedStateMachine):
 
     @initialize(cut=st.sampled_from(CUTS), accumulate=st.integers(1, 3))
     def begin(self, cut: Position, accumulate: int) -> None:
-        self.round_batches, self.accumulate = RoundBatches(SAMPLES, BATCH, EPOCHS, cut, accumulate), accumulate
-        self.group, self.members = 1, 1  # members of what is dealt next, and of what was dealt last
+        self.round_batches, self.accumulate = RoundBatches(PLAN, cut, 0, accumulate), accumulate
+        self.group, self.members = ["a"], ["a"]  # who is dealt to next, and was last
         self.done = Counter({(epoch, index) for epoch, index in ALL if (epoch, index) < (cut.epoch, cut.batch)})
         for portion in cut.undone:
             self.done -= Counter((portion.epoch, portion.first + i) for i in range(portion.count))
         self.rounds: deque[list[tuple[int, int]]] = deque()
         """Those that are dealt and not done, each with its minibatches, which the members take by turns."""
+        self.samples = 0
 
-    @rule(rounds=st.integers(1, 9))
-    def deal(self, rounds: int) -> None:
-        portion, self.members = self.round_batches.deal(self.group, rounds), self.group
+    @rule(before=st.integers(1, 90))
+    def deal(self, before: int) -> None:
+        held = sum(map(len, self.rounds))
+        portion, width = self.round_batches.deal(self.group, before), len(self.group) * self.accumulate
         free = ALL - self.done.keys() - {one for taken in self.rounds for one in taken}
-        assert (portion is None) == (not free)
+        epoch = min((epoch for epoch, _ in ALL - self.done.keys()), default=EPOCHS)
+        free = {one for one in free if one[0] == epoch}  # the next is dealt when this one is done
+        assert (portion is None) == (not free or before <= held)
         if portion is not None:
-            width = self.members * self.accumulate
+            self.members = self.group
             dealt = [
                 [(portion.epoch, index) for index in round_of(portion, width, number)]
                 for number in range(-(-portion.count // width))
             ]
-            assert len(dealt) <= rounds
+            assert held + portion.count < before + width
             assert {one for taken in dealt for one in taken} <= free
+            assert portion.first == min(index for _, index in free)
             self.rounds.extend(dealt)
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        shares = [Share() for _ in range(self.members)]
+        shares = dict[str, tuple[int, int]]()
         made = data.draw(st.integers(0, len(self.rounds)))
         for taken in (self.rounds.popleft() for _ in range(made)):
             self.done.update(taken)
             for turn, (_, index) in enumerate(taken):
-                steps, samples = shares[turn % self.members]
-                shares[turn % self.members] = Share(steps + 1, samples + (1 if index == BATCHES - 1 else BATCH))
+                role = self.members[turn % len(self.members)]
+                steps, samples = shares.get(role, (0, 0))
+                shares[role] = steps + 1, samples + (1 if index == BATCHES - 1 else BATCH)
         assert self.round_batches.settle(made) == shares
+        self.samples += sum(samples for _, samples in shares.values())
+        assert self.round_batches.samples == self.samples
 
     @rule(more=st.integers(1, 3))
     def settle_too_much(self, more: int) -> None:
@@ -77,16 +87,15 @@ class Grouped(RuleBasedStateMachine):
     @rule(members=st.integers(1, 5), again=st.booleans())
     def regroup(self, members: int, again: bool) -> None:
         """Before another group is dealt anything, what the last had not done is taken back."""
-        held = [sum(len(taken[member :: self.members]) for taken in self.rounds) for member in range(self.members)]
-        assert self.round_batches.held() == held
-        assert self.round_batches.recall() == held
+        count = len(self.members)
+        for at, role in enumerate(self.members):
+            assert self.round_batches.held(role) == sum(len(taken[at::count]) for taken in self.rounds)
+        assert self.round_batches.recall() == sum(map(len, self.rounds))
         self.rounds.clear()
-        self.group = members
+        self.group = list("abcde"[:members])
         if again:  # another attempt of the job
-            self.round_batches, self.members = (
-                RoundBatches(SAMPLES, BATCH, EPOCHS, self.round_batches.position(), self.accumulate),
-                1,
-            )
+            self.round_batches = RoundBatches(PLAN, self.round_batches.position(), self.samples, self.accumulate)
+            self.members = self.group
 
     @precondition(lambda self: hasattr(self, "round_batches"))
     @invariant()
@@ -101,7 +110,7 @@ class Grouped(RuleBasedStateMachine):
         """However it began, dealing ends, with every minibatch done once."""
         if hasattr(self, "round_batches"):
             self.regroup(2, again=False)
-            while (portion := self.round_batches.deal(2)) is not None:
+            while (portion := self.round_batches.deal(self.group)) is not None:
                 self.done.update((portion.epoch, portion.first + i) for i in range(portion.count))
                 self.round_batches.settle(-(-portion.count // (2 * self.accumulate)))
             assert self.round_batches.finished

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distbelief.core import events
-from distbelief.core.conversations import dealing, initialising, membership, mirroring, operations, pushing
+from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, operations, pushing
 from distbelief.core.portions import ANEW
 from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
 from distbelief.core.roles import Kind
@@ -18,7 +18,7 @@ from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster
-from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
+from distbelief.strategies.grouped.players import coordinator as group_coordinator
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.shard import shard, standby
@@ -33,7 +33,7 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "coordinator": (coordinator(Settings(strategy=Downpour()), True, ANEW), Kind.COORDINATOR, SERVED),
     "sandblaster": (batch_coordinator(Settings(strategy=Sandblaster()), True, ANEW), Kind.COORDINATOR, BATCHED),
     "of a mapping": (memory_coordinator(Settings(strategy=Hogwild()), True, ANEW), Kind.COORDINATOR, SHARED),
-    "of a group": (AllreduceCoordinator(Settings(strategy=Allreduce()), True, ANEW), Kind.COORDINATOR, GROUPED),
+    "of a group": (group_coordinator(Settings(strategy=Allreduce()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (shard(0, never), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),
@@ -41,7 +41,15 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
 }
 DEAF = {
     "sandblaster": {dealing.Progress, dealing.StreamEnded},
-    "of a mapping": {membership.Here, initialising.Ready, mirroring.Stands, mirroring.Mirrored, mirroring.StandbyLost},
+    "of a mapping": {
+        membership.Here,
+        initialising.Ready,
+        mirroring.Stands,
+        mirroring.Mirrored,
+        mirroring.StandbyLost,
+        attendance.Departed,
+    },
+    "of a group": {membership.Here, dealing.StreamEnded},
     "shard in batches": {pushing.Push},
 }
 """What a table lets a machine hear that is for others of its kind."""

@@ -5,14 +5,14 @@ step.
 from __future__ import annotations
 
 from distbelief.core import events
-from distbelief.core.conversations import grouping, membership
+from distbelief.core.conversations import grouping, initialising, membership
 from distbelief.core.effects import RECEIVE, Arrival, Connect, Effect, Form, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce
-from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
+from distbelief.strategies.grouped.players import coordinator
 from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.whole import PhantomWhole
 
@@ -21,35 +21,39 @@ SETTINGS = Settings(strategy=Allreduce(3, algorithm="ring"))
 ROLES = [f"replica {i}" for i in range(3)]
 
 
+def join() -> membership.Join:
+    """What a whole replica of the group says first."""
+    return membership.Join(0, LAYOUT, 8, places=(membership.PartPlace(Address("", 0), ""),), digest="digest")
+
+
+HOLDS = initialising.Restored(loaded=True)
+
+
 def test_the_coordinator_says_who_is_to_leave_a_group_and_who_is_to_meet_in_the_next() -> None:
-    coordinator = AllreduceCoordinator(SETTINGS, True, ANEW)
+    job = coordinator(SETTINGS, True, ANEW)
 
     def tell(role: str, event: Message | events.Lost) -> str:
-        coordinator.handle(role, event, None)
-        return coordinator.waits()
+        job.handle(role, event, None)
+        return job.waits().rpartition("(")[2].rstrip(")")
 
-    waits = [tell(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest")) for role in ROLES]
-    assert waits == [
-        "gathering: waits for replica 1, replica 2",
-        "gathering: waits for replica 2",
-        "training: waits for replica 0, replica 1, replica 2 to meet in group 0",
+    assert [tell(role, join()) for role in ROLES] == [
+        "replica 1, replica 2",
+        "replica 2",
+        "replica 0 to meet in group 0, replica 1 to meet in group 0, replica 2 to meet in group 0",
     ]
-    assert (
-        tell("replica 1", grouping.RoundsMade(0, 0, 0.0, 0))
-        == "training: waits for replica 0, replica 2 to meet in group 0"
-    )
-    assert tell("replica 0", events.Lost("killed", 0)) == "training: waits for replica 1, replica 2 to leave group 0"
-    assert tell("replica 1", grouping.Halted(1, 0)) == "training: waits for replica 2 to leave group 0"
-    assert tell("replica 2", grouping.Halted(1, 0)) == "training: waits for replica 1, replica 2 to meet in group 1"
-    tell("replica 1", grouping.RoundsMade(1, 0, 0.0, 0))
-    assert tell("replica 2", grouping.RoundsMade(1, 0, 0.0, 0)) == "training: waits for replica 1, replica 2"
+    assert tell("replica 1", HOLDS) == "replica 0 to meet in group 0, replica 2 to meet in group 0"
+    assert tell("replica 0", events.Lost("killed", 0)) == "replica 1 to leave group 0, replica 2 to leave group 0"
+    assert tell("replica 1", grouping.Halted(1, 0)) == "replica 2 to leave group 0"
+    assert tell("replica 2", grouping.Halted(1, 0)) == "replica 1 to meet in group 1, replica 2 to meet in group 1"
+    tell("replica 1", HOLDS)
+    assert tell("replica 2", HOLDS) == "replica 1 holds 1 minibatches"
 
 
 def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is() -> None:
-    coordinator, guest = AllreduceCoordinator(SETTINGS, True, ANEW), "replica 3"
+    job, guest = coordinator(SETTINGS, True, ANEW), "replica 3"
 
     def tell(role: str, event: Message | events.Lost) -> list[Effect]:
-        return [*coordinator.handle(role, event, None)]
+        return [*job.handle(role, event, None)]
 
     def assembled(effects: list[Effect]) -> list[str]:
         return [one.to for one in effects if isinstance(one, Send) and isinstance(one.message, grouping.Assemble)]
@@ -64,10 +68,10 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
         return [one.to for one in told if isinstance(one, Send) and isinstance(one.message, membership.Refused)]
 
     for role in ROLES:
-        tell(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
+        tell(role, join())
     for role in ROLES:
-        tell(role, grouping.RoundsMade(0, 0, 0.0, 0))
-    tell(guest, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"))
+        tell(role, HOLDS)
+    tell(guest, join())
     assert form(1, ROLES) == [*ROLES, guest]
     assert breaks(1) == []
     assert form(2, [*ROLES, guest]) == [*ROLES, guest]
@@ -78,14 +82,14 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
 
 
 def test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed() -> None:
-    coordinator, guest = AllreduceCoordinator(SETTINGS, True, ANEW), "replica 3"
+    job, guest = coordinator(SETTINGS, True, ANEW), "replica 3"
     for role in ROLES:
-        coordinator.handle(role, grouping.Enter(0, "", LAYOUT, 8, 0, "digest"), None)
+        job.handle(role, join(), None)
     other = lay_out([Tensor("weight", (5,), "float32")])
-    [refused] = coordinator.handle(guest, grouping.Enter(0, "", other, 8, 0, "digest"), None)
+    [refused] = job.handle(guest, membership.Join(0, other, 8), None)
     assert isinstance(refused, Send)
     assert isinstance(refused.message, membership.Refused)
-    assert coordinator.handle(guest, events.Lost("closed", 0), None) == []
+    assert not any(isinstance(effect, Send) for effect in job.handle(guest, events.Lost("closed", 0), None))
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:

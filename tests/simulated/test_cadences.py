@@ -24,7 +24,8 @@ def test_a_budget_ends_the_job_at_its_time(strategy: Strategy) -> None:
     job = Job(TASK, strategy, epochs=1000, batch_size=4, budget="10s", snapshot_every="0")
     result = db.Simulated(compute=STEADY).run(job)
     assert (result["outcome"], result["cause"]) == ("done", "the budget is spent")
-    assert 10 <= result["seconds"] < 10.5
+    breaks_off = isinstance(strategy, db.Allreduce)  # the round that its replicas are at
+    assert 10 - 0.2 * breaks_off <= result["seconds"] < 10.5
     assert 46 * result["replicas"] <= result["steps"] <= 52 * result["replicas"]
 
 

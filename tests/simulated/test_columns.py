@@ -266,7 +266,7 @@ def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, mi
         run.run()
         counted.append(sent.counts)
     assert counted[0] == counted[1]
-    assert min(counted[0][name] for name in ("Boundary", "ReducedPiece", "PartSummed", "UpdatePart")) > 0
+    assert min(counted[0][name] for name in ("Boundary", "ReducedPiece", "PartNorm")) > 0
 
 
 # deaths
@@ -385,7 +385,7 @@ def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
     run.watch(SimpleNamespace(sent=lambda *_: None, delivered=listen))  # type: ignore[arg-type]  # a checker
     run.run()
     assert {"for work from replica 0.0", "for gradients from replica 1.1"} <= said["replica 0.1"]
-    assert {"for its sum from replica 0.1", "for gradients from replica 1.0"} <= said["replica 0.0"]
+    assert {"for replica 0.1 to do the same", "for gradients from replica 1.0"} <= said["replica 0.0"]
     assert "for the gradient of what 2 needed from replica 0.0" in said["replica 0.1"]
     assert not any("coordinator" in one for one in said["replica 0.1"])
 

@@ -28,9 +28,9 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
-from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
@@ -418,14 +418,15 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
     """Also between the norms of whole layers and the update: what was told for a round that is made again counts for
     nothing.
     """
-    compute, update = AllreduceReplica._compute, TorchWhole.update
+    compute, update = SplitCompute.compute, TorchWhole.update
     computed: dict[tuple[str, int, int], Minibatch] = {}
     made: dict[int, list[Minibatch]] = {}
     died = 0
 
-    def remember(story: AllreduceReplica, batch: Batch) -> Any:
+    def remember(split: SplitCompute, batch: Batch, wait: Any) -> Any:
+        story: Any = next(part.player for part in run.simulation.parts.values() if part.player._split is split)
         computed[story.role, story._group, story.rounds] = batch.epoch, batch.index
-        return (yield from compute(story, batch))
+        return (yield from compute(split, batch, wait))
 
     def note(whole: TorchWhole, *asked: Any) -> None:
         stories: list[Any] = [part.player for part in run.simulation.parts.values()]
@@ -435,7 +436,7 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
             made[story.rounds] = [computed[one] for one in asked_for if one in computed]
         update(whole, *asked)
 
-    monkeypatch.setattr(AllreduceReplica, "_compute", remember)
+    monkeypatch.setattr(SplitCompute, "compute", remember)
     monkeypatch.setattr(TorchWhole, "update", note)
     messages = some(range(8, 60, 3), SEEDS // 5)
     for message in messages:

@@ -10,7 +10,6 @@ from torch import nn
 
 from distbelief.core import roles
 from distbelief.core.conversations.dealing import Progress
-from distbelief.core.conversations.grouping import RoundsMade
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -45,7 +44,7 @@ def test_all_replicas_together_report_so_often_at_most(
         task = plain.classes(lambda: nn.Linear(6, 3), samples=300 * replicas)
         job = Job(task=task, strategy=strategy(replicas=replicas), batch_size=1, evaluate_every=0, checkpoint_every=0)
         result = Simulated(phantom=True, compute=ComputeModel(step=STEP)).run(job)
-        rates.append((heard[Progress] + heard[RoundsMade]) / result["seconds"])
+        rates.append(heard[Progress] / result["seconds"])
     assert rates[0] > 3 * 2  # of each, every quarter of a second and a step
     assert 1 < rates[1] < 2 * MOST < rates[0] * 40 / 3  # with those at the end of a portion
 

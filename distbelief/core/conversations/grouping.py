@@ -1,32 +1,23 @@
-"""Grouping: the messages of a job whose replicas reduce their gradients among themselves, under a coordinator that
-deals to all of them at once.
+"""Grouping: the messages by which replicas that reduce their gradients among themselves form a group, and go on with it
+or without some of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from distbelief.core.conversations.agreement import Squares
+from distbelief.core.conversations.checkpointing import Snapshot, SnapshotDone
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
-from distbelief.core.conversations.membership import Finish, Leave, Refused, Stop
-from distbelief.core.conversations.table import Conversation, Says, States, TextEnum, Transition
-from distbelief.core.events import Lost, Saved
+from distbelief.core.conversations.initialising import Restored
+from distbelief.core.conversations.membership import PartPlace
+from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import ALL_REDUCE, Address, Bulk, Message
-from distbelief.core.portions import Portion
 from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
-from distbelief.sharding.layout import Layout
 
 NOTHING = -2
 """The rounds of a replica that holds nothing yet."""
-
-
-class PartPlace(NamedTuple):
-    """A partition of a split replica, as those that add up gradients with it find it."""
-
-    place: Address
-    store: str
 
 
 class Member(NamedTuple):
@@ -61,35 +52,11 @@ def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
 # replica to coordinator
 
 
-class Enter(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica asks to take part; `digest` is of its initial parameters, and the rest is as in `Join`."""
-
-    incarnation: int
-    address: str
-    layout: Layout
-    samples: int
-    batch_size: int
-    digest: str
-    store: str = ""
-    epochs: int = 0
-    parts: tuple[PartPlace, ...] = ()
-    """The partitions of a split replica that follow its lead."""
-
-
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
     """A replica takes part in no group any more; it has made so many rounds."""
 
     group: int
     rounds: int
-
-
-class RoundsMade(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The rounds that a replica has made in all, and the sum of the losses of its steps since its last report."""
-
-    group: int
-    rounds: int
-    loss: float
-    losses: int
 
 
 class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -122,56 +89,7 @@ class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
     checkpoint: str = ""
 
 
-class RoundBatch(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The next minibatches of a group: in each round its members take the next ones, in their order; the last round may
-    not have one for all.
-    """
-
-    group: int
-    portion: Portion
-
-
-class Keep(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Write what you hold as the one part of checkpoint `number`."""
-
-    number: int
-
-
-class Kept(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """It is on disk, or the error that kept it from there; and how many updates are in it, since the first of all
-    attempts of the job.
-    """
-
-    number: int
-    error: str
-    updates: int
-    script: bool = False
-    """True where what a script keeps is on disk too."""
-
-
 # partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it
-
-
-class PartSummed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition holds the sum of the gradients of its part in a round, which has this norm, where the job clips; of
-    its own part of the step the loss, where it has that.
-    """
-
-    group: int
-    round: int
-    norm: float
-    loss: float
-    losses: int
-
-
-class UpdatePart(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All partitions of the replica hold the sums of a round, which together have this norm: make the update. So none
-    makes one that others do not.
-    """
-
-    group: int
-    round: int
-    norm: float
 
 
 class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -179,8 +97,9 @@ class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
     update, their sums over all partitions.
     """
 
-    group: int
-    round: int
+    generation: int
+    exchange: int
+    """Number of this exchange of such messages since then."""
     of: Squares
 
 
@@ -268,106 +187,26 @@ class State(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes = b""
 
 
-class GroupPhase(TextEnum):
-    """Phase of a job in groups."""
-
-    GATHERING = "gathering"
-    TRAINING = "training"
-    CLOSING = "closing"
-    LEAVING = "leaving"
-
-
-GROUP_PHASES = States(
-    "a job in groups",
-    {
-        GroupPhase.GATHERING: "waits for all replicas to be there",
-        GroupPhase.TRAINING: "deals minibatches to a group of those who are there",
-        GroupPhase.CLOSING: "waits for the last round, the last evaluation and the last checkpoint",
-        GroupPhase.LEAVING: "waits for the replicas to leave",
-    },
-    (
-        Transition(GroupPhase.GATHERING, GroupPhase.TRAINING, (Enter, Leave, Lost)),
-        Transition(GroupPhase.TRAINING, GroupPhase.CLOSING, (Enter, RoundsMade, Evaluated, Stop, Leave, Lost, Halted)),
-        Transition(GroupPhase.CLOSING, GroupPhase.LEAVING, (RoundsMade, Evaluated, Saved)),
-        Transition(
-            GroupPhase.CLOSING, GroupPhase.TRAINING, (Enter, Halted, Leave, Lost)
-        ),  # nobody is left who holds what was made: all begin at a checkpoint
-    ),
-)
-
-
-class GroupMay(TextEnum):
-    """Action of a coordinator of groups that only some phases allow."""
-
-    GATHER = "wait for all replicas, to begin with all"
-    DEAL = "deal minibatches, begin checkpoints, and let the job end"
-    REGROUP = "form another group when one dies, leaves or comes"
-    DISMISS = "have those who come finish"
-
-
-GROUP_ALLOWED: Mapping[GroupPhase, frozenset[GroupMay]] = {
-    GroupPhase.GATHERING: frozenset({GroupMay.GATHER}),
-    GroupPhase.TRAINING: frozenset({GroupMay.DEAL, GroupMay.REGROUP}),
-    GroupPhase.CLOSING: frozenset({GroupMay.REGROUP}),
-    GroupPhase.LEAVING: frozenset({GroupMay.DISMISS}),
-}
-"""Actions of a coordinator of groups that each phase allows."""
-
-
-class Duty(TextEnum):
-    """Task of the first member of a group, done for all: the last things of a job."""
-
-    MEASURE = "measure"
-    KEEP = "keep"
-    DISMISS = "dismiss"
-
-
 GROUPING = Conversation(
     "Grouping",
     (
-        Says(Enter, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
-        Says(Refused, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Enter),
-        Says(Assemble, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Assemble, by=(Kind.COORDINATOR, Kind.REPLICA), to=(Kind.REPLICA,)),
         Says(GroupHello, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(State, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(AskReceipt, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Receipt, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=AskReceipt),
-        Says(RoundsMade, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
-        Says(RoundBatch, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
         Says(ReducedPiece, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ReducedChunk, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ChunkBack, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(ChunksTaken, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
-        Says(Evaluate, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Evaluate, by=(Kind.COORDINATOR, Kind.REPLICA), to=(Kind.REPLICA,)),
         Says(Evaluated, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Evaluate),
-        Says(Keep, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
-        Says(Kept, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Keep),
-        Says(Broken, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
-        Says(Halt, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
-        Says(Halted, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Halt),
-        Says(Finish, by=(Kind.COORDINATOR, Kind.SUPERVISOR), to=(Kind.REPLICA,)),
-        Says(Leave, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
-        Says(Stop, by=(Kind.SUPERVISOR,), to=(Kind.COORDINATOR,)),
-        Says(Stop, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Broken, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA)),
+        Says(Halt, by=(Kind.COORDINATOR, Kind.REPLICA), to=(Kind.REPLICA,)),
+        Says(Halted, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA), answers=Halt),
         *(
             Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for message in (
-                Enter,
-                Assemble,
-                RoundBatch,
-                RoundsMade,
-                Evaluate,
-                Keep,
-                Kept,
-                Broken,
-                Halt,
-                Halted,
-                PartSquares,
-                PartValues,
-            )
+            for message in (Restored, Snapshot, SnapshotDone, PartSquares, PartValues)
         ),
-        Says(PartSummed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
-        Says(UpdatePart, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=PartSummed),
     ),
-    (GROUP_PHASES,),
 )

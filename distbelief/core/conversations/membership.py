@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from distbelief.core.conversations.table import Conversation, Says
 from distbelief.core.messages import Address, Message
 from distbelief.core.optimizer import Optimizer
@@ -16,6 +18,16 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
     incarnation: int = 0
     address: str = ""
     """Address at which others reach it."""
+
+
+class PartPlace(NamedTuple):
+    """A partition of a replica, or a whole one, as those that add up gradients with it find it."""
+
+    place: Address
+    store: str
+    """Address, in the terms of its carrier: others reach there what adds up its gradients, or the group of which it is
+    the first member meets there.
+    """
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -33,6 +45,10 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     optimizers: tuple[Optimizer, ...] = ()
     keeps: bool = False
     """True where its script keeps something that goes into checkpoints."""
+    places: tuple[PartPlace, ...] = ()
+    """Its partitions, in their order, where replicas add up their gradients among themselves."""
+    digest: str = ""
+    """Digest of its initial parameters, where replicas hold them."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from distbelief.core.conversations.dealing import Progress, StreamEnded
 from distbelief.core.conversations.evaluating import Evaluated
+from distbelief.core.conversations.grouping import Halted
 from distbelief.core.conversations.initialising import Ready, Restored
 from distbelief.core.conversations.membership import Here, Join, Leave, Stop
 from distbelief.core.conversations.operations import Done, Operated
@@ -34,20 +35,21 @@ PHASES = States(
     {
         Phase.GATHERING: "waits for all shards, and for the first replica, which tells the layout",
         Phase.RESTORING: "waits for the shards to know their ranges, and to load a checkpoint if there is one",
-        Phase.INITIALISING: "waits for one replica to send the initial parameters",
+        Phase.INITIALISING: "waits for one replica to send the initial parameters, or for all to hold them",
         Phase.TRAINING: "deals portions until all are done, a target is reached or somebody stops the job",
         Phase.LEAVING: "waits for the replicas to push what they have accrued, and to leave",
         Phase.CLOSING: "waits for the last evaluation, the last checkpoint and the shards' accounts",
     },
     (
         Transition(Phase.GATHERING, Phase.RESTORING, (Here, Join)),
-        Transition(Phase.GATHERING, Phase.INITIALISING, (Join,)),  # where replicas share memory
+        Transition(Phase.GATHERING, Phase.INITIALISING, (Join,)),  # where replicas hold the parameters
         Transition(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
         Transition(Phase.RESTORING, Phase.TRAINING, (Restored,)),
         Transition(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
         Transition(Phase.TRAINING, Phase.LEAVING, (*_ENDS, Join)),  # the last who had something left has nothing
         Transition(Phase.LEAVING, Phase.CLOSING, _ENDS),
-        Transition(Phase.LEAVING, Phase.TRAINING, (Lost,)),  # all go back to a checkpoint
+        Transition(Phase.LEAVING, Phase.TRAINING, (Lost, Halted)),  # all go back to a checkpoint
+        Transition(Phase.CLOSING, Phase.TRAINING, (Lost, Halted)),  # so they do where replicas hold the parameters
     ),
 )
 

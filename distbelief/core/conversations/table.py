@@ -58,9 +58,9 @@ class States(Generic[State]):
         meaning: of each; the first is that in which it begins.
         moves: all that there are; what stays as it is has not moved.
 
-    >>> from distbelief.core.conversations.evaluating import EVALUATOR, EvaluatorStanding
-    >>> EVALUATOR.move(EvaluatorStanding.EXPECTED, EvaluatorStanding.JOINED)
-    <EvaluatorStanding.JOINED: 'joined'>
+    >>> from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
+    >>> CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING)
+    <CheckpointStage.HOLDING: 'holding'>
     """
 
     forgotten = True

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Target
-from distbelief.coordination.registry import Registry
-from distbelief.core.conversations.grouping import Duty, Enter, GroupPhase, PartPlace, RoundsMade
-from distbelief.core.messages import Address
-from distbelief.core.outcomes import Cause
-from distbelief.core.portions import Portion, Position, StartingPoint
-from distbelief.core.settings import Plan, Settings
+from distbelief.coordination.coordinator import Coordinator
+from distbelief.core.conversations.membership import PartPlace
+from distbelief.core.portions import StartingPoint
+from distbelief.core.protocol import GROUPED
+from distbelief.core.settings import Settings
 from distbelief.runtime.player import Part
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
-from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
-from distbelief.strategies.grouped.grouping import Grouping
+from distbelief.strategies.grouped.group_holders import GroupHolders
 from distbelief.strategies.grouped.round_batches import RoundBatches
+from distbelief.strategies.grouped.round_work import RoundWork
 from distbelief.strategies.grouped.simulated import simulated_replica
 from distbelief.strategies.grouped.worker import process_replica
-from distbelief.strategies.players import Players
+from distbelief.strategies.players import COORDINATOR_STATE, Players
+
+
+def coordinator(settings: Settings, measures: bool, start: StartingPoint) -> Coordinator:
+    """Return what the coordinator plays: the replicas hold the parameters, and rounds are dealt to all of them."""
+    holders = GroupHolders()
+    job = Coordinator(settings, measures, start, holders, RoundWork(holders), GROUPED)
+    job.evaluations.tried = True  # by the first replica, before it joins
+    return job
 
 
 def replica(context: Context) -> Part:
@@ -27,28 +33,4 @@ def replica(context: Context) -> Part:
     return process_replica(context, context.stage)
 
 
-PLAYERS = Players(
-    AllreduceCoordinator,
-    (
-        AllreduceCoordinator,
-        MinibatchCount,
-        SnapshotTimer,
-        Target,
-        Grouping,
-        Registry,
-        Address,
-        PartPlace,
-        RoundBatches,
-        Enter,
-        RoundsMade,
-        Portion,
-        Position,
-        StartingPoint,
-        Plan,
-        Settings,
-        Cause,
-        GroupPhase,
-        Duty,
-    ),
-    replica,
-)
+PLAYERS = Players(coordinator, (*COORDINATOR_STATE, GroupHolders, RoundWork, RoundBatches, PartPlace), replica)

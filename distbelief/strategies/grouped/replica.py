@@ -11,15 +11,23 @@ round's update is made when all of them hold their sums, so that a replica is ne
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from distbelief.core import events, roles
-from distbelief.core.conversations import evaluating, grouping, membership, partitioning
-from distbelief.core.conversations.agreement import Squares
+from distbelief.core.conversations import (
+    checkpointing,
+    dealing,
+    evaluating,
+    grouping,
+    initialising,
+    membership,
+    partitioning,
+)
 from distbelief.core.effects import (
     GLANCE,
     RECEIVE,
@@ -40,7 +48,8 @@ from distbelief.core.effects import (
     Story,
     Wake,
 )
-from distbelief.core.norms import added, cut_layers
+from distbelief.core.messages import Address, Version
+from distbelief.core.norms import cut_layers
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.core.timers import BucketDue
@@ -55,7 +64,6 @@ from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.steps import Steps
 from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
-from distbelief.strategies.grouped.followers import Followers, Said
 from distbelief.strategies.grouped.round_batches import round_of
 from distbelief.strategies.grouped.settings import Reducing, reduction
 from distbelief.strategies.grouped.whole import Whole
@@ -66,8 +74,10 @@ FORWARD = 1 / 3
 """Fraction of a simulated step after which the backward pass begins."""
 NAMED = 3
 """Most replicas that a sentence about a wait names."""
-OTHERS_SAY = (grouping.ReducedPiece, grouping.GroupHello, grouping.State, grouping.AskReceipt, grouping.Receipt)
-"""Messages from any other of the group, or of the replica."""
+Request = (
+    dealing.Deal | evaluating.Evaluate | checkpointing.Snapshot | checkpointing.SaveScript | checkpointing.Describe
+)
+"""What the coordinator asks of it, or the partition that leads."""
 
 
 class _Halted(Exception):
@@ -79,7 +89,7 @@ class _Halted(Exception):
 
 
 class _Dismissed(Exception):
-    """The partition that leads this one leaves, wherever this one is in its rounds."""
+    """It is let go, wherever it is in its rounds."""
 
 
 class _StateArray(NamedTuple):
@@ -122,19 +132,17 @@ class AllreduceReplica:
         self.step = self.samples = 0
         self.rounds = grouping.NOTHING
         request = loop or LoopRequest()
-        self._enter = grouping.Enter(
-            incarnation, address, whole.layout, samples, request.batch_size, whole.digest(), store, request.epochs
+        self._split, self.script = split, request.script
+        self._siblings = split.siblings if split else Siblings(role, incarnation)
+        asked, keeps = (request.batch_size, request.epochs), request.script is not None
+        place, digest = membership.PartPlace(Address(address, incarnation), store), whole.digest()
+        self._join = membership.Join(
+            incarnation, whole.layout, samples, *asked, keeps=keeps, places=(place,), digest=digest
         )
         self.stops = False
         """True if its script ends the job for all."""
         self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
-        self._split, self.script = split, request.script
-        self._siblings = split.siblings if split else Siblings(role, incarnation)
-        self._followers = Followers(self._siblings, collect)
-        self._permitted = (-1, -1, 0.0)
-        """The group and the round of which a partition that follows may make the update, and the norm of the sum."""
-        self._squares = grouping.PartSquares(-1, -1, ())
-        """The newest norms of whole layers that a partition that follows was told."""
+        self._collects = collect
         self._cuts = False
         """True if the optimizer needs norms of layers that lie at several partitions."""
         self._plan: Plan | None = None
@@ -148,49 +156,79 @@ class AllreduceReplica:
         """Carrier that adds up the gradients of the group, where no worker does."""
         self._awaits, self._awaited = "", list[str]()
         """Reason that it, or its worker, may be waiting, and those of its group that it waits for."""
-        self._round_batches: deque[grouping.RoundBatch] = deque()
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
-        self._requests: deque[grouping.Keep | evaluating.Evaluate] = deque()
+        self._requests: deque[Request] = deque()
+        """What is asked for, the first of which it does now."""
+        self._errors: list[str] = []
+        """Those of the partitions that it leads, in saving their parts."""
         self._coming: deque[Batch] = deque()
         self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
         self._receipt, self._receipts = 0, dict[str, int]()
         """The last that was asked for, and the last of each other."""
         self._arrays: dict[str, _StateArray] = {}
-        self._given, self._left = -1, 0
+        self._given, self._missing = -1, 0
+        """The group of which it was given something last, and how many messages are to come of that."""
         self._updates = 0
-        self._ending = False
+        self._ending = self._leaves_early = self._left = False
+        """Three flags: it makes no more rounds; though the job may go on; and has said so."""
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
+        self._reported = (0, 0, 0)
+        """Its own steps, the samples of all, and the rounds that it has reported."""
+        self._answers = self._table()
+        """Answer to each kind of event, from its sender and itself."""
 
     def story(self) -> Story:
         """From joining to leaving."""
         yield from self._siblings.meet(self.whole.layout)
-        yield Send(self._siblings.superior, self._followers.enter(self._enter))
-        while not self._ending:
-            try:
-                while self._assemble is None and not self._ending:
-                    yield from self._wait()
-                if self._assemble is not None:
-                    yield from self._form(self._assemble)
-                    yield from self._train()
-            except _Halted as halted:
-                self._requests.clear()
-                self._early.clear()
-                self._awaits = ""
-                halt, self._group = halted.group, -1
-                yield from self._siblings.tell(grouping.Halt(halt))
-                yield from self._all_say(grouping.Halted, lambda said, halt=halt: said.group == halt, "a halt")  # type: ignore[misc]  # of the type that is asked for
-                self._followers.forget()
-                yield Send(self._siblings.superior, grouping.Halted(halt, self.rounds))
-            except _Dismissed:
-                break
-        self._siblings.ending = True
-        yield from self._siblings.tell(membership.Finish("the replica is done"), awaited=True)
+        joins = [self._join, *(self._siblings.joined[role] for role in self._siblings.followers)]
+        places = tuple(place for join in joins for place in join.places)
+        yield Send(
+            self._siblings.superior, replace(self._join, places=places, digest=" ".join(join.digest for join in joins))
+        )
+        try:
+            while True:
+                try:
+                    yield from self._next()
+                except _Halted as halted:
+                    yield from self._halt(halted.group)
+        except _Dismissed:
+            self._siblings.ending = True
+            yield from self._siblings.tell(membership.Farewell())
+
+    def _next(self) -> Steps[None]:
+        """What is next: to form a group, to say that it leaves, or what was asked for first."""
+        if self._assemble is not None:
+            yield from self._form(self._assemble)
+        elif self._ending and not self._left:
+            yield from self._leave()
+        elif self._requests:
+            yield from self._do(self._requests[0])
+            self._requests.popleft()
+        else:
+            yield from self._wait()
+
+    def _halt(self, group: int) -> Steps[None]:
+        """Break off, and say how far it is; what is asked for beside rounds is done in the next group."""
+        kept = [one for one in self._requests if not (isinstance(one, dealing.Deal) or self._siblings.follows)]
+        self._requests = deque(kept)
+        self._early.clear()
+        self._awaits, self._group = "", -1
+        yield from self._siblings.ask(grouping.Halt(group), grouping.Halted)
+        yield from self._wait_for_followers()
+        yield Send(self._siblings.superior, grouping.Halted(group, self.rounds))
+
+    def _leave(self) -> Steps[None]:
+        """Say that it makes no more rounds, and what it has made; it stays until it is let go."""
+        self._left = True
+        if self._group >= 0:
+            yield self._report()
+        yield Send(self._siblings.superior, membership.Leave(self._leaves_early, self.stops))
+
+    def _wait_for_followers(self) -> Steps[None]:
+        """Wait until the partitions that this one leads have done what they were asked for."""
         while self._siblings.busy:
             yield from self._wait()
-        yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
-        if self._siblings.follows:  # the coordinator may see its end before it hears of its lead
-            yield Send(roles.COORDINATOR, membership.Leave())
 
     def coming(self, most: int) -> list[Batch]:
         """The minibatches that come next, as far as they are dealt."""
@@ -233,11 +271,14 @@ class AllreduceReplica:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
         plan, home = told.plan, self._siblings.partition
-        yield from self._followers.assemble(told)
+        yield from self._siblings.ask(told, initialising.Restored)
+        if self._siblings.follows:
+            told = replace(told, members=grouping.column(told.members, home))
         if self._plan is None:
             yield from self._attach(plan)
         self._group, self._members = told.group, [member.role for member in told.members]
         rank = self._rank = self._members.index(self.role)
+        self._siblings.begin(told.group)
         if self._split is not None:
             yield from self._split.begin(told.group)
         self._buckets = [*buckets(plan.layout, self._own.bucket_mb, home)]
@@ -250,8 +291,21 @@ class AllreduceReplica:
             self._messages = Messages(told.group, self._members, rank, self._buckets, schedules, self.whole)
             partners |= self._messages.partners
         yield from self._meet(told, partners - {rank})
+        yield from self._hold(told)
+        if self._reduces:
+            self._await(f"a link of group {self._group}", self._others)
+            if not (yield Form(told)):
+                yield from self._break(self._fault() or "its part in the group could not be made")
+            self._awaits = ""
+        yield from self._wait_for_followers()
+        self._reported = self.step, self.samples, self.rounds
+        yield Send(self._siblings.superior, initialising.Restored(loaded=True))
+
+    def _hold(self, told: grouping.Assemble) -> Steps[None]:
+        """Hold what the group begins with: load it, or give it to others, or be given it."""
+        rank = self._rank
         if told.checkpoint and rank == told.source:
-            loaded: events.Loaded = yield Load(told.checkpoint, plan, home)
+            loaded: events.Loaded = yield Load(told.checkpoint, told.plan, self._siblings.partition)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
         if self.rounds == grouping.NOTHING:
@@ -263,13 +317,6 @@ class AllreduceReplica:
             yield from self._receive_state()
             self._awaits = ""
         self.rounds = told.rounds
-        if self._reduces:
-            self._await(f"a link of group {self._group}", self._others)
-            if not (yield Form(told)):
-                yield from self._break(self._fault() or "its part in the group could not be made")
-            self._awaits = ""
-        yield from self._all_say(grouping.RoundsMade, lambda said: said.group == told.group, "a group")
-        yield self._report()
 
     def _attach(self, plan: Plan) -> Steps[None]:
         """Have the vectors that a plan asks for."""
@@ -345,7 +392,7 @@ class AllreduceReplica:
 
     def _receive_state(self) -> Steps[None]:
         """Wait for what the source holds, and take it."""
-        while self._left or self._given < self._group:
+        while self._missing or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
         arrays = {name: (one.dtype, one.shape, one.data) for name, one in self._arrays.items() if name}
@@ -360,19 +407,6 @@ class AllreduceReplica:
             yield from self._wait()
 
     # rounds
-
-    def _train(self) -> Steps[None]:
-        """One round batch after another, until the group is broken up or the job is over."""
-        while not self._ending:
-            if self._round_batches:
-                batch = self._round_batches.popleft()
-                if batch.group == self._group:  # one of a group before was on its way when that broke up
-                    yield from self._siblings.tell(batch)
-                    yield from self._make(batch.portion)
-            elif self._requests:
-                yield from self._answer_request(self._requests.popleft())
-            else:
-                yield from self._wait()
 
     def _make(self, portion: Portion) -> Steps[None]:
         """All rounds of a round batch."""
@@ -389,12 +423,11 @@ class AllreduceReplica:
                 self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
                 yield from self._look()
                 if self._ending:
-                    yield from self._leave_early()
                     return
                 batch = self._coming.popleft()
-                computed = yield from self._compute(batch)
+                computed = yield from gradient(self._split, batch, self._wait)
                 if computed is None:
-                    yield from self._leave_early()
+                    self._ending = self._leaves_early = True
                     return
                 if computed.loss is not None:
                     self.report(computed.loss, batch, self.step)
@@ -411,84 +444,21 @@ class AllreduceReplica:
             if not own:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
-            self.whole.clip((yield from self._agree()))
-            norms = (yield from self._whole_squares()) if self._cuts else ()
+            last, due = taken is rounds[-1], self._seconds >= report_seconds(count)
+            if self._siblings.follows and (last or due):
+                yield self._report()  # before the lead's, of the same rounds
+            # each makes the update once all partitions of the replica hold their sums of the round
+            self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))
+            squares = self.whole.squares() if self._cuts else ()
+            norms = (yield from self._siblings.whole_squares(squares, self._wait)) if self._cuts else ()
             if self._own.buffers == "broadcast":
                 self.whole.adopt_buffers()
             self.whole.update(self._plan.factor(self.samples), norms, count == 1)
             self.rounds += 1
             self._updates += 1
             self.samples += sum(sizes)
-            if self._seconds >= report_seconds(len(self._members)) and not self._siblings.follows:
+            if (last or due) and not self._siblings.follows:
                 yield self._report()
-        if not self._siblings.follows:
-            yield self._report()
-
-    def _leave_early(self) -> Steps[None]:
-        """Have the job go on without this replica; where nobody else holds the parameters, stay until they are kept."""
-        self._ending = len(self._members) > 1
-        if self._ending:
-            return
-        yield self._report()
-        yield Send(self._siblings.superior, membership.Leave(stops=self.stops))
-        while True:  # until it is halted, to form a group that ends
-            yield from self._wait()
-
-    def _compute(self, batch: Batch) -> Steps[Computed | None]:
-        return gradient(self._split, batch, self._wait)
-
-    def _agree(self) -> Generator[Effect, object, float]:
-        """Wait until all partitions of the replica hold their sums of the round: then each makes the update.
-
-        Returns:
-            The norm of the whole sum, where the job clips.
-        """
-        now, norm = (self._group, self.rounds), self.whole.norm()
-        if self._siblings.follows:
-            yield Send(self._siblings.superior, grouping.PartSummed(self._group, self.rounds, norm, *self._count()))
-            while self._permitted[:2] != now:
-                self._await("the word to update", [self._siblings.superior])
-                yield from self._wait()
-            self._awaits = ""
-            return self._permitted[2]
-        summed = yield from self._all_say(grouping.PartSummed, lambda said: (said.group, said.round) == now, "its sum")
-        for one in summed:
-            self._add_counts(one)
-        norm = math.hypot(norm, *(one.norm for one in summed))
-        yield from self._siblings.tell(grouping.UpdatePart(*now, norm))
-        return norm
-
-    def _whole_squares(self) -> Generator[Effect, object, Squares]:
-        """The norms of the layers that are cut: what the partitions of the replica add to them, in their order. Nobody
-        makes the update before all have said it.
-        """
-        own = grouping.PartSquares(self._group, self.rounds, self.whole.squares())
-        now = own.group, own.round
-        if self._siblings.follows:
-            yield Send(self._siblings.superior, own)
-            while (self._squares.group, self._squares.round) != now:
-                self._await("the norms of whole layers", [self._siblings.superior])
-                yield from self._wait()
-            self._awaits = ""
-            return self._squares.of
-        said = yield from self._all_say(
-            grouping.PartSquares, lambda said: (said.group, said.round) == now, "the norms of its parts"
-        )
-        told = grouping.PartSquares(*now, added(one.of for one in (own, *said)))
-        yield from self._siblings.tell(told)
-        return told.of
-
-    def _add_counts(self, told: grouping.PartSummed) -> None:
-        """Count what a partition has counted into the next report."""
-        self._loss, self._losses = self._loss + told.loss, self._losses + told.losses
-
-    def _all_say(self, kind: type[Said], fits: Callable[[Said], bool], what: str) -> Steps[list[Said]]:
-        """Wait until all partitions that this one leads have said something of now."""
-        while away := self._followers.missing(kind, fits):
-            self._await(what, away)
-            yield from self._wait()
-        self._awaits = ""
-        return self._followers.said(kind)
 
     def _reduce(self, computed: Computed | None) -> Steps[None]:
         """Add up the gradients of the round."""
@@ -544,42 +514,58 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        return Send(self._siblings.superior, grouping.RoundsMade(self._group, self.rounds, *self._count()))
-
-    def _count(self) -> tuple[float, int]:
-        """Since this was last asked: the sum of the losses, and how many they are."""
-        counted = self._loss, self._losses
+        """What it has made since the last report."""
+        now, loss, losses = (self.step, self.samples, self.rounds), self._loss, self._losses
+        steps, samples, rounds = (after - before for after, before in zip(now, self._reported, strict=True))
+        self._reported = now
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
-        return counted
+        return Send(self._siblings.superior, dealing.Progress(steps, samples, rounds, loss, losses, wants=False))
 
-    # what the first member does for all
+    # what it is asked for
 
-    def _answer_request(self, asked: grouping.Keep | evaluating.Evaluate) -> Steps[None]:
-        yield from self._siblings.tell(asked)
-        if isinstance(asked, evaluating.Evaluate):
-            if self._siblings.follows:
-                yield from self._give_values()
-                return
-            yield from self._collect()
-            measured: Measured = yield Measure()
-            yield Send(
-                roles.COORDINATOR,
-                evaluating.Evaluated(
-                    asked.number, measured.loss, measured.accuracy, measured.metrics, measured.seconds
-                ),
-            )
+    def _do(self, asked: Request) -> Steps[None]:
+        match asked:
+            case dealing.Deal() if not self._left:
+                yield from self._siblings.tell(asked)
+                yield from self._make(asked.portion)
+            case evaluating.Evaluate():
+                yield from self._measure(asked)
+            case checkpointing.Snapshot():
+                yield from self._save(asked.number)
+            case checkpointing.SaveScript() if self.script is not None:
+                yield from end_minibatch(self.script)
+                error = yield from save(self.script, asked.number)
+                yield Send(roles.COORDINATOR, checkpointing.ScriptSaved(asked.number, error))
+                if asked.number == checkpointing.LEAVING:
+                    yield Send(roles.COORDINATOR, membership.Leave(self._leaves_early, self.stops))
+            case checkpointing.Describe():
+                # a round is made of the parameters that it updates
+                told = checkpointing.Description(Version(0, self._updates), self.samples, {0: self._updates})
+                yield Send(roles.COORDINATOR, told)
+
+    def _measure(self, asked: evaluating.Evaluate) -> Steps[None]:
+        if self._siblings.follows:
+            yield from self._give_values()
             return
-        staleness = {"0": self._updates}  # a round is made of the parameters that it updates
-        facts = {"updates": self._updates, "samples": self.samples, "staleness": staleness, "taken": []}
+        yield from self._siblings.tell(asked, awaited=True)
+        for start, stop in self._chunks() if self._siblings.followers else ():
+            self._collects(start, self.whole.values(start, stop))
+        yield from self._wait_for_followers()
+        measured: Measured = yield Measure()
+        yield Send(
+            roles.COORDINATOR,
+            evaluating.Evaluated(asked.number, measured.loss, measured.accuracy, measured.metrics, measured.seconds),
+        )
+
+    def _save(self, number: int) -> Steps[None]:
+        self._errors.clear()
+        yield from self._siblings.ask(checkpointing.Snapshot(number), checkpointing.SnapshotDone)
+        facts = {"updates": self._updates, "samples": self.samples, "staleness": {"0": self._updates}, "taken": []}
         part = f"shard-{self._siblings.partition}"
-        saved: events.Saved = yield Save(asked.number, part, self.whole.arrays(), facts)
-        kept = yield from self._all_say(grouping.Kept, lambda said: said.number == asked.number, "its checkpoint")
-        errors = [saved.error, *(one.error for one in kept)]
-        if self.script is not None and not self._siblings.follows:
-            yield from end_minibatch(self.script)
-            errors.append((yield from save(self.script, asked.number)))
-        error = next(filter(None, errors), "")
-        yield Send(self._siblings.superior, grouping.Kept(asked.number, error, self._updates, self.script is not None))
+        saved: events.Saved = yield Save(number, part, self.whole.arrays(), facts)
+        yield from self._wait_for_followers()
+        error = next(filter(None, (saved.error, *self._errors)), "")
+        yield Send(self._siblings.superior, checkpointing.SnapshotDone(number, error))
 
     def _give_values(self) -> Steps[None]:
         """Send the lead what this partition holds of the flat vector."""
@@ -595,13 +581,6 @@ class AllreduceReplica:
         starts = range(held.start, max(held.stop, held.start + 1), CHUNK)
         return [(start, min(start + CHUNK, held.stop)) for start in starts]
 
-    def _collect(self) -> Steps[None]:
-        """Collect a split replica's whole model where it is measured."""
-        for start, stop in self._chunks() if self._siblings.followers else ():
-            self._followers.collect(start, self.whole.values(start, stop))
-        now = self._group
-        yield from self._all_say(grouping.PartValues, lambda said: (said.group, said.left) == (now, 0), "its values")
-
     # what arrives
 
     def _wait(self) -> Steps[None]:
@@ -613,80 +592,89 @@ class AllreduceReplica:
             yield from self._take(arrival)
 
     def _take(self, arrival: Arrival) -> Steps[None]:
-        """Note what arrived, or act on it.
+        """Act on what arrived, or note it.
 
         Raises:
-            _Halted: the group is to break up.
+            _Halted: the group is to break up; _Dismissed: it is let go.
         """
-        event = arrival.event
-        if isinstance(event, grouping.Halt):
-            raise _Halted(event.group)
-        if self._takes(event) or self._followers.take(arrival):
-            return
+        answer = self._answers.get(type(arrival.event))
+        if answer is not None:
+            yield from answer(arrival.sender, arrival.event) or ()
         if self._siblings.takes(arrival):
             yield from self._siblings.doubts()
-            return
-        if isinstance(event, OTHERS_SAY):
-            yield from self._hear(arrival.sender, event)
-        elif isinstance(event, grouping.Broken):
-            yield Send(self._siblings.superior, event)
-        elif isinstance(event, events.Lost) and arrival.sender != roles.COORDINATOR:
-            yield from self._lose(arrival.sender, event)
-        elif not isinstance(event, events.Woke):  # of a round that was broken off
+        elif answer is None and not isinstance(arrival.event, events.Woke):  # of a round that was broken off
             unwanted(self.role, arrival)
 
-    def _takes(self, event: events.Event) -> bool:
-        """Note what the coordinator, or the lead of a partition, has it do, and what crosses; whether it is that."""
-        match event:
-            case grouping.RoundBatch():
-                self._round_batches.append(event)
-            case grouping.Assemble():
-                self._assemble = event
-            case grouping.Keep() | evaluating.Evaluate():
-                self._requests.append(event)
-            case membership.Finish():
-                self._ending = True
-                if self._siblings.follows:
-                    raise _Dismissed
-            case grouping.UpdatePart():
-                self._permitted = event.group, event.round, event.norm
-            case grouping.PartSquares() if self._siblings.follows:
-                self._squares = event
-            case partitioning.Crossed():
-                pass  # whoever waits looks again
-            case partitioning.Boundary() if self._split is not None:
-                self._split.arrive(event)
-            case _:
-                return False
-        return True
+    def _table(self) -> dict[type, Callable[..., Iterable[Effect] | None]]:
+        return {
+            **dict.fromkeys((dealing.Deal, evaluating.Evaluate, checkpointing.Snapshot), self._queue),
+            **dict.fromkeys((checkpointing.SaveScript, checkpointing.Describe), self._queue),
+            grouping.Halt: self._break_off,
+            grouping.Assemble: self._take_group,
+            membership.Finish: self._finish,
+            membership.Farewell: self._stop,
+            membership.Stop: self._stop,
+            grouping.Broken: lambda _, event: [Send(self._siblings.superior, event)],
+            dealing.Progress: self._add_report,
+            checkpointing.SnapshotDone: lambda _, event: self._errors.append(event.error),
+            grouping.PartValues: self._take_values,
+            partitioning.Crossed: lambda *_: None,  # whoever waits looks again
+            partitioning.Boundary: lambda _, event: self._split.arrive(event) if self._split else None,
+            grouping.ReducedPiece: self._take_piece,
+            grouping.GroupHello: lambda sender, event: self._greeted.update({sender: event.group}),
+            grouping.State: self._take_state,
+            grouping.AskReceipt: lambda sender, event: [Send(sender, grouping.Receipt(event.number))],
+            grouping.Receipt: lambda sender, event: self._receipts.update({sender: event.number}),
+            events.Lost: self._lose,
+        }
 
-    def _hear(self, sender: str, event: events.Event) -> list[Send]:
-        """Note what another says, of its group or of its replica; what it is answered."""
-        match event:
-            case grouping.ReducedPiece(group=group):
-                if group >= self._group:
-                    self._early.append((sender, event))
-            case grouping.GroupHello(group=group):
-                self._greeted[sender] = group
-            case grouping.State():
-                self._take_state(event)
-            case grouping.Receipt(number=number):
-                self._receipts[sender] = number
-            case grouping.AskReceipt(number=number):
-                return [Send(sender, grouping.Receipt(number))]
-        return []
+    def _break_off(self, _: str, event: grouping.Halt) -> None:
+        raise _Halted(event.group)
 
-    def _take_state(self, event: grouping.State) -> None:
+    def _take_group(self, _: str, event: grouping.Assemble) -> None:
+        self._assemble = event
+        if self.rounds == grouping.NOTHING:
+            self._left, self._ending = False, self._leaves_early  # what it was told to end with is lost
+
+    def _queue(self, _: str, event: Request) -> None:
+        self._requests.append(event)
+
+    def _finish(self, sender: str, _: membership.Finish) -> None:
+        self._ending = True
+        if sender == roles.SUPERVISOR:
+            self._leaves_early, self._left = True, False  # it says so, though it may have left with the others
+
+    def _stop(self, sender: str, event: membership.Stop | membership.Farewell) -> None:
+        if isinstance(event, membership.Stop) and not self._ending:
+            unwanted(self.role, Arrival(sender, event))
+        raise _Dismissed
+
+    def _add_report(self, _: str, event: dealing.Progress) -> None:
+        """Count what a partition that this one leads has counted into the next report."""
+        self._loss, self._losses = self._loss + event.loss, self._losses + event.losses
+
+    def _take_values(self, sender: str, event: grouping.PartValues) -> None:
+        self._collects(event.start, event.data)
+        if not event.left:
+            self._siblings.done(sender)
+
+    def _take_piece(self, sender: str, event: grouping.ReducedPiece) -> None:
+        if event.group >= self._group:
+            self._early.append((sender, event))
+
+    def _take_state(self, _: str, event: grouping.State) -> None:
         if event.group > self._given:
             self._given = event.group
             self._arrays.clear()
         if event.group == self._given:
             array = _StateArray(event.dtype, event.shape, event.start, bytearray())
             self._arrays.setdefault(event.name, array).data.extend(event.data)
-            self._left = event.left
+            self._missing = event.left
 
     def _lose(self, role: str, event: events.Lost) -> Steps[None]:
         """A link to another is gone: the coordinator is told, which may not know of it."""
+        if role == roles.COORDINATOR:
+            unwanted(self.role, Arrival(role, event))
         if 0 <= event.incarnation < self._linked.get(role, -1):
             return
         self._linked.pop(role, None)

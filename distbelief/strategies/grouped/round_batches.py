@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
-from distbelief.core.portions import START, Epochs, Portion, Position
+from distbelief.core import roles
+from distbelief.core.portions import Portion, Position, RoundDealer
+from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 ROUNDS_LIMIT = 16
 """Most rounds in one round batch; a group is dealt the next while it makes one."""
-
-
-class Share(NamedTuple):
-    """Work of one member in a round."""
-
-    steps: int = 0
-    samples: int = 0
+GROUP = "the group"
+"""Who holds what is dealt, to the dealer."""
 
 
 def round_of(portion: Portion, width: int, number: int) -> list[int]:
@@ -29,116 +27,118 @@ def round_of(portion: Portion, width: int, number: int) -> list[int]:
     return list(range(first, min(first + width, portion.first + portion.count)))
 
 
-class RoundBatches(Epochs):
-    """Deals `epochs` epochs of `samples` samples in minibatches of `batch_size`.
+class RoundBatches:
+    """Deals the data of a plan, from a position at which `samples` are done.
 
     A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger
-    minibatch; only the last of an epoch may be smaller.
-
-    >>> round_batches = RoundBatches(samples=50, batch_size=10, epochs=1)
-    >>> round_batches.deal(2)
-    Portion(epoch=0, first=0, count=5)
-    >>> round_batches.settle(1), round_batches.recall(), round_batches.deal(3)
-    ([Share(steps=1, samples=10), Share(steps=1, samples=10)], [2, 1], Portion(epoch=0, first=2, count=3))
+    minibatch; only the last of an epoch may be smaller, but where what a death has put back lies apart. An epoch is
+    dealt when the one before is done.
     """
 
-    def __init__(
-        self, samples: int, batch_size: int, epochs: int, position: Position = START, accumulate: int = 1
-    ) -> None:
-        super().__init__(-(-samples // batch_size), epochs, position)
-        self._samples, self._batch_size, self._accumulate = samples, batch_size, accumulate
-        self._out: deque[tuple[Portion, int]] = deque()
-        self._members = 1
-
-    def samples_of(self, index: int) -> int:
-        """Samples in a minibatch."""
-        return min(self._batch_size, self._samples - index * self._batch_size)
-
-    def deal(self, members: int, rounds: int = ROUNDS_LIMIT) -> Portion | None:
-        """The next round batch of a group of so many, of at most so many rounds; None when all is dealt."""
-        self._members = members
-        most = self._width * rounds
-        if self._again:
-            whole = self._again.popleft()
-            portion = Portion(whole.epoch, whole.first, min(whole.count, most))
-            if whole.count > most:
-                self._again.appendleft(Portion(whole.epoch, whole.first + most, whole.count - most))
-        elif self._epoch < self.epochs:
-            portion = self._forward(min(self.batches - self._batch, most))
-        else:
-            return None
-        self._out.append((portion, 0))
-        return portion
-
-    @property
-    def _width(self) -> int:
-        """Minibatches in a round."""
-        return self._members * self._accumulate
+    def __init__(self, plan: Plan, position: Position, samples: int, accumulate: int) -> None:
+        self.samples, self._accumulate = samples, accumulate
+        self._size, self._all = plan.settings.batch_size, plan.samples
+        self._dealer = RoundDealer(plan.batches, plan.settings.epochs, position)
+        self.epochs = self._dealer.completed
+        self.pushes = self.minibatches = self.rounds = 0
+        """Done since somebody last set the first two to 0, and rounds since all began."""
+        self._group: Sequence[str] = ()
+        self._rounds: deque[Portion] = deque()
+        """Rounds that are dealt and not done, of the group that was dealt anything last."""
 
     @property
     def out(self) -> int:
-        """Round batches that are dealt and not done."""
-        return len(self._out)
+        """Number of rounds that are dealt and not done."""
+        return len(self._rounds)
 
     @property
-    def at_start(self) -> bool:
-        """Return whether what is dealt next begins an epoch."""
-        return not self._again and not self._batch
+    def completed(self) -> int:
+        """Number of epochs that are done."""
+        return self._dealer.completed
 
     @property
-    def epochs_dealt(self) -> int:
-        """Epochs of which everything has been dealt."""
-        return self._epoch
+    def finished(self) -> bool:
+        """True where every minibatch of every epoch is done."""
+        return self._dealer.finished
 
-    def settle(self, rounds: int) -> list[Share]:
-        """So many more rounds are done; returns the share of each member in them.
+    def width(self, group: Collection[str]) -> int:
+        """Return how many minibatches a round of a group has."""
+        return len(group) * self._accumulate
+
+    def deal(self, group: Sequence[str], before: float = math.inf) -> Portion | None:
+        """The next round batch of a group, of the rounds that `before` minibatches take at most; None where there is
+        none now.
+        """
+        width = self.width(group)
+        left = before - self._dealer.held(GROUP)
+        rounds = min(ROUNDS_LIMIT, -(-left // width)) if left > 0 else 0
+        portion = self._dealer.deal(GROUP, int(rounds) * width) if rounds else None
+        if portion is not None:
+            self._group, rest = group, portion
+            while rest.count:
+                taken, rest = rest.cut(width)
+                self._rounds.append(taken)
+        return portion
+
+    def settle(self, rounds: int) -> dict[str, tuple[int, int]]:
+        """So many more rounds are done; returns the steps and samples of each member in them.
 
         Raises:
             RemoteProtocolError: more than were dealt.
         """
-        dealt = sum(-(-portion.count // self._width) - done for portion, done in self._out)
-        if rounds > dealt:
-            raise RemoteProtocolError(f"{rounds} rounds are reported, and {dealt} were dealt")
-        shares = [Share() for _ in range(self._members)]
+        if rounds > self.out:
+            raise RemoteProtocolError(f"{rounds} rounds are reported, and {self.out} were dealt")
+        shares: dict[str, tuple[int, int]] = {}
         for _ in range(rounds):
-            portion, done = self._out.popleft()
-            batches = round_of(portion, self._width, done)
-            for turn, index in enumerate(batches):
-                member = turn % self._members
-                steps, samples = shares[member]
-                shares[member] = Share(steps + 1, samples + self.samples_of(index))
-            self._count(portion.epoch, len(batches))
-            if (done + 1) * self._width < portion.count:
-                self._out.appendleft((portion, done + 1))
+            taken = self._rounds.popleft()
+            self._dealer.done(GROUP, taken.count)
+            for turn, index in enumerate(taken.numbers):
+                role = self._group[turn % len(self._group)]
+                steps, samples = shares.get(role, (0, 0))
+                size = min(self._size, self._all - index * self._size)
+                shares[role] = steps + 1, samples + size
+                self.samples += size
+            self.minibatches += taken.count
+        self.pushes += rounds
+        self.rounds += rounds
         return shares
 
-    def held(self) -> list[int]:
-        """Return how many minibatches of what is dealt and not done are each member's."""
-        held = [0] * self._members
-        for portion, done in self._out:
-            for index in range(portion.count - done * self._width):
-                held[index % self._members] += 1
-        return held
+    def recall(self) -> int:
+        """Take back what is not done; returns how many minibatches that is."""
+        self._rounds.clear()
+        return self._dealer.lost(GROUP)
 
-    def recall(self) -> list[int]:
-        """Take back what is not done; returns how many minibatches of it were each member's."""
-        lost = self.held()
-        for portion, done in reversed(self._out):
-            first, end = portion.first + done * self._width, portion.first + portion.count
-            here = (self._epoch, self._batch)
-            if (
-                not self._again
-                and here in ((portion.epoch, end), (portion.epoch + 1, 0))
-                and (here[1] or end == self.batches)
-            ):
-                if here[0] > portion.epoch and self._left.get(here[0]) == self.batches:
-                    del self._left[here[0]]  # it has not begun
-                self._epoch, self._batch = portion.epoch, first
-            else:
-                self._again.appendleft(Portion(portion.epoch, first, end - first))
-        self._out.clear()
-        return lost
+    def held(self, role: str) -> int:
+        """Return how many minibatches of what is dealt and not done are a member's."""
+        if role not in self._group:
+            return 0
+        return sum(len(taken.numbers[self._group.index(role) :: len(self._group)]) for taken in self._rounds)
+
+    def lost(self, role: str) -> int:
+        """A replica is gone; returns how many minibatches it held, which are dealt again once the group is whole."""
+        return self.held(role)
 
     def position(self) -> Position:
-        """Return the position of the data, where nothing is dealt and not done."""
-        return Position(self._epoch, self._batch, tuple(self._again))
+        """Return the present position in the data, for a checkpoint."""
+        return self._dealer.position()
+
+    def validate(self, members: Collection[str]) -> None:
+        """Assert that no minibatch is lost or counted twice, and that what the group holds is in rounds."""
+        self._dealer.validate()
+        held, rounds = self._dealer.held(GROUP), sum(taken.count for taken in self._rounds)
+        assert held == rounds, f"the group holds {held} minibatches, and its rounds have {rounds}"
+
+    def waiting(self, members: Collection[str]) -> list[str]:
+        """For whom the job waits, in words."""
+        return [
+            f"{role} holds {held} minibatches"
+            for role in sorted(members, key=roles.index_of)
+            if (held := self.held(role))
+        ]
+
+    def joins(self, role: str, samples: int) -> None:
+        """All have the same data."""
+
+    def give_up(self, role: str) -> int:
+        """Nothing: any other can do what it has not."""
+        return 0

@@ -18,6 +18,7 @@ class Reducing(StrategyOptions):
     """Options of how replicas add up their gradients."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
+    one_moment: ClassVar[bool] = True
 
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from distbelief.core import roles
-from distbelief.core.conversations import dealing, operations
+from distbelief.core.conversations import operations
 from distbelief.core.effects import Effect, Send
 from distbelief.core.portions import Position, WorkUnit
 from distbelief.core.records import Json
@@ -126,14 +126,6 @@ class Evaluating:
         loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
         return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
-    def report(self, sender: str, event: dealing.Progress) -> int:
-        """Nobody here reports so.
-
-        Raises:
-            RemoteProtocolError: always.
-        """
-        raise RemoteProtocolError(f"{sender} reports steps, and this job is of work units")
-
     def held(self, role: str) -> int:
         """Return how many portions a replica was dealt and has not done."""
         return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
@@ -151,6 +143,12 @@ class Evaluating:
     def give_up(self, role: str) -> int:
         """Nothing: any other can do what it has not."""
         return 0
+
+    def validate(self, members: Collection[str]) -> None:
+        """Assert that each work unit of an evaluation is done once, or to be done."""
+        if self._work_units is not None:
+            left, done = self._work_units.left, len(self._losses)
+            assert left + done == len(self._cut), f"{left} work units are left, {done} done of {len(self._cut)}"
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""

@@ -7,15 +7,15 @@ last checkpoint is written.
 from __future__ import annotations
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, Handlers
-from distbelief.core import events, roles
+from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
+from distbelief.core import roles
 from distbelief.core.conversations import initialising
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send
 
 
-class MemoryHolders:
+class MemoryHolders(Holders):
     """The replicas of a job in one memory; see `coordination.coordinator.Holders`."""
 
     stay = True
@@ -71,7 +71,3 @@ class MemoryHolders:
             closing.describing.clear()
             closing.steps = [*([ClosingStep.SAVE] if unmade else []), ClosingStep.DESCRIBE, ClosingStep.STOP]
         return effects
-
-    def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """There is nobody else."""
-        return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer, ParameterGroup
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
-from distbelief.errors import CheckpointError, LossNotFinite
+from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
-from distbelief.replica.work import REPORT_SECONDS
+from distbelief.replica.work import REPORT_SECONDS, check_loss
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout
@@ -101,10 +100,7 @@ class SingleLoop:
             self._load(self._start.checkpoint)
         self._began = self._now()
         self._saved = self._began, self._steps
-        plan, s = self._plan, self.settings
-        self._note(
-            records.Started(1, 0, plan.layout.parameters, plan.samples, s.batch_size, s.epochs, self._start.samples)
-        )
+        self._note(admission.started(self._plan, self._start.samples, self._epochs))
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
         timed = self._times
@@ -173,13 +169,8 @@ class SingleLoop:
 
     def _step(self, batch: Batch) -> None:
         computed = self._timed.compute(batch)
-        if computed.loss is not None and not math.isfinite(computed.loss):
-            raise LossNotFinite(
-                f"the loss is {computed.loss} at step {self._steps} (epoch {batch.epoch + 1}, minibatch "
-                f"{batch.index}); lower --lr"
-                f" (it is {self.settings.optimizer.lr:g}), clip with --clip-norm, or look for a division by zero in "
-                "the model"
-            )
+        if computed.loss is not None:
+            check_loss(roles.SINGLE, computed.loss, batch, self._steps, "loss", self.settings.optimizer.lr)
         begin, times = self._now(), self._times
         self._timed.update()
         times.steps, times.compute = times.steps + 1, times.compute + computed.seconds

@@ -26,6 +26,7 @@ class Single(Partitioned, Scaled):
 
     name: ClassVar[str] = "single"
     held_by: ClassVar[Holder] = Holder.REPLICAS
+    one_moment: ClassVar[bool] = True
     meaningless: ClassVar[Mapping[str, str]] = {
         "data": "it has one replica, which has all the data: use downpour or synchronous",
         "script": "it has no replicas that could run one; run it with python itself",

@@ -73,8 +73,8 @@ MUTANTS = [
             "tests/machines/test_supervisor.py::test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun[hosts1]",
         ),
     ),
-    Mutant("a-partition-that-leaves-says-so-to-its-lead-alone", LEAVES, "strategies/grouped/replica.py",
-        "            yield Send(roles.COORDINATOR, membership.Leave())", "            pass",
+    Mutant("partitions-are-not-let-go-with-their-lead", LEAVES, "strategies/grouped/replica.py",
+        "            yield from self._siblings.tell(membership.Farewell())", "            pass",
         (
             "tests/simulated/test_leaving.py::"
             "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
@@ -730,7 +730,7 @@ MUTANTS = [
         "return self._without_script(plan) if role == self._asked else []", "return []",
         (f"{OFFICE}test_a_checkpoint_does_without_what_a_script_keeps_that_is_not_to_be_had[gone]",)),
     Mutant("a-replica-leaves-with-what-its-script-keeps", KEPT, "coordination/coordinator.py",
-        "return stopped + (requests or self._part(sender, event))", "return stopped + self._part(sender, event)",
+        "        if requests:  # who was asked", "        if False:  # who was asked",
         (f"{OFFICE}test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_ends_no_other",)),
     Mutant("what-a-script-keeps-is-of-the-push-before", KEPT, "replica/downpour.py",
         "        if replica.asked is not None:", "        if False:",

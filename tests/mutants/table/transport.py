@@ -233,12 +233,12 @@ MUTANTS = [
     Mutant("any-role-of-the-job-may-ask-to-join", TICKET, "places/join/join_server.py",
         "if connection.peer != GUEST:", "if not connection.peer:",
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",)),
-    Mutant("a-guest-that-was-refused-halts-the-group", TICKET, "strategies/grouped/coordinator.py",
-        "if not member and role not in roles.leads(self.settings.mesh):", "if False:",
+    Mutant("a-guest-that-was-refused-halts-the-group", TICKET, "strategies/grouped/group_holders.py",
+        "[] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)", "self.regroup(job)",
         ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",)),
     Mutant(
-        "a-guest-whom-nobody-reaches-stays", TICKET, "strategies/grouped/coordinator.py",
-        "if self._barren >= BARREN_WITH_GUESTS else []", "if self._barren > BARREN else []",
+        "a-guest-whom-nobody-reaches-stays", TICKET, "strategies/grouped/group_holders.py",
+        "if self.barren >= BARREN_WITH_GUESTS else []", "if self.barren > BARREN else []",
         (
             "tests/machines/test_forming.py::test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is",
         ),

@@ -1,0 +1,234 @@
+"""Replicas as holders of the parameters: each holds all, and those who are there form a group, again and again.
+
+A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
+source of what the others lack; all are told who is in it. It is whole once each holds what it begins with.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from distbelief.coordination.closing import ClosingStep
+from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
+from distbelief.core import events, records, roles
+from distbelief.core.conversations import grouping, membership
+from distbelief.core.conversations.checkpointing import CheckpointStage
+from distbelief.core.conversations.grouping import NOTHING
+from distbelief.core.conversations.phases import May, Phase
+from distbelief.core.effects import Effect, Send, WriteRecord
+from distbelief.core.outcomes import Cause
+from distbelief.strategies.grouped.round_batches import RoundBatches
+from distbelief.strategies.grouped.settings import reduction
+
+BARREN, BARREN_WITH_GUESTS = 5, 2
+"""Groups in a row that may break up without a round or a death; and with guests, whom others may not reach."""
+
+
+class GroupHolders(Holders):
+    """The replicas of a job that reduce among themselves; see `coordination.coordinator.Holders`."""
+
+    stay = all_hold = True
+
+    def __init__(self) -> None:
+        self.group: list[str] = []
+        """The members, in their order; empty while a group is formed."""
+        self.whole = False
+        """True while all of the group hold what it began with."""
+        self.number = 0
+        """Number of the group, or of the one that is being formed."""
+        self.rounds: dict[str, int] = {}
+        """Rounds that each is known to have made; none of those who hold nothing."""
+        self.barren = 0
+        """Groups since the last round that have broken up though nobody had died."""
+        self._awaited: set[str] = (
+            set()
+        )  # those who are to halt, or of a group that is formed, to hold what it begins with
+        self._begins = 0
+        self._joins: dict[str, tuple[tuple[membership.PartPlace, ...], str]] = {}
+
+    def handlers(self, job: Coordinator) -> Handlers:
+        """Replicas come, halt, cannot go on, and die."""
+        return {
+            membership.Join: partial(self._join, job),
+            grouping.Halted: partial(self._halted, job),
+            grouping.Broken: partial(self._broken, job),
+            events.Lost: partial(self._lost, job),
+        }
+
+    def roles(self, job: Coordinator) -> list[str]:
+        """The first of those who hold the parameters."""
+        return sorted(self.rounds, key=roles.index_of)[:1]
+
+    def ready(self, job: Coordinator) -> bool:
+        """Return whether all hold the same, or nobody is left."""
+        return self.whole or not job.membership.everybody
+
+    def waits(self, job: Coordinator) -> list[str]:
+        """Return who is to come, to leave a group, or to meet in the next."""
+        who = sorted(self._awaited, key=roles.index_of)
+        if not self.group and not who:
+            return self._missing(job)
+        return [
+            f"{role} to {f'meet in group {self.number}' if self.group else f'leave group {self.number - 1}'}"
+            for role in who
+        ]
+
+    def _missing(self, job: Coordinator) -> list[str]:
+        """The replicas of the job that are not there, and will come."""
+        known = {*job.membership.everybody, *job.registry.over}
+        return [role for role in roles.leads(job.settings.mesh) if role not in known]
+
+    # who comes
+
+    def _join(self, job: Coordinator, sender: str, event: membership.Join) -> list[Effect]:
+        self._joins[sender] = event.places, event.digest
+        return job.join(sender, event)
+
+    def restore(self, job: Coordinator) -> list[Effect]:
+        """Form the first group, once all are there who will come."""
+        if job.may(May.GATHER):
+            job.enter(Phase.INITIALISING)
+        return self.initialise(job)
+
+    def initialise(self, job: Coordinator) -> list[Effect]:
+        """Form the group anew where others are there than those who are in it."""
+        return [] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)
+
+    def welcome(self, job: Coordinator) -> list[Effect]:
+        """Form the group anew where others are there; who is in a whole one takes part, and its first measures."""
+        effects = self.initialise(job)
+        if not self.whole:
+            return effects
+        for role in job.membership.callers():
+            if job.membership.admit(role):
+                effects.append(WriteRecord(records.Joined(role)))
+            if job.may(May.DISMISS):
+                effects.append(Send(role, membership.Finish(job.closing.reason)))
+        if job.evaluations.expected:
+            effects += job.evaluations.joined(job.epochs, self.group[0])
+        return effects
+
+    # forming groups
+
+    def regroup(self, job: Coordinator) -> list[Effect]:
+        """Have a group's members halt; where that was asked already, form the next once nobody is waited for."""
+        halts: list[Effect] = []
+        if self.group:
+            self.number += 1
+            self._awaited = {*self.group} & {*job.membership.everybody}
+            halts = [Send(role, grouping.Halt(self.number)) for role in self.group if role in self._awaited]
+            self.group, self.whole, job.evaluations.who = [], False, ""
+        return halts + self._form(job)
+
+    def _halted(self, job: Coordinator, sender: str, event: grouping.Halted) -> list[Effect]:
+        if self.group or event.group != self.number or sender not in self._awaited:
+            return []
+        self._awaited.discard(sender)
+        if event.rounds != NOTHING:
+            self.rounds[sender] = event.rounds
+        return self._form(job)
+
+    def _form(self, job: Coordinator) -> list[Effect]:
+        """Form a group of all who are there, once all have halted; the first once all are there who will come."""
+        if job.plan is None or self._awaited:
+            return []
+        here, missing, nothing = (
+            sorted(job.membership.everybody, key=roles.index_of),
+            self._missing(job),
+            not self.rounds,
+        )
+        effects = self._rewind(job) if nothing and dealt(job).rounds and (here or missing) else []
+        if not here or (not self.number and missing) or (effects and not job.may(May.DEAL)):
+            return effects
+        self._begins = max(self.rounds.values(), default=0)
+        source = next(i for i, role in enumerate(here) if nothing or self.rounds.get(role) == self._begins)
+        checkpoint = job.saving.newest if nothing else ""
+        members = []
+        for i, role in enumerate(here):
+            [lead, *parts], digest = self._joins[role]
+            # of those who hold nothing, whose initial parameters are the source's need none
+            alike = nothing and not checkpoint and digest == self._joins[here[source]][1]
+            needs = i != source and not alike and self.rounds.get(role) != self._begins
+            members.append(grouping.Member(role, lead.place, needs, lead.store, tuple(parts)))
+        self.group, self._awaited = here, {*here}
+        assemble = grouping.Assemble(
+            self.number, job.plan, tuple(members), source, self._begins, dealt(job).samples, checkpoint
+        )
+        return [*effects, *(Send(role, assemble) for role in here)]
+
+    def restored(self, sender: str) -> bool:
+        """A member holds what its group begins with; whether now all do."""
+        if not self.group or sender not in self._awaited:
+            return False
+        self._awaited.discard(sender)
+        self.rounds[sender] = self._begins
+        self.whole = not self._awaited
+        return self.whole
+
+    def _broken(self, job: Coordinator, sender: str, event: grouping.Broken) -> list[Effect]:
+        """A member cannot go on: should nobody have died, the same group is formed again."""
+        if event.group != self.number or sender not in self.group:
+            return []
+        self.barren += 1
+        if self.barren > BARREN:
+            why = (
+                f"{BARREN} groups of replicas broke up one after the other without a round; the last since "
+                f"{event.reason}"
+            )
+            return job.end(Cause.NO_ROUND, why)
+        note = WriteRecord(records.Note(f"{sender}: {event.reason}; the replicas form their group anew"))
+        guests = [role for role in self.group if role not in roles.leads(job.settings.mesh)]
+        effects = [note, *self.regroup(job)]
+        for role in guests if self.barren >= BARREN_WITH_GUESTS else []:
+            why = f"the group of replicas did not come about: {event.reason}"
+            effects += [Send(role, membership.Refused(why)), *job.without(role, why, -1, died=False)]
+        return effects
+
+    # who goes
+
+    def _lost(self, job: Coordinator, sender: str, event: events.Lost) -> list[Effect]:
+        role, members = roles.lead_of(sender), {*job.membership.members}
+        effects = job.lose(sender, event)
+        stops = reduction(job.settings).on_death == "stop" and role in members - job.membership.members
+        if not stops or not job.membership.members:
+            return effects
+        return effects + job.end(
+            Cause.DEATH_FORBIDDEN, f"{role} is gone ({event.reason}), and --on-death is stop", role
+        )
+
+    def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
+        """Form a group without a replica that is gone, and ask another for what that was asked for."""
+        saving, closing, here = job.saving, job.closing, job.membership.everybody
+        self.rounds.pop(replica, None)
+        self._awaited.discard(replica)
+        if replica == job.evaluations.measuring or not (here or self._missing(job)):
+            job.evaluations.gone(for_good=not (here or self._missing(job)))
+        effects: list[Effect] = []
+        described, unmade = replica in closing.describing, replica in saving.writing
+        closing.describing.discard(replica)
+        if unmade or (saving.stage is CheckpointStage.HOLDING and not here):
+            effects += job.give_up(f"{replica} is gone ({reason})")
+            saving.again = saving.stage is CheckpointStage.SEALING
+        if job.may(May.CLOSE) and (unmade or described):
+            closing.steps = [*([ClosingStep.SAVE] if unmade else []), ClosingStep.DESCRIBE, ClosingStep.STOP]
+        return effects + self.initialise(job)
+
+    def _rewind(self, job: Coordinator) -> list[Effect]:
+        """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
+        again, notes = job.closing.go_back() if job.may(May.DISMISS) else (True, [])
+        job.data = job.work.begin(job)
+        job.target.forget()
+        job.membership.done.clear()
+        whence = f"go back to checkpoint {job.saving.kept}" if job.saving.newest else "begin anew"
+        text = f"every replica that held the parameters is gone; those that came again {whence}"
+        effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(job.data.samples, job.epochs))]
+        if not again:
+            return effects + job.end(job.closing.cause, job.closing.reason)
+        job.enter(Phase.TRAINING)
+        return effects
+
+
+def dealt(job: Coordinator) -> RoundBatches:
+    """Return the round batches of a job."""
+    assert isinstance(job.data, RoundBatches)
+    return job.data
