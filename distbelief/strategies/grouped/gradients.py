@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from distbelief.core.settings import Plan
-from distbelief.fabric.buckets import Bucket, buckets, of_buffers
+from distbelief.fabric.base import Carrier
+from distbelief.fabric.buckets import buckets, of_buffers
 from distbelief.sharding.layout import Range
 from distbelief.strategies.grouped.settings import reduction
-
-
-class GradientVectors(Protocol):
-    """Vectors in which gradients are added up, as a carrier sees them."""
-
-    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Open two vectors of so many bytes (1-D uint8), perhaps one: for this replica's gradient, and for the sum."""
-        ...
-
-    def ready(self, bucket: int) -> None:
-        """The gradient of a bucket is written."""
-
-
-class OwnVector:
-    """The vector of a replica whose gradients travel as messages: they are added up where they are written.
-
-    Args:
-        device: where its model is.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """One vector for both."""
-        vector = torch.zeros(size, dtype=torch.uint8, device=self._device)
-        return vector, vector
-
-    def ready(self, bucket: int) -> None:
-        """Nobody is told."""
 
 
 class Gradients:
@@ -51,23 +21,23 @@ class Gradients:
         partition: whose part of the model it is, where that is split.
         parameters: of the model, in the order of the layout.
         vector: in which the model lives, 1-D uint8.
-        vectors: where gradients are added up.
+        carrier: of them, which has their vectors.
         overlaps: whether each bucket is ready as soon as its last gradient is made.
     """
 
     def __init__(
         self, plan: Plan, partition: int, parameters: Sequence[torch.Tensor], vector: torch.Tensor,
-        vectors: GradientVectors, overlaps: bool,
+        carrier: Carrier, overlaps: bool,
     ) -> None:  # fmt: skip
         layout, options = plan.layout, reduction(plan.settings)
         home = layout.homes[partition]
         base = home.all.start
         trained_buckets = buckets(layout, options.bucket_mb, partition)
         both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
-        self.slot, self.sum = vectors.open(home.moving.size, both)
+        self.slot, self.sum = carrier.open(home.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
         """Copy of the sum on the model's device, where it is added up in the memory of the host."""
-        self._ready, self._overlaps = vectors.ready, overlaps
+        self._ready, self._overlaps = carrier.ready, overlaps
         self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
         trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
         self._views = [typed(self.slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]

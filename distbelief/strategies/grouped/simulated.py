@@ -13,7 +13,7 @@ from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
-from distbelief.strategies.grouped.whole import PhantomWhole
+from distbelief.strategies.grouped.whole import Whole
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
@@ -22,7 +22,7 @@ from distbelief.transport.virtual import HEADER
 def simulated_replica(context: Context, stage: VirtualStage) -> Part:
     """Return what a simulated replica plays."""
     flat, partition, split = context.flat, roles.partition_of(context.role), context.split
-    whole = PhantomWhole(context.vectors.layout) if flat is None else TorchWhole(flat, partition=partition)
+    whole = Whole(context.vectors.layout) if flat is None else TorchWhole(flat, partition=partition)
     model = measured_model(context)
 
     def choose(bucket: Bucket, ranks: int) -> str:

@@ -10,11 +10,12 @@ import torch
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.settings import Plan
+from distbelief.fabric.base import Carrier
 from distbelief.fabric.buckets import Bucket
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Layout
-from distbelief.strategies.grouped.gradients import Gradients, GradientVectors, OwnVector, typed
+from distbelief.strategies.grouped.gradients import Gradients, typed
+from distbelief.strategies.grouped.whole import Whole
 from distbelief.tasks.flat import FlatModule
 
 
@@ -27,23 +28,24 @@ class _Stepped(TorchSlice):
         self._carried = []
 
 
-class TorchWhole:
+class TorchWhole(Whole):
     """A model and its optimizer.
 
     Args:
         flat: the model.
-        vectors: where gradients are added up.
+        carrier: that adds up its gradients.
         overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
             backward pass.
         partition: whose part of the model it is, where that is split.
     """
 
     def __init__(
-        self, flat: FlatModule, vectors: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
+        self, flat: FlatModule, carrier: Carrier | None = None, overlaps: bool = False, partition: int = 0
     ) -> None:
+        super().__init__(flat.layout)
         self.flat, self._partition = flat, partition
         self._own = flat.layout.homes[partition]
-        self._vectors: GradientVectors = vectors or OwnVector(flat.device)
+        self._carrier = carrier or Carrier(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
@@ -64,11 +66,6 @@ class TorchWhole:
         assert self._slice is not None
         return self._slice
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the model."""
-        return self.flat.layout
-
     def digest(self) -> str:
         """Return a digest of the parameters' bytes."""
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
@@ -87,7 +84,7 @@ class TorchWhole:
         self.flat.swap(0)
         self._slice = _Stepped(plan, vector, partition)
         self._slice.fill(vector[:moving], frozen=False)
-        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._vectors, self._overlaps)
+        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._carrier, self._overlaps)
 
     # gradients
 

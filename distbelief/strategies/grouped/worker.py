@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from distbelief.core import roles
-from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.settings import Settings
-from distbelief.fabric.base import Told
-from distbelief.fabric.in_order import InOrder
-from distbelief.fabric.link_lines import LinkLines
-from distbelief.fabric.links import Links
+from distbelief.fabric.base import Carrier
+from distbelief.fabric.chunks import ChunkedLinks
+from distbelief.fabric.memory import SharedMemory
 from distbelief.fabric.process_group import ProcessGroup
-from distbelief.fabric.shared_memory import SharedMemory
+from distbelief.fabric.role_links import RoleLinks
 from distbelief.runtime.player import Part, Worker
+from distbelief.schedules.allreduce import PLACED
 from distbelief.strategies.context import Context, ProcessStage
-from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
 from distbelief.strategies.grouped.replica import AllreduceReplica
 from distbelief.strategies.grouped.settings import GUESTS, reduction
@@ -34,8 +30,7 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
     flat, split, partition = context.module, context.split, roles.partition_of(context.role)
     model = measured_model(context)
     carried = carrier(stage, context.role, context.settings)
-    if isinstance(carried, SharedMemory | ProcessGroup):
-        stage.count(carried.traffic)
+    stage.count(carried.traffic)
     # a parameter of a split model may be in several backward passes of a step
     whole = TorchWhole(flat, carried, overlaps=split is None and context.loop is None, partition=partition)
     story = AllreduceReplica(
@@ -45,8 +40,8 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
         context.incarnation,
         split.siblings.address if split else stage.listen(),
         reduces=True,
-        store=carried.store if isinstance(carried, Links | ProcessGroup) else "",
-        fault=(lambda: carried.fault) if isinstance(carried, InOrder) else str,
+        store=carried.store,
+        fault=lambda: carried.fault,
         split=split,
         loop=context.loop,
         collect=model.collect if model else lambda *_: None,
@@ -61,35 +56,18 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
     return Part(story, worker)
 
 
-class OneRank(OwnVector):
-    """Vector of a job of one replica, which has nobody to add up with."""
-
-    def form(self, group: Assemble, interrupted: Told) -> bool:
-        """It is all of the group."""
-        return True
-
-    def reduce(self) -> bool:
-        """The sum is its gradient."""
-        return True
-
-
-Carrier = SharedMemory | Links | ProcessGroup | OneRank
-
-
 def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
-    """Return what adds up the gradients of a replica: shared memory inside a host; over a network links of ours where
-    they are encrypted, else torch.distributed; nothing where there is one replica and nobody may join it.
+    """Return what adds up the gradients of a replica: memory inside a host; torch's process group, which encrypts
+    nothing, in the clear; role links where they are encrypted, or a schedule is named. Nothing does where there is one
+    replica, and nobody may join it.
     """
     index, options, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
     if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):  # and no guest joins
-        return OneRank(device)
+        return Carrier(device)
     if stage.transport == "shared":
-        return SharedMemory(stage.descriptor(), index, settings.replicas, options.algorithm, options.per_host)
-    if stage.encrypted:
-        endpoint, address = stage.open_endpoint()
-        lines = LinkLines(endpoint, index, settings.replicas + GUESTS)
-        return Links(lines, index, device, options.algorithm, options.per_host, address)
-    if interface := interface_of(stage.advertise):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    return ProcessGroup(index, device, options.algorithm, options.per_host, stage.advertise)
+        return SharedMemory(stage.descriptor(), index, settings.replicas)
+    if options.algorithm in PLACED and not stage.encrypted:
+        return ProcessGroup(index, device, stage.advertise, interface_of(stage.advertise))
+    endpoint, address = stage.open_endpoint()
+    links = ChunkedLinks(endpoint, index, settings.replicas + GUESTS)
+    return RoleLinks(links, index, device, options.algorithm, options.per_host, address)

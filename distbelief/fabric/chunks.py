@@ -1,4 +1,4 @@
-"""The lines between the ranks of a group over links of our own (`transport`): schedules point to point, in chunks.
+"""Schedules over the links between roles (`transport`), in chunks.
 
 Each link has a window at its receiver, with room for so many chunks; who has taken chunks out of it says so, and then
 others may follow. So whatever a rank is not at yet costs no more memory than that, and makes its sender wait.
@@ -88,8 +88,8 @@ class _Link:
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 
-class LinkLines:
-    """One rank's ends of the lines: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
+class ChunkedLinks:
+    """One rank's ends of the links: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
 
     Args:
         endpoint: of this role, which listens, and is used for nothing else.
@@ -98,7 +98,7 @@ class LinkLines:
     """
 
     def __init__(self, endpoint: LinkEndpoint, index: int, replicas: int) -> None:
-        self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
+        self.rank, self.ranks = 0, 1
         self.wanted = -1
         """The number of the group that this rank is to be in: what goes on in another is given up."""
         self._endpoint, self._group = endpoint, -1
