@@ -9,60 +9,28 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from distbelief.core.conversations.grouping import ChunkBack, ChunksTaken, Member, ReducedChunk
-from distbelief.core.effects import Arrival, Payload
+from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Message
 from distbelief.errors import DistbeliefError
 from distbelief.fabric.player import play
 from distbelief.schedules.allreduce import schedule
 from distbelief.schedules.schedule import Move, RankStep
 from distbelief.sharding.layout import Range
 
+if TYPE_CHECKING:
+    from distbelief.transport.base import NetworkEndpoint
+
 CHUNK = 512 << 10
 """Most bytes that are sent and added at a time."""
 CHUNKS = 8
 """Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
 WINDOW = CHUNK * CHUNKS
-
-
-class LinkEndpoint(Protocol):
-    """The end of a transport, as far as it is used here (`transport/base` says what each of these does)."""
-
-    deliver: Callable[[Arrival], None]
-
-    def allocate(self, held: Range, gradients: int, parameters: int) -> object:
-        """Make the vectors that have the windows."""
-
-    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open a link."""
-
-    def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of a peer to which there is a link; -1 where there is none."""
-        ...
-
-    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and the bytes behind it."""
-
-    def flush(self) -> None:
-        """Let go of what was sent and kept for company."""
-
-    def drop(self, peer: str, reason: str) -> None:
-        """Close a link."""
-
-    def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor can be read."""
-
-    def poll(self, timeout: float | None) -> None:
-        """Carry what is to be sent, and deliver what arrives."""
-
-    def close(self) -> None:
-        """Close every link."""
 
 
 class _Link:
@@ -97,7 +65,7 @@ class ChunkedLinks:
         replicas: most that there may be.
     """
 
-    def __init__(self, endpoint: LinkEndpoint, index: int, replicas: int) -> None:
+    def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
         self.rank, self.ranks = 0, 1
         self.wanted = -1
         """The number of the group that this rank is to be in: what goes on in another is given up."""

@@ -71,9 +71,9 @@ class ReductionThread:
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
-    def do(self, act: Callable[[], None]) -> torch.futures.Future[None]:
+    def do(self, act: Callable[[], None]) -> torch.futures.Future[object]:
         """Have the thread do something; returns what will have its end, or the error."""
-        future: torch.futures.Future[None] = torch.futures.Future()
+        future: torch.futures.Future[object] = torch.futures.Future()
 
         def task() -> None:
             try:
@@ -83,7 +83,7 @@ class ReductionThread:
                 future.set_result(None)
             except Exception as error:  # of a peer that is gone: told to whoever waits
                 error.__traceback__ = None  # its frames hold the vectors
-                future.set_exception(error)  # type: ignore[arg-type]  # its stubs take a future's value only
+                future.set_exception(error)
             self._done.set()
 
         self._tasks.append(task)

@@ -96,6 +96,7 @@ class Reduce:
                 f"gradients on {tensor.device}, and before on {self._device}: make a Reduce for each device"
             )
         tensor.div_(self._ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
+        added: torch.futures.Future[object]
         if self._thread is None:
             added = dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
         else:

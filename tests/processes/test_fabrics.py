@@ -30,7 +30,7 @@ class Threaded:
         self._begin()
 
     def _begin(self) -> None:
-        self._ready, self._futures = set[int](), list[torch.futures.Future[None]]()
+        self._ready, self._futures = set[int](), list[torch.futures.Future[object]]()
 
     def ready(self, bucket: int) -> None:
         self._ready.add(bucket)
