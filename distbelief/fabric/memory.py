@@ -72,22 +72,18 @@ class Segment:
     def __init__(self, descriptor: int, ranks: int, words: int, size: int) -> None:
         check_order("a sum in shared memory", "use --transport tcp")
         page = mmap.PAGESIZE
-        self._words = -(-words * WORD // LINE) * LINE // WORD
-        counts, stride = -(-ranks * self._words * WORD // page) * page, max(-(-size // page) * page, page)
+        self.line = -(-words * WORD // LINE) * LINE // WORD
+        """Words from those of one rank to those of the next."""
+        counts, stride = -(-ranks * self.line * WORD // page) * page, max(-(-size // page) * page, page)
         length = counts + stride * (ranks + 1)
         if os.fstat(descriptor).st_size < length:
             os.ftruncate(descriptor, length)
         mapping = mmap.mmap(descriptor, length)
         self.counts = memoryview(mapping)[:counts].cast("q")
-        *brought, self.sum = (
+        *self.brought, self.sum = (
             torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=counts + stride * i)
             for i in range(ranks + 1)
         )
-        self.brought = brought
-
-    def word(self, rank: int, number: int) -> int:
-        """Where a rank has a word of its own."""
-        return rank * self._words + number
 
 
 class SharedMemory(Carrier):
@@ -106,11 +102,13 @@ class SharedMemory(Carrier):
         super().__init__(torch.device("cpu"))
         self._descriptor, self._index, self._replicas = descriptor, index, replicas
         self._buckets: list[Bucket] = []
-        self._segment: Segment | None = None
+        self._counts = memoryview(b"").cast("q")
+        self._brought: list[torch.Tensor] = []
+        self._sum = torch.empty(0, dtype=torch.uint8)
+        self._line = 0
         self._members: list[int] = []
         self._words: list[list[int]] = []
         """Words in which the members count, by bucket."""
-        self._own: list[int] = []
         self._blocks: list[list[tuple[torch.Tensor, list[torch.Tensor]]]] = []
         self._turn = 0
         self._begun: dict[int, bool] = {}
@@ -120,8 +118,9 @@ class SharedMemory(Carrier):
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slot of this replica, and where the sum will be."""
         self._buckets = list(buckets)
-        self._segment = segment = Segment(self._descriptor, self._replicas, len(buckets), size)
-        return segment.brought[self._index], segment.sum
+        segment = Segment(self._descriptor, self._replicas, len(buckets), size)
+        self._counts, self._brought, self._sum, self._line = segment.counts, segment.brought, segment.sum, segment.line
+        return self._brought[self._index], self._sum
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
         """Take one's place in a group, for which nobody is waited."""
@@ -130,37 +129,30 @@ class SharedMemory(Carrier):
 
     def meet(self, group: int, members: Sequence[int]) -> None:
         """Be one of the replicas of a group, which has a higher number than those before; all must have left these."""
-        segment = self._held
         self._members = list(members)
-        self._words = [[segment.word(i, b) for i in members] for b in range(len(self._buckets))]
-        self._own = [segment.word(self._index, b) for b in range(len(self._buckets))]
+        self._words = [[i * self._line + b for i in members] for b in range(len(self._buckets))]
         self._blocks = [self._blocks_of(bucket) for bucket in self._buckets]
         self._turn = (group + 1) << GROUP_BITS  # of a later group every count is larger
         self._begun = {}
 
-    @property
-    def _held(self) -> Segment:
-        assert self._segment is not None
-        return self._segment
-
     def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
         """The blocks of this replica's part of a bucket: where the sum goes, and what is added."""
-        segment, rank = self._held, self._members.index(self._index)
+        rank = self._members.index(self._index)
         if not bucket.adds:  # all take the first one's
             here = slice(bucket.start, bucket.stop)
-            return [] if rank else [(segment.sum[here], [segment.brought[self._index][here]])]
+            return [] if rank else [(self._sum[here], [self._brought[self._index][here]])]
         part = cut(Range(0, bucket.length), len(self._members))[rank]
         step, blocks = BLOCK // bucket.item, []
         for first in range(part.start, part.stop, step):
             start, stop = (bucket.start + at * bucket.item for at in (first, min(first + step, part.stop)))
-            slots = (segment.brought[i] for i in self._members)
-            views = [vector[start:stop].view(getattr(torch, bucket.dtype)) for vector in (segment.sum, *slots)]
+            slots = (self._brought[i] for i in self._members)
+            views = [vector[start:stop].view(getattr(torch, bucket.dtype)) for vector in (self._sum, *slots)]
             blocks.append((views[0], views[1:]))
         return blocks
 
     def ready(self, bucket: int) -> None:
         """Note that a bucket holds what this rank brings; add up at once what others have made ready too."""
-        self._held.counts[self._own[bucket]] = 2 * self._turn
+        self._tell(bucket, 2 * self._turn)
         self._begun[bucket] = False
         self._advance()
 
@@ -177,19 +169,30 @@ class SharedMemory(Carrier):
 
     def _advance(self) -> bool:
         """Go on with every bucket with which all others are so far; whether there was any."""
-        counts, advanced = self._held.counts, False
+        advanced = False
         for bucket, added in tuple(self._begun.items()):
-            least = 2 * self._turn + added
-            if any(counts[word] < least for word in self._words[bucket]):
+            if not self._reached(bucket, 2 * self._turn + added):
                 continue
             advanced = True
             if added:
                 del self._begun[bucket]
             else:
                 self._add_up(bucket)
-                counts[self._own[bucket]] = least + 1
+                self._tell(bucket, 2 * self._turn + 1)
                 self._begun[bucket] = True
         return advanced
+
+    def _tell(self, bucket: int, count: int) -> None:
+        self._counts[self._index * self._line + bucket] = count
+
+    def _reached(self, bucket: int, count: int) -> bool:
+        counts = self._counts
+        for word in self._words[bucket]:
+            if counts[word] < count:
+                break
+        else:
+            return True
+        return False
 
     def _add_up(self, number: int) -> None:
         added = 0
@@ -249,7 +252,7 @@ class Window:
         self._others = [other for other in range(ranks) if other != rank]
         self._chunk = min(CHUNK, SIZE // (DEPTH * (ranks + 1))) & -mmap.PAGESIZE
         self._segment = Segment(memory, ranks, LEFT + 1, DEPTH * self._chunk)
-        self._counts = self._segment.counts
+        self._counts, self._line = self._segment.counts, self._segment.line
         self._done, self._kind, self._process = 0, 0, os.getpid()
         self._chunks: dict[tuple[torch.dtype, int], list[_Chunk]] = {}
         self._watched: dict[int, int] = {}
@@ -322,15 +325,15 @@ class Window:
         return self._chunks[key]
 
     def _tell(self, word: int, count: int) -> None:
-        self._counts[self._segment.word(self._rank, word)] = count
+        self._counts[self._rank * self._line + word] = count
 
     def _count(self, rank: int, word: int) -> int:
-        return self._counts[self._segment.word(rank, word)]
+        return self._counts[rank * self._line + word]
 
     def _wait(self, word: int, count: int) -> None:
         """Wait until all ranks have counted so far."""
         for rank in range(self._ranks):
-            at, counts = self._segment.word(rank, word), self._counts
+            at, counts = rank * self._line + word, self._counts
             if counts[at] >= count:
                 continue
             began = time.perf_counter()
