@@ -19,9 +19,8 @@ from distbelief.core.messages import Address
 from distbelief.core.settings import Plan, Settings
 from distbelief.fabric.base import Fabric
 from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.chunks import ChunkedLinks
 from distbelief.fabric.memory import SharedMemory, Window
-from distbelief.fabric.role_links import RoleLinks
+from distbelief.fabric.role_links import ChunkedLinks, RoleLinks
 from distbelief.integrations.hook import open_window
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.transport.secure import Identity

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +28,7 @@ from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.messages import Traffic
 from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.waiting import Wait
 from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.schedule import Schedule
 
@@ -93,14 +94,6 @@ class Carrier:
         """Leave the group."""
 
 
-class Reduction(NamedTuple):
-    """A bucket on its way through the group."""
-
-    is_over: Callable[[], bool]
-    raises: Callable[[], object]
-    """Raises what it ended with, where that is an error."""
-
-
 class InOrder(Carrier, ABC):
     """A carrier that begins with its buckets in their order, beside the backward pass, and reduces in their place."""
 
@@ -109,7 +102,8 @@ class InOrder(Carrier, ABC):
         self._buckets: list[Bucket] = []
         self._views: list[torch.Tensor] = []
         self._ready: list[bool] = []
-        self._begun: list[Reduction] = []
+        self._begun: list[torch.futures.Future[Any]] = []
+        self._wait = Wait()
 
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """One vector, in which the sum takes the place of the gradient."""
@@ -130,12 +124,13 @@ class InOrder(Carrier, ABC):
 
     def reduce(self) -> bool | None:
         """Return whether all is reduced; False where a member is gone, None (after a rest) where others are awaited."""
-        for reduction in self._begun:
-            if not reduction.is_over():
-                self._rest()
-                return None
+        for reduced in self._begun:
+            while not reduced.done():
+                if self._wait.rest():
+                    return None
+            self._wait.end()
             try:
-                reduction.raises()
+                reduced.wait()  # on a GPU, what is asked of it next waits
             except (RuntimeError, JobFailed) as error:
                 self.fault = str(error)
                 return False
@@ -143,12 +138,8 @@ class InOrder(Carrier, ABC):
         return True
 
     @abstractmethod
-    def _begin(self, bucket: int) -> Reduction:
+    def _begin(self, bucket: int) -> torch.futures.Future[Any]:
         """Begin with a bucket, after those before."""
-
-    @abstractmethod
-    def _rest(self) -> None:
-        """Wait for what was begun, for a moment."""
 
 
 def schedule_of(bucket: Bucket, algorithm: str, ranks: int, per_host: int) -> Schedule:

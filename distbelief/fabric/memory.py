@@ -216,17 +216,15 @@ def _add(parts: Sequence[torch.Tensor], there: torch.Tensor) -> None:
 
 
 class _Chunk(NamedTuple):
-    """The places in a window, for chunks of one length and dtype."""
+    """The places in a window of chunks of one length and dtype."""
 
-    writes: list[tuple[slice, torch.Tensor]]
-    """This rank's: the parts that others add up."""
     own: slice
-    parts: list[torch.Tensor]
-    """Parts that the others wrote for this rank, by rank; its own is not there."""
+    """The part that this rank adds up,"""
+    others: tuple[slice, slice]
+    """and what is before and behind it."""
+    brought: list[torch.Tensor]
+    """What each rank writes; its own part is not there."""
     total: torch.Tensor
-    """Sum of this rank's part."""
-    reads: list[tuple[slice, torch.Tensor]]
-    """The totals of the others' parts."""
 
 
 class Window:
@@ -254,7 +252,7 @@ class Window:
         self._segment = Segment(memory, ranks, LEFT + 1, DEPTH * self._chunk)
         self._counts, self._line = self._segment.counts, self._segment.line
         self._done, self._kind, self._process = 0, 0, os.getpid()
-        self._chunks: dict[tuple[torch.dtype, int], list[_Chunk]] = {}
+        self._chunks: dict[tuple[int, torch.dtype, int], _Chunk] = {}
         self._watched: dict[int, int] = {}
         self._poll = select.poll()
         weakref.finalize(self, _close, self._watched)
@@ -272,7 +270,7 @@ class Window:
         pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
         self._kind = tensor.numel() << 8 | tensor.itemsize
         self._tell(KIND, self._kind)
-        chunks = [self._places(piece)[(first + i) % DEPTH] for i, piece in enumerate(pieces)]
+        chunks = [self._chunk_of(piece, (first + i) % DEPTH) for i, piece in enumerate(pieces)]
         for i in range(len(pieces) + DEPTH):
             if i >= DEPTH:
                 self._read(first + i - DEPTH, pieces[i - DEPTH], chunks[i - DEPTH])
@@ -283,8 +281,8 @@ class Window:
         self._done += len(pieces)
 
     def _write(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
-        for part, place in chunk.writes:
-            place.copy_(piece[part])
+        for part in chunk.others:
+            chunk.brought[self._rank][part].copy_(piece[part])
         self._tell(number % DEPTH, 2 * (number + 1))
 
     def _add(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
@@ -294,34 +292,25 @@ class Window:
             texts = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
             raise RuntimeError(f"the ranks add up different vectors: {', '.join(texts)}")
         mine = piece[chunk.own]
-        _add([*chunk.parts[: self._rank], mine, *chunk.parts[self._rank + 1 :]], chunk.total)
+        parts = [mine if rank == self._rank else brought[chunk.own] for rank, brought in enumerate(chunk.brought)]
+        total = chunk.total[chunk.own]
+        _add(parts, total)
         self._tell(number % DEPTH, 2 * (number + 1) + 1)
-        mine.copy_(chunk.total)
+        mine.copy_(total)
 
     def _read(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
         self._wait(number % DEPTH, 2 * (number + 1) + 1)
-        for part, place in chunk.reads:
-            piece[part].copy_(place)
+        for part in chunk.others:
+            piece[part].copy_(chunk.total[part])
 
-    def _places(self, piece: torch.Tensor) -> list[_Chunk]:
-        key = piece.dtype, piece.numel()
+    def _chunk_of(self, piece: torch.Tensor, turn: int) -> _Chunk:
+        key = turn, piece.dtype, piece.numel()
         if key not in self._chunks:
-            ranges = [slice(part.start, part.stop) for part in cut(Range(0, piece.numel()), self._ranks)]
-            mine, segment = ranges[self._rank], self._segment
-            rows = [
-                [one.view(DEPTH, -1)[i].view(piece.dtype) for one in (*segment.brought, segment.sum)]
-                for i in range(DEPTH)
-            ]
-            self._chunks[key] = [
-                _Chunk(
-                    [(ranges[other], row[self._rank][ranges[other]]) for other in self._others],
-                    mine,
-                    [part[mine] for part in row[:-1]],
-                    row[-1][mine],
-                    [(ranges[other], row[-1][ranges[other]]) for other in self._others],
-                )
-                for row in rows
-            ]
+            own, segment = cut(Range(0, piece.numel()), self._ranks)[self._rank], self._segment
+            here = slice(turn * self._chunk, turn * self._chunk + piece.nbytes)
+            *brought, total = (vector[here].view(piece.dtype) for vector in (*segment.brought, segment.sum))
+            others = slice(0, own.start), slice(own.stop, piece.numel())
+            self._chunks[key] = _Chunk(slice(own.start, own.stop), others, brought, total)
         return self._chunks[key]
 
     def _tell(self, word: int, count: int) -> None:

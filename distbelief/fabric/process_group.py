@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.messages import ALL_REDUCE
-from distbelief.fabric.base import LOOK_SECONDS, MEET_SECONDS, InOrder, Reduction, Told
+from distbelief.fabric.base import LOOK_SECONDS, MEET_SECONDS, InOrder, Told
 
-REST_SECONDS = 50e-6
-"""Time of one wait for the library."""
 STEP_SECONDS = 3600.0
 """Longest wait for a gradient of another who lives, or for him at the store; a death is noticed at once."""
 LEAVE_SECONDS = 2.0
@@ -105,7 +104,7 @@ class ProcessGroup(InOrder):
                     "--algorithm, as role links may share one, or take fewer replicas"
                 )
 
-    def _begin(self, bucket: int) -> Reduction:
+    def _begin(self, bucket: int) -> torch.futures.Future[Any]:
         view, moved = self._views[bucket], self.traffic
         if self._buckets[bucket].adds:
             work = dist.all_reduce(view, async_op=True)
@@ -117,23 +116,21 @@ class ProcessGroup(InOrder):
             sent, received = (0, view.nbytes) if self._rank else ((self._ranks - 1) * view.nbytes, 0)
         moved.sent[ALL_REDUCE] += sent
         moved.received[ALL_REDUCE] += received
-        return Reduction(work.is_completed, work.wait)
-
-    def _rest(self) -> None:
-        time.sleep(REST_SECONDS)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future
 
     def close(self) -> None:
         """Leave the group."""
         self._begun = []
         if dist.is_initialized():
-            leave(None, LEAVE_SECONDS)
+            leave(None)
 
 
-def leave(group: dist.ProcessGroup | None, seconds: float = 0.0) -> None:
+def leave(group: dist.ProcessGroup | None) -> None:
     """Leave a group, the default one where none is given; its others, who may wait for this rank, notice that.
 
     Gloo's end waits for what is under way, perhaps for one whose host is silent: nobody here waits longer than this.
     """
     thread = threading.Thread(target=dist.destroy_process_group, args=(group,), daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(LEAVE_SECONDS)

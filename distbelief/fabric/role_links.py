@@ -1,28 +1,43 @@
 """Role links as the carrier of a sum: our schedules between the replicas of a job, over whatever transport it has.
 
-Where processes run, that is TCP, or TLS between hosts: `chunks` says how vectors travel. Where time is simulated, the
-story sends them itself, as `messages`.
+Where processes run, that is TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its
+receiver, with room for so many; who has taken chunks out of it says so, and then others may follow. So whatever a rank
+is not at yet costs no more memory than that, and makes its sender wait. Where time is simulated, the story sends them
+itself, as `messages`.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from distbelief.core import roles
-from distbelief.core.conversations.grouping import Assemble
-from distbelief.fabric.base import LOOK_SECONDS, InOrder, Reduction, Told, schedule_of
-from distbelief.fabric.chunks import ChunkedLinks
+from distbelief.core.conversations.grouping import Assemble, ChunkBack, ChunksTaken, Member, ReducedChunk
+from distbelief.core.effects import Arrival
+from distbelief.core.events import Lost
+from distbelief.errors import DistbeliefError
+from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, schedule_of
 from distbelief.fabric.player import play
 from distbelief.fabric.waiting import ReductionThread
-from distbelief.schedules.allreduce import by_host
+from distbelief.schedules.allreduce import by_host, schedule
 from distbelief.schedules.price import LinkModel, cheapest
-from distbelief.schedules.schedule import RankStep
+from distbelief.schedules.schedule import Move, RankStep
+from distbelief.sharding.layout import Range
 
-REST_SECONDS = 2e-3
-"""Time of one wait for the thread."""
+if TYPE_CHECKING:
+    from distbelief.transport.base import NetworkEndpoint
+
+CHUNK = 512 << 10
+"""Most bytes that are sent and added at a time."""
+CHUNKS = 8
+"""Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
+WINDOW = CHUNK * CHUNKS
 PROBES, PROBE_BYTES = 5, 1 << 20
 """Times that a link is measured, and with how many bytes."""
 
@@ -83,9 +98,8 @@ class RoleLinks(InOrder):
         schedules = [schedule_of(b, name, ranks, self._per_host) for b, name in zip(self._buckets, names, strict=True)]
         self._steps = [schedule.steps_of(rank) for schedule in schedules]
 
-    def _begin(self, bucket: int) -> Reduction:
-        done = self._thread.do(lambda: self._reduce(bucket))
-        return Reduction(done.done, done.value)
+    def _begin(self, bucket: int) -> torch.futures.Future[object]:
+        return self._thread.do(lambda: self._reduce(bucket))
 
     def _reduce(self, bucket: int) -> None:
         """Add up a bucket; with the last of a round, have the others done with all that this rank has sent them."""
@@ -96,9 +110,6 @@ class RoleLinks(InOrder):
             view.copy_(there)
         if bucket == len(self._buckets) - 1:
             self._links.settle()
-
-    def _rest(self) -> None:
-        self._thread.rest(REST_SECONDS)
 
     def close(self) -> None:
         """Leave the group, and end all links; safe to call twice."""
@@ -133,3 +144,227 @@ def _least(act: Callable[[], object]) -> float:
         act()
         seconds.append(time.perf_counter() - began)
     return min(seconds[1:])
+
+
+class _Link:
+    __slots__ = ("acknowledged", "arrived", "posted", "taken", "told", "waiting")
+
+    def __init__(self) -> None:
+        self.arrived: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
+        self.begin(0)
+
+    def begin(self, group: int) -> None:
+        """Count anew; of what has come only that is left which is of this group."""
+        self.waiting: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
+        self.posted = self.acknowledged = self.taken = self.told = 0
+        self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)
+
+    def has_come(self, group: int) -> bool:
+        """Return whether a chunk of this group has come; its sender may be in the next one already."""
+        return bool(self.arrived) and self.arrived[0][0].group == group
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether the next that waits fits the window."""
+        return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
+
+
+class ChunkedLinks:
+    """One rank's ends of the links: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
+
+    Args:
+        endpoint: of this role, which listens, and is used for nothing else.
+        index: of this replica; each has its window in the memory of whoever it sends to.
+        replicas: most that there may be.
+    """
+
+    def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
+        self.rank, self.ranks = 0, 1
+        self.wanted = -1
+        """The number of the group that this rank is to be in: what goes on in another is given up."""
+        self._endpoint, self._group = endpoint, -1
+        self._members: list[Member] = []
+        self._links: dict[str, _Link] = {}
+        self._lost = ""
+        self._sent: list[tuple[torch.Tensor, Move, _Link, int]] = []
+        self._at = (0, -1)
+        endpoint.deliver = self._take_in
+        self._window = index * WINDOW
+        endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is taken only for what is written
+        self._awake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing, self._closed = threading.Lock(), False
+        endpoint.watch(self._awake, self._awaken)
+
+    def wake(self) -> None:
+        """Have `rest` come back, where it is still called."""
+        with self._closing:
+            if not self._closed:
+                os.eventfd_write(self._awake, 1)
+
+    def _awaken(self) -> None:
+        os.eventfd_read(self._awake)
+
+    def rest(self) -> None:
+        """Carry what is to be sent and what comes, until something has come, or somebody wakes this."""
+        self._endpoint.poll(None)
+
+    def close(self) -> None:
+        """End all links."""
+        with self._closing:
+            self._closed = True
+        self._endpoint.close()
+        os.close(self._awake)
+
+    def form(self, group: int, members: Sequence[Member], rank: int) -> None:
+        """Be a rank of a group: open the links to those of a higher rank, and wait for those of a lower one.
+
+        Raises:
+            RuntimeError: one cannot be reached, or another group is wanted.
+        """
+        self._group, self._members, self.rank, self.ranks = group, list(members), rank, len(members)
+        self._lost, self._at = "", (0, -1)
+        self._sent.clear()
+        for link in self._links.values():
+            link.begin(group)
+        for member in members[rank + 1 :]:
+            self._stay()
+            if self._endpoint.incarnation_of(member.role) != member.place.incarnation:
+                try:
+                    self._endpoint.connect(member.role, member.store, member.place.incarnation)
+                except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
+                    raise RuntimeError(str(error)) from None
+                self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
+        while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
+            self._wait()
+
+    # what the player asks for
+
+    def post(self, vector: torch.Tensor, step: RankStep) -> None:
+        """Send what leaves at a step; a copy, where something else is received in its place at the same step."""
+        swaps, most = step.swaps, CHUNK // vector.itemsize
+        for move in step.sends:
+            link, role = self._to(move.target)
+            leaves = vector[move.start : move.stop]
+            kind = ReducedChunk if move.target > self.rank else ChunkBack
+            for at, piece in enumerate((leaves.clone() if swaps else leaves).split(most)):
+                start = self._window + link.posted % CHUNKS * CHUNK
+                first = move.start + at * most
+                chunk = kind(0, start, start + piece.nbytes, self._group, link.posted, step.number, first)
+                link.waiting.append((chunk, piece))
+                link.posted += 1
+            self._send(role, link)
+            if not swaps:
+                self._sent.append((vector, move, link, link.posted))
+
+    def take(self, vector: torch.Tensor, step: RankStep) -> bool:
+        """Add or put what has come for a step, in its order; where more must come first, rest.
+
+        Raises:
+            RuntimeError: a peer is gone, or another group is wanted.
+        """
+        self._sent = [sending for sending in self._sent if sending[2].acknowledged < sending[3]]
+        if any(source is vector and move.overlaps(got) for source, move, *_ in self._sent for got in step.receives):
+            self._wait()  # what has not left yet would be written over
+            return False
+        number, first = self._at
+        for move in step.receives[number:]:
+            first = self._take_move(vector, step.number, move, move.start if first < 0 else first)
+            if first < move.stop:
+                self._at = number, first
+                self._wait()
+                return False
+            number, first = number + 1, -1
+        self._at = (0, -1)
+        return True
+
+    def _take_move(self, vector: torch.Tensor, step: int, move: Move, first: int) -> int:
+        """Take what has come of a move; returns the element that comes next."""
+        link, role = self._to(move.source)
+        while first < move.stop and link.has_come(self._group):
+            chunk, payload = link.arrived.popleft()
+            there = payload.view(vector.dtype)
+            if (chunk.step, chunk.first) != (step, first) or first + len(there) > move.stop:
+                raise RuntimeError(
+                    f"{role} has sent elements from {chunk.first} on at step {chunk.step}, not those from {first} on "
+                    f"at step {step}: it goes by another schedule"
+                )
+            here = vector[first : first + len(there)]
+            here.add_(there) if move.adds else here.copy_(there)
+            first += len(there)
+            link.taken += 1
+        if link.taken > link.told:
+            link.told = link.taken
+            self._endpoint.send(role, ChunksTaken(self._group, link.taken))
+        return first
+
+    def settle(self) -> None:
+        """Wait until the others have taken all that was sent.
+
+        Raises:
+            RuntimeError: a peer is gone, or another group is wanted.
+        """
+        self._endpoint.flush()
+        while any(link.acknowledged < link.posted for link in self._links.values()):
+            self._wait()
+
+    # what is asked to choose a schedule
+
+    def swap(self, tensor: torch.Tensor, ahead: int, behind: int) -> None:
+        """Send a tensor to one rank, and receive as much from another."""
+        size = len(tensor)
+        go, come = Move(self.rank, ahead, 0, size, False), Move(behind, self.rank, 0, size, False)
+        play(self, tensor, [RankStep(0, (go,), (come,))])
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest that any rank has of each value."""
+        everybody = torch.zeros(self.ranks, len(values), dtype=values.dtype)
+        everybody[self.rank] = values
+        play(self, everybody.view(-1), schedule("ring", self.ranks, everybody.numel()).steps_of(self.rank))
+        return everybody.max(0).values
+
+    # what arrives
+
+    def _take_in(self, arrival: Arrival) -> None:
+        event, role = arrival.event, arrival.sender
+        match event:
+            case ReducedChunk() if event.group >= self._group:
+                assert isinstance(arrival.payload, torch.Tensor)
+                link = self._link(role)
+                link.arrived.append((event, arrival.payload))
+                if len(link.arrived) > 2 * CHUNKS:
+                    self._endpoint.drop(role, f"{role} sends more than the window of {CHUNKS} chunks holds")
+            case ChunksTaken() if event.group == self._group:
+                link = self._link(role)
+                link.acknowledged = max(link.acknowledged, min(event.count, link.posted))
+                self._send(role, link)
+            case Lost():
+                self._lose(role, event)
+
+    def _lose(self, role: str, event: Lost) -> None:
+        """A link is gone: of a member's, the group is broken."""
+        for member in self._members:
+            if member.role == role and not 0 <= event.incarnation < member.place.incarnation:
+                self._lost = self._lost or f"its link to {role} is gone ({event.reason})"
+
+    def _link(self, role: str) -> _Link:
+        return self._links.setdefault(role, _Link())
+
+    def _to(self, rank: int) -> tuple[_Link, str]:
+        role = self._members[rank].role
+        return self._link(role), role
+
+    def _send(self, role: str, link: _Link) -> None:
+        """Send what fits the window."""
+        while link.has_room:
+            self._endpoint.send(role, *link.waiting.popleft())
+
+    def _wait(self) -> None:
+        self._stay()
+        if self._lost:
+            raise RuntimeError(self._lost)
+        self.rest()
+        self._stay()
+
+    def _stay(self) -> None:
+        if self.wanted != self._group:
+            raise RuntimeError(f"group {self._group} was left")

@@ -67,7 +67,6 @@ class ReductionThread:
         self._rest, self._wake, self._close = rest or waiting.acquire, wake or waiting.release, close
         self._tasks: deque[Callable[[], None]] = deque()
         self._ended = ""
-        self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="all-reduce", daemon=True)
         self._thread.start()
 
@@ -84,7 +83,6 @@ class ReductionThread:
             except Exception as error:  # of a peer that is gone: told to whoever waits
                 error.__traceback__ = None  # its frames hold the vectors
                 future.set_exception(error)
-            self._done.set()
 
         self._tasks.append(task)
         if self._ended:
@@ -92,11 +90,6 @@ class ReductionThread:
         else:
             self._wake()
         return future
-
-    def rest(self, seconds: float) -> None:
-        """Wait until it has done something, for so long at most."""
-        if self._done.wait(seconds):
-            self._done.clear()
 
     def end(self) -> None:
         """Do nothing more, when what was asked for before is done."""

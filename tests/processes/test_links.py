@@ -16,7 +16,7 @@ from ranks import in_threads
 from distbelief.core.conversations.grouping import Assemble, ChunkBack, Member
 from distbelief.core.messages import Address
 from distbelief.core.settings import Plan, Settings
-from distbelief.fabric import chunks
+from distbelief.fabric import role_links
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.role_links import RoleLinks
 from distbelief.places.join.authority import Authority
@@ -32,7 +32,7 @@ from distbelief.transport.tls import TlsEndpoint
 AUTHORITY = Authority("job")
 IDENTITIES = {role: AUTHORITY.issue(role) for role in ("replica 0", "replica 1", "replica 2", "replica 3")}
 PLAN = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
-LENGTH = 3 * chunks.WINDOW // 4
+LENGTH = 3 * role_links.WINDOW // 4
 """Elements of a vector that takes three windows."""
 
 
@@ -53,7 +53,7 @@ def open_end(index: int, incarnation: int = 0, clear: bool = False) -> tuple[Tcp
 def links(index: int, replicas: int, algorithm: str = "ring", incarnation: int = 0, clear: bool = False) -> RoleLinks:
     per_host = 2 * algorithm.startswith("hierarchical")
     endpoint, address = open_end(index, incarnation, clear)
-    lines = chunks.ChunkedLinks(endpoint, index, replicas)
+    lines = role_links.ChunkedLinks(endpoint, index, replicas)
     return RoleLinks(lines, index, torch.device("cpu"), algorithm, per_host, address)
 
 
@@ -163,8 +163,8 @@ def test_a_rank_that_is_late_is_sent_no_more_than_a_window(
     monkeypatch.setattr(second._links, "rest", lambda: (rests.set(), rest()))
     second.ready(0)
     assert rests.wait(SECONDS)  # all that it sends for now is sent
-    until(lambda: arrived(first) == chunks.CHUNKS)
-    assert link.posted - len(link.waiting) == chunks.CHUNKS
+    until(lambda: arrived(first) == role_links.CHUNKS)
+    assert link.posted - len(link.waiting) == role_links.CHUNKS
     assert second.reduce() is None
     first.ready(0)
     assert reduced(first)
@@ -186,7 +186,7 @@ def test_a_round_ends_when_the_others_have_taken_all_that_was_sent(
     )
     for one in pair:
         one.ready(0)
-    until(lambda: len(second._links._link("replica 0").arrived) == chunks.CHUNKS)
+    until(lambda: len(second._links._link("replica 0").arrived) == role_links.CHUNKS)
     assert [first.reduce() for _ in range(9)] == [None] * 9
     held.clear()
     second._links.wake()
@@ -199,7 +199,7 @@ def test_a_round_ends_when_the_others_have_taken_all_that_was_sent(
 def test_what_is_on_its_way_in_a_group_is_in_no_sum_of_the_next(pair: list[RoleLinks]) -> None:
     first, second = pair
     second.ready(0)
-    until(lambda: arrived(first) == chunks.CHUNKS)
+    until(lambda: arrived(first) == role_links.CHUNKS)
     form(1, pair)
     for i, one in enumerate(pair):
         one._views[0].fill_(10.0 * (i + 1))
@@ -221,7 +221,7 @@ def test_what_comes_for_a_group_before_this_rank_is_in_it_is_kept(pair: list[Rol
     assert arrived(first) == 0
 
 
-CHUNK = ChunkBack(0, chunks.WINDOW, chunks.WINDOW + 4, 1, 0, 0, 0), torch.ones(1)
+CHUNK = ChunkBack(0, role_links.WINDOW, role_links.WINDOW + 4, 1, 0, 0, 0), torch.ones(1)
 """One of group 1, from the second of a pair to the first."""
 
 
@@ -313,7 +313,7 @@ def test_a_peer_that_sends_more_than_the_window_holds_loses_its_link(pair: list[
     first.ready(0)
 
     def flood() -> None:
-        for _ in range(2 * chunks.CHUNKS + 1):
+        for _ in range(2 * role_links.CHUNKS + 1):
             second._links._endpoint.send("replica 0", *CHUNK)
 
     second._thread.do(flood)

@@ -11,10 +11,9 @@ from distbelief.core import roles
 from distbelief.core.settings import Plan, Settings
 from distbelief.fabric.base import Carrier
 from distbelief.fabric.buckets import Bucket, buckets, shares
-from distbelief.fabric.chunks import ChunkedLinks
 from distbelief.fabric.memory import SharedMemory
 from distbelief.fabric.process_group import ProcessGroup
-from distbelief.fabric.role_links import RoleLinks
+from distbelief.fabric.role_links import ChunkedLinks, RoleLinks
 from distbelief.runtime.player import Part, Worker
 from distbelief.schedules.allreduce import PLACED, by_host
 from distbelief.schedules.price import LinkModel, cheapest
