@@ -155,8 +155,6 @@ def _figures(measured: Json) -> list[Figure]:
                 figures.append(
                     figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised)
                 )
-            if int(size) == 16 * MB:
-                figures.append(figure(f"{where}: {RING}, of gloo's own speed", one["faster_than_gloo"][RING], 0.9))
     return figures
 
 

@@ -59,8 +59,8 @@ KIND, LEFT = range(DEPTH, DEPTH + 2)
 """Words of a rank in a window, behind the counts of its chunks: what it adds up, and whether it has left."""
 
 
-class Segment:
-    """The segment, mapped.
+class SumMemory:
+    """The segment of a sum, mapped.
 
     Args:
         descriptor: of its file, which may be closed thereafter; whoever maps it makes it as long as it needs.
@@ -118,7 +118,7 @@ class SharedMemory(Carrier):
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
         """The slot of this replica, and where the sum will be."""
         self._buckets = list(buckets)
-        segment = Segment(self._descriptor, self._replicas, len(buckets), size)
+        segment = SumMemory(self._descriptor, self._replicas, len(buckets), size)
         self._counts, self._brought, self._sum, self._line = segment.counts, segment.brought, segment.sum, segment.line
         return self._brought[self._index], self._sum
 
@@ -249,7 +249,7 @@ class Window:
         self._rank, self._ranks = rank, ranks
         self._others = [other for other in range(ranks) if other != rank]
         self._chunk = min(CHUNK, SIZE // (DEPTH * (ranks + 1))) & -mmap.PAGESIZE
-        self._segment = Segment(memory, ranks, LEFT + 1, DEPTH * self._chunk)
+        self._segment = SumMemory(memory, ranks, LEFT + 1, DEPTH * self._chunk)
         self._counts, self._line = self._segment.counts, self._segment.line
         self._done, self._kind, self._process = 0, 0, os.getpid()
         self._chunks: dict[tuple[int, torch.dtype, int], _Chunk] = {}

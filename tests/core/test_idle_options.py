@@ -32,7 +32,7 @@ BESIDE = {
     "--tls": "--algorithm native is that of torch's process group, which encrypts nothing: name another, or auto",
     "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not ask",
     "train digits allreduce --per-host 2 --algorithm tree --transport "
-    "tcp": "--algorithm tree does not ask: name hierarchical or auto",
+    "tcp": "--algorithm tree does not ask: name hierarchical, or leave it off",
     "simulate digits allreduce --per-host 2 --algorithm "
     "ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
     "simulate digits allreduce --network "
