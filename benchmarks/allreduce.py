@@ -1,6 +1,4 @@
-"""All-reduce in shared memory and by torch.distributed beside gloo's own, and on limited lines
-beside its price.
-"""
+"""All-reduce in shared memory and over role links beside gloo's own, and on limited lines beside its price."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from distbelief.schedules.price import LinkModel, price
 
 MB = 1_000_000
 OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in and out"
-RING, ENCRYPTED = "our ring over gloo", "our ring over TLS"
+RING, ENCRYPTED = "our ring over TCP", "our ring over TLS"
 LIMITED = (4_000, 64_000, MB, 16 * MB)
 TIMES, TURN_SECONDS = 15, 4.0
 """Most times that each is measured between namespaces, and about how long."""
@@ -157,8 +155,6 @@ def _figures(measured: Json) -> list[Figure]:
                 figures.append(
                     figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised)
                 )
-            if int(size) == 16 * MB:
-                figures.append(figure(f"{where}: {RING}, of gloo's own speed", one["faster_than_gloo"][RING], 0.9))
     return figures
 
 

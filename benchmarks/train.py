@@ -128,7 +128,6 @@ def _of_model(model: str, options: TrainOptions) -> Json:
         ALLREDUCE: job(Allreduce(replicas=2, optimizer=SGD)),
         PLAIN_ALLREDUCE: partial(loops.beside, half, "all-reduce"),
         DDP: partial(loops.ddp, half, 2),
-        "ddp with our hook, ring, 2 ranks": partial(loops.ddp, half, 2, "ring"),
         "ddp with our hook, shared, 2 ranks": partial(loops.ddp, half, 2, "shared"),
     }
     if options.transport == "shared":

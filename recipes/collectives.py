@@ -4,7 +4,7 @@ matplotlib.
 python recipes/collectives.py docs/collectives.png
 
 Simulated is a whole job of phantoms, less its steps, on lines of 10 Gbit/s with 20 us of latency, where nothing else
-takes time. Measured is what the benchmark allreduce measures: gloo's own, our ring on gloo's sends and receives, and
+takes time. Measured is what the benchmark allreduce measures: gloo's own, our ring over TCP, and
 gradients that lie in shared memory.
 """
 

@@ -19,16 +19,12 @@ from distbelief.core.messages import Address
 from distbelief.core.settings import Plan, Settings
 from distbelief.fabric.base import Fabric
 from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.lines import Lines
-from distbelief.fabric.link_lines import LinkLines
-from distbelief.fabric.links import Links
-from distbelief.fabric.player import WHOLE
-from distbelief.fabric.player import play as run
-from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.integrations.window import Window, open_window
-from distbelief.schedules.allreduce import by_host, schedule
+from distbelief.fabric.memory import SharedMemory, Window
+from distbelief.fabric.role_links import ChunkedLinks, RoleLinks
+from distbelief.integrations.hook import open_window
 from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.transport.secure import Identity
+from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
 SECONDS = 120.0
@@ -62,40 +58,34 @@ def play(
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS)
     )
-    ends, window = Lines(rank, ranks, torch.device("cpu")), open_window(rank, ranks, None)
+    window = open_window(rank, ranks, None)
     place = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
     groups = 0
     connection.send_bytes(b"ready")
     shared: dict[int, SharedMemory] = {}
     vectors: dict[int, torch.Tensor] = {}
-    encrypted: dict[int, Links] = {}
+    linked: dict[tuple[str, int], RoleLinks] = {}
     while True:
         how, size_, times_ = connection.recv_bytes().decode().split("|")
         if how == "end":
             break
         size, times = int(size_), int(times_)
         if size not in vectors:
-            own = SharedMemory(place, rank, ranks, "direct")
+            own = SharedMemory(place, rank, ranks)
             own.open(size, [Bucket(0, size, "float32")])
             shared[size], vectors[size] = own, torch.zeros(size // 4)
         dist.barrier()
         groups += 1
         if how == "place":
             shared[size].meet(groups, range(ranks))
-        if how == "tls" and size not in encrypted:
-            assert identity
-            encrypted[size] = _linked(rank, ranks, size, identity)
-        act = (
-            partial(_add_up, encrypted[size])
-            if how == "tls"
-            else _act(how, size, ends, window, shared[size], vectors[size])
-        )
+        if how not in ("native", "copy", "place", "latency") and (how, size) not in linked:
+            linked[how, size] = _linked(how, rank, ranks, size, identity)
+        act = _act(how, (rank, ranks), window, linked.get((how, size), shared[size]), vectors[size])
         dist.barrier()
         taken = [_together(act) for _ in range(times)] if where else [_mean(act, times)]
         connection.send_bytes(" ".join(map(str, taken)).encode())
-    ends.leave()
     dist.barrier()
-    for one in encrypted.values():
+    for one in linked.values():
         one.close()
     dist.destroy_process_group()
     connection.send_bytes(b"over")
@@ -120,20 +110,17 @@ def _together(act: Callable[[], object]) -> float:
 
 
 def _act(
-    how: str, size: int, ends: Lines, window: Window | None, memory: SharedMemory, own: torch.Tensor
+    how: str, where: tuple[int, int], window: Window | None, fabric: Fabric, own: torch.Tensor
 ) -> Callable[[], object]:
     """What is measured."""
     if how == "native":
         return lambda: dist.all_reduce(own)
     if how == "copy":
         assert window is not None, "the ranks are processes of one host"
-        return partial(run, window, own, WHOLE)
-    if how == "place":
-        return partial(_add_up, memory)
+        return partial(window.add_up, own)
     if how == "latency":
-        return lambda: _swap(own.view(torch.uint8), ends.rank, ends.ranks)
-    made = schedule(how, ends.ranks, size // 4, by_host(ends.ranks, 2) if how == "hierarchical" else ())
-    return partial(run, ends, own, made.steps_of(ends.rank))
+        return lambda: _swap(own.view(torch.uint8), *where)
+    return partial(_add_up, fabric)
 
 
 def _add_up(fabric: Fabric) -> None:
@@ -144,11 +131,18 @@ def _add_up(fabric: Fabric) -> None:
     assert done, "a rank is gone"
 
 
-def _linked(rank: int, ranks: int, size: int, identity: Identity) -> Links:
-    """A group of all ranks over links of our own, encrypted, that adds up one vector."""
-    endpoint = TlsEndpoint(roles.replica(rank), "bench", identity=identity)
-    address = endpoint.listen("tcp:0.0.0.0:0", lines.address(rank))
-    fabric = Links(LinkLines(endpoint, rank, ranks), rank, torch.device("cpu"), "ring", 0, address)
+def _linked(how: str, rank: int, ranks: int, size: int, identity: Identity | None) -> RoleLinks:
+    """A group of all ranks over role links, that adds up one vector: a ring over TLS, or any in the clear."""
+    role, algorithm = roles.replica(rank), "ring" if how == "tls" else how
+    endpoint: TcpEndpoint | TlsEndpoint = (
+        TlsEndpoint(role, "bench", identity=identity)
+        if how == "tls" and identity
+        else TcpEndpoint(role, "bench", insecure=True)
+    )
+    address = endpoint.listen("tcp:0.0.0.0:0", lines.address(rank) if identity else "127.0.0.1")
+    per_host = 2 * (algorithm == "hierarchical")
+    links = ChunkedLinks(endpoint, rank, ranks)
+    fabric = RoleLinks(links, rank, torch.device("cpu"), algorithm, per_host, address)
     fabric.open(size, [Bucket(0, size, "float32")])
     stores: list[str] = [""] * ranks
     dist.all_gather_object(stores, fabric.store)

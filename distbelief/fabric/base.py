@@ -1,4 +1,6 @@
-"""The promises of a fabric: one rank's side of what reduces the vectors of a group, round after round.
+"""The promises of a fabric, and what a job's carriers have in common.
+
+A fabric is one rank's side of what reduces the vectors of a group, round after round.
 
 1. *It adds up.* When `reduce` has said True, every vector holds on every rank what the postcondition of its schedule
    says, of what the ranks held when they made it ready; all ranks have the same bits.
@@ -6,24 +8,36 @@
    meanwhile.
 3. *In any order.* Ranks make vectors ready when they like, and the vectors of a round in any order.
 4. *It gives back.* After True nobody reads or writes what this rank brought, and what it found stays as it is until
-   this rank has made all vectors ready again.
+   this rank makes vectors ready again.
 5. *It keeps to its place.* It writes to nothing but the vectors.
 6. *It ends nothing that it was not told to end.* False says that a rank is gone; who drives may give up at any moment.
 
-`distbelief.testing.check_fabric` holds a fabric to them.
+`distbelief.testing.check_fabric` holds a fabric to them. There are three carriers: the `memory` of a host,
+`role_links`, and torch's `process_group`; where time is simulated, `messages` are those of role links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
+import torch
+
+from distbelief.core.conversations.grouping import Assemble
+from distbelief.core.messages import Traffic
+from distbelief.errors import JobFailed
 from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.waiting import Wait
 from distbelief.schedules.allreduce import broadcast, by_host, schedule
 from distbelief.schedules.schedule import Schedule
 
 Told = Callable[[], bool]
 """Tells that something has arrived of which a waiting rank must know now."""
+MEET_SECONDS = 15.0
+"""Longest time to find a group's store, where it has one, and of each answer to a link: nothing breaks that off."""
+LOOK_SECONDS = 2e-3
+"""Time between two looks of a member that waits: whether the others are there, and whether anything has arrived."""
 
 
 class Fabric(Protocol):
@@ -38,6 +52,94 @@ class Fabric(Protocol):
         None says that others are waited for: it is to be asked again.
         """
         ...
+
+
+class Carrier:
+    """One replica's part in the groups of a job. This one is of a replica whose gradient is the sum, or travels as
+    messages: it has a vector, and nobody to wait for.
+
+    Args:
+        device: where its vector is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.store = ""
+        """Address at which the other members of a group reach this one, where they do."""
+        self.fault = ""
+        """Why the last group could not be formed, or the last reduction made."""
+        self.traffic = Traffic()
+        """Bytes that it moves beside its links."""
+
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Open two vectors of so many bytes (1-D uint8), perhaps one: for this replica's gradient, and for the sum."""
+        vector = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        return vector, vector
+
+    def form(self, group: Assemble, interrupted: Told) -> bool:
+        """Take one's place in a group, in that of the one before.
+
+        False where that cannot be, or as soon as `interrupted` says that something has arrived.
+        """
+        return True
+
+    def ready(self, bucket: int) -> None:
+        """Note that a bucket is written; as a fabric."""
+
+    def reduce(self) -> bool | None:
+        """Go on with a round, as a fabric."""
+        return True
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class InOrder(Carrier, ABC):
+    """A carrier that begins with its buckets in their order, beside the backward pass, and reduces in their place."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._buckets: list[Bucket] = []
+        self._views: list[torch.Tensor] = []
+        self._ready: list[bool] = []
+        self._begun: list[torch.futures.Future[Any]] = []
+        self._wait = Wait()
+
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """One vector, in which the sum takes the place of the gradient."""
+        vector, _ = super().open(size, buckets)
+        self._buckets = list(buckets)
+        self._views = [vector[b.start : b.stop].view(getattr(torch, b.dtype)) for b in buckets]
+        return vector, vector
+
+    def _begin_round(self) -> None:
+        self._ready = [False] * len(self._buckets)
+        self._begun = []
+
+    def ready(self, bucket: int) -> None:
+        """The gradient of a bucket is there; buckets are reduced in their order, the same on all ranks."""
+        self._ready[bucket] = True
+        while len(self._begun) < len(self._buckets) and self._ready[len(self._begun)]:
+            self._begun.append(self._begin(len(self._begun)))
+
+    def reduce(self) -> bool | None:
+        """Return whether all is reduced; False where a member is gone, None (after a rest) where others are awaited."""
+        for reduced in self._begun:
+            while not reduced.done():
+                if self._wait.rest():
+                    return None
+            self._wait.end()
+            try:
+                reduced.wait()  # on a GPU, what is asked of it next waits
+            except (RuntimeError, JobFailed) as error:
+                self.fault = str(error)
+                return False
+        self._begin_round()
+        return True
+
+    @abstractmethod
+    def _begin(self, bucket: int) -> torch.futures.Future[Any]:
+        """Begin with a bucket, after those before."""
 
 
 def schedule_of(bucket: Bucket, algorithm: str, ranks: int, per_host: int) -> Schedule:

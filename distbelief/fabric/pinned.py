@@ -37,10 +37,6 @@ class CudaDevice:
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
-    def allocate(self, size: int) -> torch.Tensor:
-        """So many bytes of pinned memory."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
         """Begin a copy behind all that the device has been asked for; returns what its end is waited for by."""
         to.copy_(source, non_blocking=True)
@@ -71,8 +67,6 @@ class DeviceCopies:
         self._device, self._cuda = device, cuda
         self._reading: list[torch.cuda.Event] = []
         """Ends of copies to the device that nobody has waited for."""
-        self._leaving = self._arriving = torch.empty(0, dtype=torch.uint8)
-        """Pinned memory for what is sent and received as bytes."""
 
     def pin(self, memory: torch.Tensor) -> None:
         """Have copies from and to memory of the host made by the device itself."""
@@ -93,24 +87,6 @@ class DeviceCopies:
         for event in self._reading:
             self._cuda.wait(event)
         self._reading.clear()
-
-    def leaving(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the device in the host's memory, where it stays until the next leaves."""
-        self._leaving = self._holding(self._leaving, tensor.nbytes)
-        held = self._leaving[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        self.copy_out(tensor, held)
-        return held
-
-    def arriving(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host, in any memory of its own, on the device."""
-        self.settle()  # the one before may still be read
-        self._arriving = self._holding(self._arriving, tensor.nbytes)
-        held = self._arriving[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return self.copy_in(held.copy_(tensor))
-
-    def _holding(self, held: torch.Tensor, size: int) -> torch.Tensor:
-        """Pinned memory of so many bytes at least."""
-        return held if len(held) >= size else self._cuda.allocate(size)
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:

@@ -10,9 +10,6 @@ from distbelief.schedules.schedule import RankStep
 V = TypeVar("V")
 V_contra = TypeVar("V_contra", contravariant=True)
 
-WHOLE = (RankStep(0, (), ()),)
-"""The steps of a mover that has a way of its own to make the sum (a lowering): the whole schedule as one step."""
-
 
 class Mover(Protocol[V_contra]):
     """Mover of the bytes of one rank, step by step; vectors are whatever it knows them by."""
@@ -34,7 +31,7 @@ class SchedulePlayer(Generic[V]):
     Args:
         mover: of this rank.
         vector: what is moved.
-        steps: of this rank, or those that its mover has in their place.
+        steps: of this rank.
     """
 
     __slots__ = ("_mover", "_steps", "done", "vector")

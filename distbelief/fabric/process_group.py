@@ -1,10 +1,13 @@
-"""All-reduce by torch.distributed, across hosts and on GPUs: one replica's part in the groups of a job."""
+"""Torch's process group as the carrier of a sum: its libraries' own all-reduce, NCCL's on GPUs and gloo's elsewhere."""
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,19 +16,13 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from distbelief.core import roles
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.messages import Traffic
-from distbelief.fabric.base import Told
-from distbelief.fabric.choosing import ScheduleChoice
-from distbelief.fabric.in_order import LOOK_SECONDS, MEET_SECONDS, InOrder
-from distbelief.fabric.lines import Lines
-from distbelief.fabric.thread import ReductionThread
-from distbelief.schedules.allreduce import broadcast
-from distbelief.schedules.schedule import Schedule
+from distbelief.core.messages import ALL_REDUCE
+from distbelief.fabric.base import LOOK_SECONDS, MEET_SECONDS, InOrder, Told
 
-REST_SECONDS = 50e-6
-"""Time of one wait for the thread."""
 STEP_SECONDS = 3600.0
 """Longest wait for a gradient of another who lives, or for him at the store; a death is noticed at once."""
+LEAVE_SECONDS = 2.0
+"""Time that the end of a group is waited for."""
 
 
 class ProcessGroup(InOrder):
@@ -34,21 +31,18 @@ class ProcessGroup(InOrder):
     Args:
         index: of this replica.
         device: where its model is.
-        algorithm: how gradients are added up.
-        per_host: ranks that are on one host.
         host: at which the others reach this process.
+        interface: of the network to them; "" for what the libraries choose.
     """
 
-    def __init__(self, index: int, device: torch.device, algorithm: str, per_host: int, host: str) -> None:
+    def __init__(self, index: int, device: torch.device, host: str, interface: str = "") -> None:
         super().__init__(device)
-        self._algorithm, self._per_host = algorithm, per_host
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         self._meeting = TCPStore(host, 0, is_master=True, wait_for_workers=False, use_libuv=True)
         self.store = f"{host}|{self._meeting.port}"
-        """Address at which a group meets whose first member this is."""
-        self.traffic = Traffic()
-        self._thread: ReductionThread | None = None
-        self._index = index
-        self._schedules: list[Schedule | None] = []
+        self._index, self._rank, self._ranks = index, 0, 1
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
         """Meet the others at the store of the first, in the place of the group before.
@@ -67,21 +61,15 @@ class ProcessGroup(InOrder):
             if not self._gather(named, rank, ranks, interrupted):
                 return False
             self._check_devices(named, rank, ranks)
-            backend = "nccl" if self._device.type == "cuda" else "gloo"
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
             patience = timedelta(seconds=MEET_SECONDS)
             dist.init_process_group(backend, store=named, rank=rank, world_size=ranks, timeout=patience)
             _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
-            lines = Lines(rank, ranks, self._device, seconds=STEP_SECONDS)
-            lines.traffic = self.traffic
-            self._thread = ReductionThread(lines)
-            choice = ScheduleChoice(lines, self._algorithm, self._per_host)
-            self._schedules = [
-                choice.of(b.length, b.item) if b.adds else broadcast(ranks, b.length) for b in self._buckets
-            ]
         except (OSError, RuntimeError, ValueError) as error:
             why = str(error) or type(error).__name__
             self.fault = f"its part in the group could not be made: {why.splitlines()[0]}"
             return False
+        self._rank, self._ranks = rank, ranks
         self._begin_round()
         return True
 
@@ -105,32 +93,44 @@ class ProcessGroup(InOrder):
         Raises:
             RuntimeError: naming the ranks.
         """
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return
-        store.set(f"device {own_rank}", str(torch.cuda.get_device_properties(self._device).uuid))
+        store.set(f"device {own_rank}", str(torch.cuda.get_device_properties(self.device).uuid))
         devices = [store.get(f"device {rank}") for rank in range(ranks)]
         for rank, device in enumerate(devices):
             if (first := devices.index(device)) < rank:
                 raise RuntimeError(
-                    f"ranks {first} and {rank} share a GPU, and NCCL wants one for each: add --tls, whose links may"
-                    " share one, or take fewer replicas"
+                    f"ranks {first} and {rank} share a GPU, and NCCL wants one for each: add --tls, or name an "
+                    "--algorithm, as role links may share one, or take fewer replicas"
                 )
 
-    @property
-    def _formed(self) -> bool:
-        return self._thread is not None
-
-    def _start(self, bucket: int) -> torch.futures.Future[torch.Tensor]:
-        assert self._thread is not None
-        return self._thread.start(self._views[bucket], self._schedules[bucket])
-
-    def _rest(self) -> None:
-        time.sleep(REST_SECONDS)
+    def _begin(self, bucket: int) -> torch.futures.Future[Any]:
+        view, moved = self._views[bucket], self.traffic
+        if self._buckets[bucket].adds:
+            work = dist.all_reduce(view, async_op=True)
+            # gloo and NCCL send as much as a ring does
+            sent = received = 2 * (self._ranks - 1) * view.nbytes // self._ranks
+        else:
+            work = dist.broadcast(view, 0, async_op=True)
+            # along a tree, whose first rank is counted for all that send
+            sent, received = (0, view.nbytes) if self._rank else ((self._ranks - 1) * view.nbytes, 0)
+        moved.sent[ALL_REDUCE] += sent
+        moved.received[ALL_REDUCE] += received
+        future: torch.futures.Future[Any] = work.get_future()
+        return future
 
     def close(self) -> None:
         """Leave the group."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.leave()
+        self._begun = []
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave(None)
+
+
+def leave(group: dist.ProcessGroup | None) -> None:
+    """Leave a group, the default one where none is given; its others, who may wait for this rank, notice that.
+
+    Gloo's end waits for what is under way, perhaps for one whose host is silent: nobody here waits longer than this.
+    """
+    thread = threading.Thread(target=dist.destroy_process_group, args=(group,), daemon=True)
+    thread.start()
+    thread.join(LEAVE_SECONDS)

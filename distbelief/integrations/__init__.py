@@ -1,4 +1,4 @@
-"""The communication hook inside frameworks: for their trainers, so that our schedules add up DDP's gradients.
+"""The communication hook inside frameworks: for their trainers, so that DDP's gradients are added up as it does.
 
 A framework is imported when its function is called. Each makes DistributedDataParallel's model itself, at a moment of
 its own; what is made here registers `comm_hook` with it as soon as it is there. Where the script is handed that model,

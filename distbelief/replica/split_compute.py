@@ -162,8 +162,7 @@ class SplitCompute:
             if self._crossings.sleeps(other):
                 yield self._wake(other)
         else:
-            data = data if self._part.copies is None else self._part.copies.leaving(data)
-            sent = data.contiguous().reshape(-1).view(torch.uint8)
+            sent = data.cpu().contiguous().reshape(-1).view(torch.uint8)
             parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
             for left, part in zip(reversed(range(len(parts))), parts, strict=True):
                 yield Send(to, Boundary(*key, left, part.numpy().tobytes()), Phantom(len(part)))

@@ -131,8 +131,7 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""Names for the choice of the place where a job runs: its own way, and the cheapest by what is measured.
-"""
+"""Names for the choice of the place where a job runs: its own way, and the best by what is known there."""
 
 
 def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> Steps:

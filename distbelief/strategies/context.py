@@ -19,7 +19,7 @@ from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
-from distbelief.fabric.shared_memory import in_order
+from distbelief.fabric.order import in_order
 from distbelief.replica.script import LoopRequest
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, SplitPart

@@ -26,8 +26,13 @@ BESIDE = {
     "5": "--history 5: counts the curvature pairs of lbfgs, and --method gradient has none",
     "train digits allreduce --per-host 2": "--per-host 2: says who is on one host, which --algorithm auto does not ask",
     "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not ask",
+    "train digits allreduce --algorithm ring": "--algorithm ring: in shared memory nothing is sent, and gradients are "
+        "added up where they lie: leave it off, or use --transport tcp",
+    "train digits allreduce --algorithm native --transport tcp "
+    "--tls": "--algorithm native is that of torch's process group, which encrypts nothing: name another, or auto",
+    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not ask",
     "train digits allreduce --per-host 2 --algorithm tree --transport "
-    "tcp": "--algorithm tree does not ask: name hierarchical or auto",
+    "tcp": "--algorithm tree does not ask: name hierarchical, or leave it off",
     "simulate digits allreduce --per-host 2 --algorithm "
     "ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
     "simulate digits allreduce --network "
@@ -74,9 +79,9 @@ def test_what_would_do_nothing_is_refused_with_the_reason(line: str, capsys: pyt
 TAKEN = [
     (db.Sandblaster(batch_size=40, overlap=0.4, portion_size=4), db.Simulated()),
     (db.Sandblaster(overlap=0.25, method="cg", history=10), db.Simulated()),
-    (db.Allreduce(4, algorithm="hierarchical", per_host=2), db.Local()),
+    (db.Allreduce(4, algorithm="hierarchical", per_host=2), db.Local(transport="tcp")),
     (db.Allreduce(4, algorithm="hierarchical:tree", per_host=2), db.Simulated()),
-    (db.Allreduce(4, per_host=2), db.Local(transport="tcp")),
+    (db.Allreduce(4, per_host=2), db.Local(transport="tcp", tls=True)),
     (db.Allreduce(4, algorithm="ring", per_host=2), db.Simulated(db.NetworkModel(local_latency=1e-6))),
     (db.Hogwild(), db.Simulated(db.NetworkModel(reduction=1e-9))),
     (db.Allreduce(), db.Simulated(db.NetworkModel(reduction=1e-9))),

@@ -137,7 +137,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "data by name": (lambda: db.tasks.as_data("train.csv"), "str cannot be dealt out in portions"),
     "data by column": (lambda: db.tasks.as_data({"x": [1], "y": [2]}), "dict cannot be dealt out in portions"),
     "an algorithm that is none": (lambda: db.Reduce(3), "Reduce(algorithm=3): must be a string, not an int"),
-    "ranks of a host as a string": (lambda: db.Reduce(per_host="2"), "Reduce(per_host='2'): must be a whole number"),
 }  # fmt: skip
 
 

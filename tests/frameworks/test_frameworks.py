@@ -48,7 +48,7 @@ def test_the_hook_gives_the_bits_of_plain_ddp(framework: str, tmp_path: Path) ->
         assert one.keys() == weights["plain"][0].keys()
         assert all(torch.equal(values, weights["plain"][0][name]) for name, values in one.items())
     chosen = [json.loads((tmp_path / "hook" / f"{rank}.json").read_text()) for rank in range(2)]
-    assert chosen == [["shared"], ["shared"]]
+    assert chosen == ["shared", "shared"]
 
 
 def test_a_model_without_ddp_is_refused_with_what_to_run() -> None:

@@ -117,5 +117,5 @@ if __name__ == "__main__":
     rank, named = os.environ["RANK"], {name: values.detach() for name, values in net.named_parameters()}
     tied = {id(values): name for name, values in named.items()}
     save_file({name: named[name].clone() for name in tied.values()}, folder / f"{rank}.safetensors")
-    chosen = sorted({way.algorithm for way in how.chosen.values() if way}) if how else []
+    chosen = how.chosen if how else ""
     (folder / f"{rank}.json").write_text(json.dumps(chosen))

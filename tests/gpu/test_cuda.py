@@ -46,7 +46,7 @@ SAME: dict[str, tuple[db.strategies.Strategy, dict[str, Any]]] = {
     "allreduce of one": (db.Allreduce(replicas=1, optimizer=SGD), {}),
     "allreduce": (db.Allreduce(replicas=2, optimizer=SGD), {}),
     "allreduce, clipped": (db.Allreduce(replicas=2, optimizer=SGD), {"clip_norm": 0.5}),
-    "allreduce, ring": (db.Allreduce(replicas=3, optimizer=SGD, algorithm="ring", accumulate=2), {}),
+    "allreduce, accumulated": (db.Allreduce(replicas=3, optimizer=SGD, accumulate=2), {}),
     "synchronous": (db.Synchronous(replicas=2, shards=2, optimizer=SGD), {}),
     "sandblaster": (db.Sandblaster(replicas=2, shards=2, iterations=4, deterministic=True), {"epochs": 1}),
 }

@@ -85,16 +85,6 @@ def test_large_tensors_cross_as_they_are_while_the_device_is_busy(pinned: bool) 
     assert [(float(one.min()), float(one.max())) for one in got] == [(float(n), float(n)) for n in range(1, 9)]
 
 
-def test_bytes_that_are_sent_and_received_are_the_tensors() -> None:
-    own = copies()
-    for number in range(1, 50):
-        value = torch.full((number * 1000,), float(number), device=DEVICE)
-        left = own.leaving(value).clone()
-        arrived = own.arriving(left)
-        left.zero_()
-        assert torch.equal(arrived, value)
-
-
 # a split model
 
 CASES = [

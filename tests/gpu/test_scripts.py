@@ -73,7 +73,7 @@ dist.init_process_group("nccl")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 10)).cuda())
 if sys.argv[1] == "hook":
-    model.register_comm_hook(db.Reduce("ring"), db.comm_hook)
+    model.register_comm_hook(db.Reduce(), db.comm_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.manual_seed(rank)
 for _ in range(5):

@@ -66,8 +66,6 @@ class StandIn(CudaDevice):
         self.unregistered: list[int] = []
         self.under_way: list[Copy] = []
         self.waiting: Callable[[Copy], None] = lambda _: None
-        self._allocated: list[torch.Tensor] = []
-        """Which stays, so that nothing else has its address."""
 
     def register(self, memory: torch.Tensor) -> bool:
         self.registered.append((memory.data_ptr(), memory.nbytes))
@@ -76,14 +74,9 @@ class StandIn(CudaDevice):
     def unregister(self, memory: torch.Tensor) -> None:
         self.unregistered.append(memory.data_ptr())
 
-    def allocate(self, size: int) -> torch.Tensor:
-        self._allocated.append(torch.full((size,), TORN, dtype=torch.uint8))
-        return self._allocated[-1]
-
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
-        pinned = [*self.registered, *((one.data_ptr(), one.nbytes) for one in self._allocated)]
         at = tensor.data_ptr()
-        return any(start <= at and at + tensor.nbytes <= start + size for start, size in pinned)
+        return any(start <= at and at + tensor.nbytes <= start + size for start, size in self.registered)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> Any:
         leaves = self._is_pinned(to)
@@ -161,21 +154,6 @@ def test_a_slot_is_free_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> Non
     assert first.give(0, 1, value(3))
     assert taken is not None
     assert torch.equal(taken, value(1))  # it is on the device, whatever the slot holds by now
-    cuda.check()
-
-
-# sent as bytes
-
-
-def test_what_is_sent_next_leaves_what_is_read_alone() -> None:
-    cuda = StandIn()
-    copies = DeviceCopies(CPU, cuda)
-    for number in range(3):
-        left = copies.leaving(value(number))
-        assert torch.equal(left, value(number))
-        arrived = copies.arriving(value(-number))
-        assert torch.equal(arrived, value(-number))
-    assert copies.leaving(torch.zeros(0, 4)).shape == copies.arriving(torch.zeros(0, 4)).shape == (0, 4)
     cuda.check()
 
 

@@ -16,10 +16,10 @@ from ranks import in_threads
 from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.memory import SharedMemory
 from distbelief.fabric.messages import Messages
-from distbelief.fabric.shared_memory import SharedMemory
 from distbelief.schedules.allreduce import ALGORITHMS
-from distbelief.strategies.grouped.whole import PhantomWhole
+from distbelief.strategies.grouped.whole import Whole
 from distbelief.testing import Side, check_fabric, fabrics
 
 
@@ -64,7 +64,7 @@ class Posted:
             self._queues[self._names.index(send.to)].put((self._names[self._rank], send.message))
 
 
-class Vector(PhantomWhole):
+class Vector(Whole):
     """Bytes that are read and written."""
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -97,25 +97,23 @@ def test_messages_are_a_fabric(ranks: int) -> None:
 
 
 @pytest.fixture
-def segments() -> Iterator[dict[str, int]]:
-    """A segment for each algorithm."""
-    made = {name: os.memfd_create(name) for name in (*ALGORITHMS, "native")}
+def segment() -> Iterator[int]:
+    made = os.memfd_create("test")
     yield made
-    for one in made.values():
-        os.close(one)
+    os.close(made)
 
 
 @pytest.mark.parametrize("ranks", some([3, 1, 2, 4], SEEDS // 16))
 @pytest.mark.long
-def test_shared_memory_is_a_fabric(segments: dict[str, int], ranks: int) -> None:
+def test_shared_memory_is_a_fabric(segment: int, ranks: int) -> None:
     def rank(own: int, meet: Callable[[], object]) -> None:
-        def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
-            memory = SharedMemory(segments[algorithm], own, ranks, algorithm, per_host=2)
+        def side(_: str, size: int, found: Sequence[Bucket]) -> Side:
+            memory = SharedMemory(segment, own, ranks)
             slot, total = memory.open(size, found)
             memory.meet(0, range(ranks))
             return Side(memory, slot, total)
 
-        check_fabric(side, own, ranks, meet, [*segments])  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, ["direct"])  # type: ignore[arg-type]
 
     in_threads(ranks, rank)
 

@@ -14,7 +14,7 @@ from distbelief.sharding.layout import Tensor, lay_out
 from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.players import coordinator
 from distbelief.strategies.grouped.replica import AllreduceReplica
-from distbelief.strategies.grouped.whole import PhantomWhole
+from distbelief.strategies.grouped.whole import Whole
 
 LAYOUT = lay_out([Tensor("weight", (4,), "float32")])
 SETTINGS = Settings(strategy=Allreduce(3, algorithm="ring"))
@@ -95,7 +95,7 @@ def test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed() -> None:
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:
     """What a replica says at each of its waits, when it is told one thing after the other."""
     replica, coming, answer, waits = (
-        AllreduceReplica(role, PhantomWhole(LAYOUT), 8, reduces=reduces),
+        AllreduceReplica(role, Whole(LAYOUT), 8, reduces=reduces),
         iter(said),
         None,
         [],

@@ -5,6 +5,7 @@ memory.
 from __future__ import annotations
 
 import os
+import platform
 import random
 import threading
 from collections import deque
@@ -14,21 +15,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import distbelief as db
 from distbelief.core.conversations import grouping
 from distbelief.core.effects import Send
+from distbelief.errors import UsageError
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.memory import SharedMemory, Window
 from distbelief.fabric.messages import Messages
-from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.schedules.allreduce import ALGORITHMS, FLAT
-from distbelief.strategies.grouped.whole import PhantomWhole
+from distbelief.schedules.allreduce import FLAT
+from distbelief.strategies.grouped.whole import Whole
 
 SECONDS = 10.0
 """Most that a moment may take on a machine that does something else."""
 NAMES = [*FLAT, "hierarchical", *(f"hierarchical:{inner}" for inner in FLAT)]
 
 
-class Vector(PhantomWhole):
+class Vector(Whole):
     """A vector of float32."""
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -87,8 +90,7 @@ def test_pieces_that_arrive_in_any_order_are_summed(
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", [*ALGORITHMS, "native"])
-def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
+def test_in_one_memory_all_find_the_sum(ranks: int) -> None:
     """Of integers in float64, exactly; three rounds, as each rank comes to them, and one of a smaller group after
     that.
     """
@@ -107,7 +109,7 @@ def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
 
     def play(rank: int) -> None:
         try:
-            part = SharedMemory(memory, rank, ranks, name, per_host=2)
+            part = SharedMemory(memory, rank, ranks)
             slot, total = part.open(8 * length + 3, found)
             for group, count in ((0, ranks), (1, max(1, ranks - 1))):
                 gate.wait()
@@ -146,11 +148,23 @@ def test_in_one_memory_all_find_the_sum(name: str, ranks: int) -> None:
 
 def test_who_waits_for_another_is_not_kept() -> None:
     memory = os.memfd_create("test")
-    for name in ("native", "ring"):
-        part = SharedMemory(memory, 0, 2, name)
-        part.open(64, [Bucket(0, 64, "float32")])
-        part.meet(0, [0, 1])
-        part.ready(0)
-        for _ in range(9):
-            assert part.reduce() is None
+    part = SharedMemory(memory, 0, 2)
+    part.open(64, [Bucket(0, 64, "float32")])
+    part.meet(0, [0, 1])
+    part.ready(0)
+    for _ in range(9):
+        assert part.reduce() is None
     os.close(memory)
+
+
+def test_a_machine_that_shows_writes_in_another_order_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before there is any memory: at the door of a job, and where a window or a split replica would use some."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    named = "needs an x86-64 processor, and this is aarch64; "
+    with pytest.raises(UsageError, match=f"--transport shared: .* {named}use --transport tcp"):
+        db.Local().settings(db.Job("digits", db.Allreduce()))
+    with pytest.raises(UsageError, match=named):
+        Window(0, 2, -1, [os.getpid()] * 2)
+    with pytest.raises(UsageError, match=f"--partitions 2: .* {named}leave it off"):
+        db.predict("run", "digits", "out.safetensors", partitions=2)
+    db.Local(transport="tcp").settings(db.Job("digits", db.Allreduce()))

@@ -20,7 +20,7 @@ from distbelief.testing import Side, check_fabric
 SECONDS = 60.0
 
 
-def play(connection: Connection, rank: int, ranks: int, port: int, *algorithms: str) -> None:
+def play(connection: Connection, rank: int, ranks: int, port: int) -> None:
     """One rank of so many, which meet at a store."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
@@ -32,12 +32,9 @@ def play(connection: Connection, rank: int, ranks: int, port: int, *algorithms: 
         store.set(f"{number} {rank}", "")
         store.wait([f"{number} {other}" for other in range(ranks)])
 
-    def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
-        """A group of all, formed anew for each algorithm."""
-        one, group = (
-            ProcessGroup(rank, torch.device("cpu"), algorithm, 2 * algorithm.startswith("hierarchical"), "127.0.0.1"),
-            next(groups),
-        )
+    def side(_: str, size: int, found: Sequence[Bucket]) -> Side:
+        """A group of all, formed anew each time."""
+        one, group = ProcessGroup(rank, torch.device("cpu"), "127.0.0.1"), next(groups)
         store.set(f"store {group} {rank}", one.store)
         stores = [store.get(f"store {group} {other}").decode() for other in range(ranks)]
         members = tuple(Member(f"replica {i}", Address("", 0), False, name) for i, name in enumerate(stores))
@@ -46,6 +43,6 @@ def play(connection: Connection, rank: int, ranks: int, port: int, *algorithms: 
         assert one.form(Assemble(group, plan, members, 0, 0, 0, ""), lambda: False)
         return Side(one, slot, total, one.close)
 
-    check_fabric(side, rank, ranks, meet, algorithms)
+    check_fabric(side, rank, ranks, meet, ["native", "native, formed anew"])
     meet()
     connection.send_bytes(b"done")

@@ -1,7 +1,7 @@
 """A script of somebody's own: it trains with DistributedDataParallel, once for each algorithm it is told, by our hook
 where that is not `plain`.
 
-`play` writes for each algorithm what its rank ends with; `pairs:ring` trains in pairs of ranks that know nothing of
+`play` writes for each algorithm what its rank ends with; `pairs:native` trains in pairs of ranks that know nothing of
 each other, `apart:auto` as if they were on hosts of their own, `half:auto` as if the first rank had no memory to share;
 `refused` asks for what cannot be. With an algorithm and `forever` it trains on; when that fails it says why, and stays
 until it is told to end.
@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distbelief as db
-from distbelief.integrations import window
+from distbelief.integrations import hook
 
 BATCH, STEPS = 6, 8
 SPECIAL = ("pairs", "apart", "half")
-here, memfd_create = window._here, os.memfd_create
+here, memfd_create = hook._here, os.memfd_create
 
 
 def none_left(_: str) -> int:
@@ -34,10 +34,10 @@ def none_left(_: str) -> int:
 
 def refuse() -> None:
     """Ask twice for shared memory where there is none, and for what the other rank does not ask for."""
-    window._here = dist.get_rank
+    hook._here = dist.get_rank
     for algorithm, why in (
         ("shared", "not processes of one host"),
-        (("auto", "ring")[dist.get_rank()], "told to add up in different ways"),
+        (("auto", "native")[dist.get_rank()], "told to add up in different ways"),
     ):
         state, told = db.Reduce(algorithm), list[str]()
         for _ in range(2):
@@ -60,7 +60,7 @@ def train(folder: Path, told: str, forever: Callable[[], object] | None = None) 
     """Train in one way; `forever`, which is called when some steps are made."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     special, _, algorithm = told.rpartition(":") if told.startswith(SPECIAL) else ("", "", told)
-    window._here = dist.get_rank if special == "apart" else here
+    hook._here = dist.get_rank if special == "apart" else here
     os.memfd_create = none_left if special == "half" else memfd_create
     theirs = ours = None
     if special == "pairs":
@@ -71,10 +71,9 @@ def train(folder: Path, told: str, forever: Callable[[], object] | None = None) 
     # a rank that fails in DDP's own broadcast of buffers tells nobody
     options = {"forward_sync_buffers": False} if forever else {}
     wrapped = [DistributedDataParallel(one, bucket_cap_mb=0.01, process_group=theirs, **options) for one in models()]
-    chosen = {}
+    state = None
     if algorithm != "plain":
-        state = db.Reduce(algorithm, per_host=2 * algorithm.startswith(("hierarchical", "auto")), group=ours)
-        chosen = state.chosen
+        state = db.Reduce(algorithm, group=ours)
         for one in wrapped:
             one.register_comm_hook(state, db.comm_hook)
     optimizer = torch.optim.SGD([p for one in wrapped for p in one.parameters()], lr=0.1, momentum=0.9)
@@ -90,10 +89,7 @@ def train(folder: Path, told: str, forever: Callable[[], object] | None = None) 
         if forever and step == STEPS:
             forever()
     weights = [p.detach() for one in wrapped for p in one.parameters()]
-    ways = [
-        (length, item, how and (how.algorithm, getattr(how, "hosts", None))) for (length, item), how in chosen.items()
-    ]
-    torch.save((weights, ways), folder / f"{told} {rank}")
+    torch.save((weights, state and state.chosen), folder / f"{told} {rank}")
 
 
 def play(connection: Connection, folder: str, rank: int, ranks: int, *ways: str) -> None:

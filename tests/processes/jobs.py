@@ -21,8 +21,8 @@ from torch import nn
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.records import Checkpointed, Record
 from distbelief.errors import DataError as DataError
-from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
+from distbelief.fabric.role_links import RoleLinks
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
@@ -572,7 +572,7 @@ def _dying(form: Callable[..., bool]) -> Callable[..., bool]:
 
 def dies_as_it_meets() -> Task:
     """Replica 1 dies in its second and third life as it is about to meet the others of its group."""
-    for kind in (ProcessGroup, Links):
+    for kind in (ProcessGroup, RoleLinks):
         kind.form = _dying(kind.form)  # type: ignore[method-assign]
     return tiny()
 

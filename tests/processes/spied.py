@@ -9,8 +9,8 @@ from jobs import data
 from setproctitle import getproctitle
 from torch import nn
 
-from distbelief.fabric.process_group import ProcessGroup
-from distbelief.fabric.shared_memory import SharedMemory
+from distbelief.fabric.memory import SharedMemory
+from distbelief.fabric.role_links import RoleLinks
 from distbelief.schedules.schedule import Schedule
 from distbelief.tasks import Task
 
@@ -38,7 +38,7 @@ class _Spied(nn.Module):
             return made
 
         Schedule.steps_of = played  # type: ignore[method-assign]
-        for carrier in (SharedMemory, ProcessGroup):
+        for carrier in (SharedMemory, RoleLinks):
             ready = carrier.ready
 
             def told(self: Any, bucket: int, ready: Any = ready) -> None:

@@ -1,5 +1,5 @@
-"""Allreduce on real processes: in shared memory, over torch.distributed and over encrypted links, with deaths, a
-script, and a run that goes on.
+"""Allreduce on real processes: in shared memory, over role links, encrypted or not, and over torch.distributed, with
+deaths, a script, and a run that goes on.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def among_three(algorithm: str) -> Allreduce:
 
 @pytest.mark.parametrize(
     ("carrier", "algorithm"),
-    [("shared", "hierarchical:tree"), ("shared", "auto"), ("tcp", "ring"), ("tcp", "native"), ("tls", "butterfly")],
+    [("shared", "auto"), ("tcp", "hierarchical:tree"), ("tcp", "auto"), ("tls", "butterfly")],
 )
 def test_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, carrier: str, algorithm: str) -> None:
-    """In shared memory, over torch.distributed and over encrypted links; and the result says what was run."""
+    """And the result says what was run."""
     result = jobs.run(tmp_path / "run", among_three(algorithm), on=PLACES[carrier], epochs=2)
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
     assert_close(tmp_path / "run", union)
@@ -123,7 +123,8 @@ def test_buffers_are_one_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "algorithm", "restarts"), [("shared", "ring", 0), ("tcp", "native", 2), ("tls", "ring", 2)]
+    ("transport", "algorithm", "restarts"),
+    [("shared", "auto", 0), ("tcp", "native", 2), ("tcp", "ring", 2), ("tls", "ring", 2)],
 )
 def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_update(
     tmp_path: Path, watch: jobs.Watch, transport: str, algorithm: str, restarts: int
@@ -166,7 +167,7 @@ def test_who_dies_again_on_his_way_to_a_group_holds_up_nobody(
 def meeting() -> Iterator[tuple[ProcessGroup, Assemble]]:
     """A replica, and a group of it and another."""
     plan = Plan(Settings(), lay_out([Tensor("weight", (4,), "float32")]), (), 0)
-    one = ProcessGroup(0, torch.device("cpu"), "ring", 0, "127.0.0.1")
+    one = ProcessGroup(0, torch.device("cpu"), "127.0.0.1")
     members = tuple(Member(f"replica {i}", Address("", 0), False, one.store) for i in range(2))
     one.open(64, [])
     yield one, Assemble(7, plan, members, 0, 0, 0, "")

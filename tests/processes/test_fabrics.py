@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from ranks import in_threads
 from torch.distributed import TCPStore
 
 from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.lines import Lines
-from distbelief.fabric.thread import ReductionThread
-from distbelief.integrations.window import Window
+from distbelief.fabric.memory import Window
+from distbelief.fabric.waiting import ReductionThread
 from distbelief.places.processes.peers import Peers
 from distbelief.testing import Side, check_fabric
 
@@ -24,18 +24,19 @@ from distbelief.testing import Side, check_fabric
 class Threaded:
     """A window and the thread that plays over it, as a fabric: vectors go through it in their order."""
 
-    def __init__(self, window: Window, rank: int, ranks: int, slot: torch.Tensor, found: Sequence[Bucket]) -> None:
-        self._window, self._thread = window, ReductionThread(Lines(rank, ranks, torch.device("cpu")))
+    def __init__(self, window: Window, slot: torch.Tensor, found: Sequence[Bucket]) -> None:
+        self._window, self._thread = window, ReductionThread()
         self._views = [slot[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
         self._begin()
 
     def _begin(self) -> None:
-        self._ready, self._futures = set[int](), list[torch.futures.Future[torch.Tensor]]()
+        self._ready, self._futures = set[int](), list[torch.futures.Future[object]]()
 
     def ready(self, bucket: int) -> None:
         self._ready.add(bucket)
         while len(self._futures) in self._ready:
-            self._futures.append(self._thread.start(self._views[len(self._futures)], self._window))
+            view = self._views[len(self._futures)]
+            self._futures.append(self._thread.do(partial(self._window.add_up, view)))
 
     def reduce(self) -> bool | None:
         if not all(future.done() for future in self._futures):
@@ -51,7 +52,7 @@ class Threaded:
 
     def leave(self) -> None:
         self._window.leave()
-        self._thread.leave()
+        self._thread.end()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -61,7 +62,7 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
     def rank(own: int, meet: Callable[[], object]) -> None:
         def side(_: str, size: int, found: Sequence[Bucket]) -> Side:
             slot = torch.zeros(size, dtype=torch.uint8)
-            sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), own, ranks, slot, found))
+            sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), slot, found))
             return Side(sides[-1], slot, slot, sides[-1].leave)
 
         check_fabric(side, own, ranks, meet, ["shared"], broadcasts=False)  # type: ignore[arg-type]
@@ -76,7 +77,6 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
 
 def test_a_process_group_is_a_fabric() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    algorithms = ("ring", "native", "hierarchical", "butterfly")
     with Peers() as peers:
-        started = [peers.start(f"rank {rank}", 1, play, rank, 3, store.port, *algorithms) for rank in range(3)]
+        started = [peers.start(f"rank {rank}", 1, play, rank, 3, store.port) for rank in range(3)]
         assert [one.hear() for one in started] == ["done"] * 3

@@ -1,6 +1,4 @@
-"""The options of allreduce on real processes, in shared memory and over torch.distributed: each is seen in what the
-replicas play.
-"""
+"""The options of allreduce on real processes, over role links: each is seen in what the replicas play."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def test_who_adds_what_of_whom_is_as_the_algorithm_and_the_hosts_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"usual": {}, "naive": {"algorithm": "naive"}, "hosts": {"per_host": 2}}
-    seen = {name: play(tmp_path / name, "shared", monkeypatch, **change) for name, change in changes.items()}
+    seen = {name: play(tmp_path / name, "tcp", monkeypatch, **change) for name, change in changes.items()}
     turns = [[set(lines) for lines in one["turns"]] for one in seen.values()]
     assert all(one != other for one, other in combinations(turns, 2))
 

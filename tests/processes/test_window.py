@@ -13,9 +13,8 @@ import pytest
 import torch
 from patience import SECONDS
 
-from distbelief.fabric.player import WHOLE, play
-from distbelief.integrations import window
-from distbelief.integrations.window import Window
+from distbelief.fabric import memory
+from distbelief.fabric.memory import Window
 
 CHUNK = 4096
 """Bytes: so that short vectors have many."""
@@ -26,7 +25,7 @@ Make = Callable[[int], list[Window]]
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes the sides of a window for so many ranks, which all are this process."""
-    monkeypatch.setattr(window, "CHUNK", CHUNK)
+    monkeypatch.setattr(memory, "CHUNK", CHUNK)
     made: list[int] = []
 
     def sides(ranks: int) -> list[Window]:
@@ -45,7 +44,7 @@ def all_at_once(acts: list[Callable[[], object]]) -> None:
 
 
 def add(side: Window, vector: torch.Tensor) -> None:
-    play(side, vector, WHOLE)
+    side.add_up(vector)
 
 
 def add_up(sides: list[Window], vectors: list[torch.Tensor]) -> None:
@@ -78,24 +77,24 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
         assert all(map(torch.equal, own, expected))
 
 
-@pytest.mark.parametrize(("act", "ahead"), [("_add", 1), ("_read", 2)])
+@pytest.mark.parametrize(("act", "reached"), [("_add", 4), ("_read", 5)])
 def test_no_chunk_is_written_over_before_the_other_has_had_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch, act: str, ahead: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, act: str, reached: int
 ) -> None:
-    """The second rank puts off what it does with the first chunk until the first one waits, having added up as many as
-    it may without that.
+    """The second rank puts off what it does with the first chunk until the first one waits, as far as it comes without
+    that.
     """
     first, second = make(2)
     waits, looks, late = threading.Event(), first._lost, getattr(second, act)
 
     def lost() -> str:
-        if first._count(0, window.ADDED) >= ahead and first._count(0, window.WRITTEN) >= 2 * ahead:
+        if first._count(0, 1) >= reached:
             waits.set()
         return looks()
 
-    def puts_off(number: int, *more: object) -> Iterator[bool]:
+    def puts_off(number: int, *more: object) -> None:
         assert number or waits.wait(SECONDS)
-        yield from late(number, *more)
+        late(number, *more)
 
     monkeypatch.setattr(first, "_lost", lost)
     monkeypatch.setattr(second, act, puts_off)
@@ -106,8 +105,8 @@ def test_no_chunk_is_written_over_before_the_other_has_had_it(
 
 
 def test_a_window_is_small_however_many_ranks_there_are(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "CHUNK", 1 << 20)
-    monkeypatch.setattr(window, "SIZE", 1 << 20)
+    monkeypatch.setattr(memory, "CHUNK", 1 << 20)
+    monkeypatch.setattr(memory, "SIZE", 1 << 20)
     sides = make(9)
     vectors = [torch.full((100_000,), float(rank)) for rank in range(9)]
     add_up(sides, vectors)
@@ -145,14 +144,14 @@ def test_what_one_counted_before_it_left_counts(make: Make, monkeypatch: pytest.
     first, second = make(2)
 
     def counts_and_leaves() -> str:
-        first._tell(window.WRITTEN, 1)
+        first._tell(0, 1)
         return "rank 0 has left"
 
     monkeypatch.setattr(second, "_lost", counts_and_leaves)
-    second._tell(window.WRITTEN, 1)
-    assert not [*second._wait(window.WRITTEN, 1)]
+    second._tell(0, 1)
+    second._wait(0, 1)
     with pytest.raises(RuntimeError, match="rank 0 has left"):
-        [*second._wait(window.WRITTEN, 2)]
+        second._wait(0, 2)
 
 
 @pytest.mark.parametrize(("one", "other"), [(10, 14), (10, 0), (10, 5000)])
@@ -178,12 +177,12 @@ def test_a_process_that_was_forked_and_ends_leaves_nothing_for_the_other(make: M
 
 
 def test_a_process_that_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "PATIENCE_SECONDS", 10.0)  # half an hour, if nobody saw it
-    memory, ended = os.memfd_create("test window"), subprocess.Popen(["true"])
+    monkeypatch.setattr(memory, "PATIENCE_SECONDS", 10.0)  # half an hour, if nobody saw it
+    segment, ended = os.memfd_create("test window"), subprocess.Popen(["true"])
     try:  # nobody waits for it yet, so that its number is still its own
-        side = Window(0, 2, memory, [os.getpid(), ended.pid])
+        side = Window(0, 2, segment, [os.getpid(), ended.pid])
         with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
             add(side, torch.ones(9))
     finally:
-        os.close(memory)
+        os.close(segment)
         ended.wait(SECONDS)

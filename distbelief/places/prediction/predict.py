@@ -21,7 +21,7 @@ from distbelief.core.records import Json
 from distbelief.core.roles import Mesh
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
-from distbelief.fabric.shared_memory import in_order
+from distbelief.fabric.order import check_order
 from distbelief.places.channel_messages import Failed
 from distbelief.places.evaluate import figures_of
 from distbelief.places.prediction.worker import (
@@ -144,11 +144,7 @@ def _check_split(partitions: int, split: str) -> None:
             )
         return
     Split(AUTO, partitions)  # refuses too many
-    if not in_order():
-        raise UsageError(
-            f"--partitions {partitions}: what crosses between partitions lies in memory that processors of the x86-64 "
-            "kind see written in order, which this machine has none of: leave it off"
-        )
+    check_order(f"--partitions {partitions}: what crosses between partitions", "leave it off")
 
 
 @contextlib.contextmanager

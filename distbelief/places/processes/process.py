@@ -28,7 +28,7 @@ from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_strategy
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
-from distbelief.fabric.in_order import MEET_SECONDS
+from distbelief.fabric.base import MEET_SECONDS
 from distbelief.places.channel_messages import (
     Ask,
     ChannelMessage,
@@ -242,10 +242,13 @@ class _Process:
             raise
 
     def _another(self) -> tuple[NetworkEndpoint, str]:
-        """An encrypted endpoint beside the one that the driver has, and where it listens."""
+        """An endpoint between hosts beside the one that the driver has, and where it listens."""
         spec = self.spec
-        assert spec.identity
-        endpoint = TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
+        endpoint = (
+            TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
+            if spec.identity
+            else TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
+        )
         host, _ = host_and_port(spec.bind)
         where = listen_at(f"[{host}]" if ":" in host else host, self.role)
         self.traffic.append(endpoint.traffic)

@@ -10,6 +10,7 @@ from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
 from distbelief.core.values import Given
 from distbelief.errors import UsageError
+from distbelief.fabric.order import check_order
 from distbelief.schedules.allreduce import PLACED, check_algorithm, check_hosts
 from distbelief.strategies.base import LocalMachine, Scaled, Splittable, Virtual
 from distbelief.strategies.grouped.settings import Reducing
@@ -53,7 +54,8 @@ class Allreduce(Reducing, Splittable, Scaled):
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests over links in the clear, and hosts that the algorithm has no use for.
+        """Refuse guests over links in the clear, an algorithm that the carrier has no use for, and hosts that this has
+        none for.
 
         Raises:
             UsageError: naming the option, and the remedy.
@@ -63,7 +65,18 @@ class Allreduce(Reducing, Splittable, Scaled):
                 f"--listen {machine.listen}: guests of {self.name} add up gradients over encrypted links: "
                 "leave --insecure off, and at an address of this machine alone add --tls"
             )
-        check_hosts(self.algorithm, self.per_host, auto=machine.carrier == "tcp")
+        check_hosts(self.algorithm, self.per_host, auto=machine.encrypted)
+        if machine.carrier == "shared":
+            check_order("--transport shared: what replicas add up", "use --transport tcp")
+            if self.algorithm not in (*PLACED, "direct"):
+                raise UsageError(
+                    f"--algorithm {self.algorithm}: in shared memory nothing is sent, and gradients are added up "
+                    "where they lie: leave it off, or use --transport tcp"
+                )
+        if machine.encrypted and self.algorithm == "native":
+            raise UsageError(
+                "--algorithm native is that of torch's process group, which encrypts nothing: name another, or auto"
+            )
         super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:

@@ -23,9 +23,9 @@ class Reducing(StrategyOptions):
     accumulate: int = field(default=1, kw_only=True)
     """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
     algorithm: str = field(default="auto", kw_only=True)
-    """Algorithm that adds up gradients: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
-    (hierarchical:tree: with tree between hosts), native (the carrier's own), or auto, the cheapest by what is
-    measured."""
+    """Algorithm that adds up gradients over links: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
+    (hierarchical:tree: with tree between hosts); native (the carrier's own), or auto: that, and over TLS the cheapest
+    by what is measured."""
     bucket_mb: float = field(default=25.0, kw_only=True)
     """Most megabytes of gradients that are added up at once, while the rest of the backward pass goes on."""
     buffers: str = field(default="broadcast", kw_only=True)
@@ -36,9 +36,7 @@ class Reducing(StrategyOptions):
     """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once, and
     --restarts is of the coordinator only)."""
     per_host: int = field(default=0, kw_only=True)
-    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses by links (not in shared
-    memory); 0 for all.
-    """
+    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses (over TLS); 0 for all."""
 
     def check(self, settings: Settings) -> None:
         """Refuse what no job can have.

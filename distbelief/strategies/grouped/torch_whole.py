@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -10,11 +10,13 @@ import torch
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.settings import Plan
-from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.base import Carrier
+from distbelief.fabric.buckets import Bucket, buckets, of_buffers
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Layout
-from distbelief.strategies.grouped.gradients import Gradients, GradientVectors, OwnVector, typed
+from distbelief.sharding.layout import Range
+from distbelief.strategies.grouped.settings import reduction
+from distbelief.strategies.grouped.whole import Whole
 from distbelief.tasks.flat import FlatModule
 
 
@@ -27,23 +29,24 @@ class _Stepped(TorchSlice):
         self._carried = []
 
 
-class TorchWhole:
+class TorchWhole(Whole):
     """A model and its optimizer.
 
     Args:
         flat: the model.
-        vectors: where gradients are added up.
+        carrier: that adds up its gradients.
         overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
             backward pass.
         partition: whose part of the model it is, where that is split.
     """
 
     def __init__(
-        self, flat: FlatModule, vectors: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
+        self, flat: FlatModule, carrier: Carrier | None = None, overlaps: bool = False, partition: int = 0
     ) -> None:
+        super().__init__(flat.layout)
         self.flat, self._partition = flat, partition
         self._own = flat.layout.homes[partition]
-        self._vectors: GradientVectors = vectors or OwnVector(flat.device)
+        self._carrier = carrier or Carrier(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
@@ -64,11 +67,6 @@ class TorchWhole:
         assert self._slice is not None
         return self._slice
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the model."""
-        return self.flat.layout
-
     def digest(self) -> str:
         """Return a digest of the parameters' bytes."""
         vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
@@ -87,7 +85,7 @@ class TorchWhole:
         self.flat.swap(0)
         self._slice = _Stepped(plan, vector, partition)
         self._slice.fill(vector[:moving], frozen=False)
-        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._vectors, self._overlaps)
+        self._gradients = Gradients(plan, partition, self.flat.trained, vector, self._carrier, self._overlaps)
 
     # gradients
 
@@ -183,3 +181,131 @@ def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
     if not data:
         return torch.zeros(0, dtype=getattr(torch, dtype))
     return torch.frombuffer(data, dtype=getattr(torch, dtype))
+
+
+class Gradients:
+    """The gradients of a model, and the sum of the group's.
+
+    Args:
+        plan: of the job.
+        partition: whose part of the model it is, where that is split.
+        parameters: of the model, in the order of the layout.
+        vector: in which the model lives, 1-D uint8.
+        carrier: of them, which has their vectors.
+        overlaps: whether each bucket is ready as soon as its last gradient is made.
+    """
+
+    def __init__(
+        self, plan: Plan, partition: int, parameters: Sequence[torch.Tensor], vector: torch.Tensor,
+        carrier: Carrier, overlaps: bool,
+    ) -> None:  # fmt: skip
+        layout, options = plan.layout, reduction(plan.settings)
+        home = layout.homes[partition]
+        base = home.all.start
+        trained_buckets = buckets(layout, options.bucket_mb, partition)
+        both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
+        self.slot, self.sum = carrier.open(home.moving.size, both)
+        self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
+        """Copy of the sum on the model's device, where it is added up in the memory of the host."""
+        self._ready, self._overlaps = carrier.ready, overlaps
+        self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
+        trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
+        self._views = [typed(self.slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
+        self._bucket = [
+            next((i for i, b in enumerate(trained_buckets) if b.start <= e.start - base < b.stop), -1) for e in trained
+        ]
+        self._counts = [self._bucket.count(i) for i in range(len(trained_buckets))]
+        self._all = len(both)
+        self._sums = [typed(self.sum, b.start, b.stop, b.dtype) for b in trained_buckets]
+        self._buffers = [
+            (vector[b.start : b.stop], self.slot[b.start : b.stop], self.sum[b.start : b.stop])
+            for b in both
+            if not b.adds
+        ]
+        self._weight, self._first, self._last = 1.0, True, True
+        self._missing, self._left = [True] * len(trained), list(self._counts)
+        self._has, self._ranges = [False] * len(trained), [Range(e.start, e.stop) for e in trained]
+        self._moving = home.moving
+        if overlaps:
+            for number, parameter in enumerate(parameters):
+                parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
+
+    def weigh(self, weight: float, first: bool, last: bool) -> None:
+        """Set the weight of the next gradient; whether it is its round's first, which is written, and its last."""
+        self._weight, self._first, self._last = weight, first, last
+        self._missing, self._left = [True] * len(self._views), list(self._counts)
+
+    def _made(self, number: int) -> None:
+        """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
+        view, gradient = self._views[number], self._parameters[number].grad
+        self._missing[number] = False
+        self._has[number] = gradient is not None or (self._has[number] and not self._first)
+        if not self._first:
+            if gradient is not None:
+                view.add_(gradient.to(view.device), alpha=self._weight)
+        elif gradient is None:
+            view.zero_()
+        elif self._weight == 1.0:
+            view.copy_(gradient)
+        elif (gradient.dtype, gradient.device) == (view.dtype, view.device):
+            torch.mul(gradient, self._weight, out=view)
+        else:
+            view.copy_(gradient).mul_(self._weight)
+        bucket = self._bucket[number]
+        if bucket >= 0:
+            self._left[bucket] -= 1
+            if not self._left[bucket] and self._overlaps and self._last:
+                self._ready(bucket)
+
+    def gather(self) -> None:
+        """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
+        with torch.no_grad():
+            for number, missing in enumerate(self._missing):
+                if missing:
+                    self._made(number)
+        if self._last:
+            self._tell_rest()
+
+    def covered(self) -> tuple[Range, ...]:
+        """Return the ranges with a gradient of this replica in this round, buffers too; none where all have."""
+        if all(self._has):
+            return ()
+        return self._moving.without(section for section, has in zip(self._ranges, self._has, strict=True) if not has)
+
+    def contribute_nothing(self) -> None:
+        """Have zeros there."""
+        self.slot[: self._trained].zero_()
+        self._tell_rest(everything=True)
+
+    def _tell_rest(self, everything: bool = False) -> None:
+        for buffer, slot, _ in self._buffers:
+            slot.copy_(buffer)
+        for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
+            self._ready(bucket)
+
+    def norm(self) -> float:
+        """Return the norm of the sum, in float64, where the job clips it; else 0."""
+        if not self._clip:
+            return 0.0
+        parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._sums]
+        return float(torch.linalg.vector_norm(torch.stack(parts)))
+
+    def clip(self, norm: float) -> tuple[str, torch.Tensor]:
+        """Clip the sum to the job's norm, once; returns it on the model's device, and a name for that memory."""
+        name, clipped = "sum", self.sum
+        if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
+            self.slot[: self._trained].copy_(self.sum[: self._trained])
+            for view in self._views:
+                view.mul_(shrinks)
+            name, clipped = "clipped", self.slot
+        return (name, clipped) if self._landing is None else ("landing", self._landing.copy_(clipped))
+
+    def adopt_buffers(self) -> None:
+        """Take the buffers in the vector as the model's own."""
+        for buffer, _, there in self._buffers:
+            buffer.copy_(there)
+
+
+def typed(vector: torch.Tensor, start: int, stop: int, dtype: str) -> torch.Tensor:
+    """Bytes [start, stop) of a vector, as values of a dtype."""
+    return vector[start:stop].view(getattr(torch, dtype))

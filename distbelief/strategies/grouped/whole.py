@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from distbelief.core.conversations.agreement import Squares
 from distbelief.fabric.buckets import Bucket
@@ -13,17 +13,21 @@ if TYPE_CHECKING:
     import torch
 
 
-class Whole(Protocol):
-    """The model of one replica; ranges are of the flat vector, in bytes."""
+class Whole:
+    """The model of one replica; this one holds nothing, for simulations that compute nothing.
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the model."""
-        ...
+    Ranges are of the flat vector, in bytes.
+
+    Args:
+        layout: of the model.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
 
     def digest(self) -> str:
-        """A number for the initial parameters: equal ones have the same."""
-        ...
+        """Return a digest of the initial parameters: equal ones have the same."""
+        return "phantom"
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
         """Set the weight of the next gradient, its share of its round; and whether it is the first there, or last."""
@@ -39,14 +43,14 @@ class Whole(Protocol):
 
     def norm(self) -> float:
         """Return the norm of the sum, where the job clips it; else 0."""
-        ...
+        return 0.0
 
     def clip(self, norm: float) -> None:
         """Clip the sum, whose norm in the whole model is this, once and before the update."""
 
     def squares(self) -> Squares:
         """With the sum: what the parts that are here add to the norms of the layers that are cut."""
-        ...
+        return ()
 
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make one optimizer step with the sum, at `factor` times the learning rate; `norms` are those of the layers
@@ -58,98 +62,29 @@ class Whole(Protocol):
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Everything it holds, by name: views, not copies."""
-        ...
+        return {}
 
     def values(self, start: int, stop: int) -> bytes:
         """Copy a range of the flat vector."""
-        ...
+        return b""
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
         """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
-        ...
+        return []
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
         """A copy of bytes [start, stop) of one of these arrays."""
-        ...
+        return b""
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
         """Take what another holds: dtype, shape and bytes of each array."""
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
         """A copy of a range of the vector."""
-        ...
+        return b""
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
         """Add to a range of the vector, or put there."""
-
-
-class PhantomWhole:
-    """A model of a layout that holds nothing: for simulations that compute nothing."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def digest(self) -> str:
-        """All phantoms are alike."""
-        return "phantom"
-
-    def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """Nothing to weigh."""
-
-    def gather(self) -> None:
-        """Nothing to gather."""
-
-    def take_written(self) -> None:
-        """Nothing to take."""
-
-    def contribute_nothing(self) -> None:
-        """Nothing to zero."""
-
-    def norm(self) -> float:
-        """Nothing to clip."""
-        return 0.0
-
-    def clip(self, norm: float) -> None:
-        """Nothing to clip."""
-
-    def squares(self) -> Squares:
-        """Nothing to add."""
-        return ()
-
-    def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
-        """Nothing to step."""
-
-    def adopt_buffers(self) -> None:
-        """Nothing to take."""
-
-    def arrays(self) -> dict[str, torch.Tensor]:
-        """Nothing to save."""
-        return {}
-
-    def values(self, start: int, stop: int) -> bytes:
-        """Nothing to copy."""
-        return b""
-
-    def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        """Nothing to take back."""
-
-    def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """Nothing to send."""
-        return []
-
-    def state_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Nothing to copy."""
-        return b""
-
-    def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
-        """Nothing to take."""
-
-    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        """Nothing to copy."""
-        return b""
-
-    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        """Nothing to add."""

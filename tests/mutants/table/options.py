@@ -37,7 +37,7 @@ MUTANTS = [
         "    compute = context.computes(context.settings.clip_norm)\n", "    compute = context.computes(0.0)\n",
         (f"{PLAYED}[hogwild clip_norm]",)),
     Mutant(
-        "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/gradients.py",
+        "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/torch_whole.py",
         "trained_buckets = buckets(layout, options.bucket_mb, partition)", "trained_buckets = buckets(layout, 25.0)",
         (
             "tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own",

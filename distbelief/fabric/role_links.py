@@ -1,68 +1,149 @@
-"""The lines between the ranks of a group over links of our own (`transport`): schedules point to point, in chunks.
+"""Role links as the carrier of a sum: our schedules between the replicas of a job, over whatever transport it has.
 
-Each link has a window at its receiver, with room for so many chunks; who has taken chunks out of it says so, and then
-others may follow. So whatever a rank is not at yet costs no more memory than that, and makes its sender wait.
+Where processes run, that is TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its
+receiver, with room for so many; who has taken chunks out of it says so, and then others may follow. So whatever a rank
+is not at yet costs no more memory than that, and makes its sender wait. Where time is simulated, the story sends them
+itself, as `messages`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from distbelief.core.conversations.grouping import ChunkBack, ChunksTaken, Member, ReducedChunk
-from distbelief.core.effects import Arrival, Payload
+from distbelief.core import roles
+from distbelief.core.conversations.grouping import Assemble, ChunkBack, ChunksTaken, Member, ReducedChunk
+from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
-from distbelief.core.messages import Message
 from distbelief.errors import DistbeliefError
+from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, schedule_of
 from distbelief.fabric.player import play
-from distbelief.schedules.allreduce import schedule
+from distbelief.fabric.waiting import ReductionThread
+from distbelief.schedules.allreduce import by_host, schedule
+from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.schedules.schedule import Move, RankStep
 from distbelief.sharding.layout import Range
+
+if TYPE_CHECKING:
+    from distbelief.transport.base import NetworkEndpoint
 
 CHUNK = 512 << 10
 """Most bytes that are sent and added at a time."""
 CHUNKS = 8
 """Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
 WINDOW = CHUNK * CHUNKS
+PROBES, PROBE_BYTES = 5, 1 << 20
+"""Times that a link is measured, and with how many bytes."""
 
 
-class LinkEndpoint(Protocol):
-    """The end of a transport, as far as it is used here (`transport/base` says what each of these does)."""
+class RoleLinks(InOrder):
+    """One replica's part in the groups of a job; a thread of its own carries the links, in a step as between groups.
 
-    deliver: Callable[[Arrival], None]
+    What is on a GPU goes through memory of the host.
 
-    def allocate(self, held: Range, gradients: int, parameters: int) -> object:
-        """Make the vectors that have the windows."""
+    Args:
+        links: of an endpoint of this role, which listens, and is used for nothing else.
+        index: of this replica.
+        device: where its model is.
+        algorithm: how gradients are added up.
+        per_host: ranks that are on one host.
+        store: where the endpoint listens.
+    """
 
-    def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open a link."""
+    def __init__(
+        self, links: ChunkedLinks, index: int, device: torch.device, algorithm: str, per_host: int, store: str
+    ) -> None:
+        super().__init__(device)
+        self.store = store
+        self._links, self._index, self._algorithm, self._per_host = links, index, algorithm, per_host
+        self._steps: list[tuple[RankStep, ...]] = []
+        self._thread = ReductionThread(links.rest, links.wake, links.close)
 
-    def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of a peer to which there is a link; -1 where there is none."""
-        ...
+    def form(self, group: Assemble, interrupted: Told) -> bool:
+        """Be in a group, in the place of the one before, with links to all its members.
 
-    def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and the bytes behind it."""
+        False where that cannot be, or as soon as `interrupted` says that something has arrived.
+        """
+        self._links.wanted = group.group
+        formed = self._thread.do(lambda: self._form(group))
+        while not formed.done():
+            if interrupted():
+                return False
+            time.sleep(LOOK_SECONDS)
+        try:
+            formed.value()
+        except RuntimeError as error:
+            self.fault = str(error)
+            return False
+        self._begin_round()
+        return True
 
-    def flush(self) -> None:
-        """Let go of what was sent and kept for company."""
+    def _form(self, group: Assemble) -> None:
+        links, rank = self._links, [roles.index_of(member.role) for member in group.members].index(self._index)
+        links.form(group.group, group.members, rank)
+        ranks, link, inside = len(group.members), None, None
+        hosts, name = by_host(ranks, self._per_host), "ring" if self._algorithm == "auto" else self._algorithm
+        if self._algorithm == "auto" and ranks > 1:
+            link = agree(links, range(ranks))
+            if len(hosts) > 1 and max(map(len, hosts)) > 1:
+                inside = agree(links, next(host for host in hosts if rank in host))
+        names = [cheapest(hosts, b.length, b.item, link, inside) if link else name for b in self._buckets]
+        links.settle()
+        schedules = [schedule_of(b, name, ranks, self._per_host) for b, name in zip(self._buckets, names, strict=True)]
+        self._steps = [schedule.steps_of(rank) for schedule in schedules]
 
-    def drop(self, peer: str, reason: str) -> None:
-        """Close a link."""
+    def _begin(self, bucket: int) -> torch.futures.Future[object]:
+        return self._thread.do(lambda: self._reduce(bucket))
 
-    def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor can be read."""
-
-    def poll(self, timeout: float | None) -> None:
-        """Carry what is to be sent, and deliver what arrives."""
+    def _reduce(self, bucket: int) -> None:
+        """Add up a bucket; with the last of a round, have the others done with all that this rank has sent them."""
+        view = self._views[bucket]
+        there = view.cpu()
+        play(self._links, there, self._steps[bucket])
+        if there is not view:
+            view.copy_(there)
+        if bucket == len(self._buckets) - 1:
+            self._links.settle()
 
     def close(self) -> None:
-        """Close every link."""
+        """Leave the group, and end all links; safe to call twice."""
+        self._links.wanted = -1
+        self._thread.end()
+        self._thread.join()
+
+
+def agree(links: ChunkedLinks, group: Sequence[int]) -> LinkModel:
+    """Agree on what the slowest of all ranks measures, each on the link to the next of some ranks; all ask at once."""
+    if len(group) < 2:
+        mine = LinkModel(0.0, 1e12)
+    else:
+        at = group.index(links.rank)
+        ahead, behind = group[(at + 1) % len(group)], group[at - 1]
+        small, large = (torch.zeros(size, dtype=torch.uint8) for size in (8, PROBE_BYTES))
+        floats = large.view(torch.float32)
+        latency = _least(lambda: links.swap(small, ahead, behind))
+        whole = _least(lambda: links.swap(large, ahead, behind))
+        adding = _least(lambda: floats.add_(floats))
+        mine = LinkModel(latency, PROBE_BYTES / max(whole - latency, 1e-9), adding / PROBE_BYTES)
+    worst = torch.tensor([mine.latency, 1 / mine.bandwidth, mine.reduction], dtype=torch.float64)
+    latency, per_byte, reduction = links.maximum(worst).tolist()
+    return LinkModel(latency, 1 / per_byte, reduction)
+
+
+def _least(act: Callable[[], object]) -> float:
+    """The least seconds that something takes, of several times after a first."""
+    seconds = []
+    for _ in range(PROBES + 1):
+        began = time.perf_counter()
+        act()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
 class _Link:
@@ -88,8 +169,8 @@ class _Link:
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 
-class LinkLines:
-    """One rank's ends of the lines: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
+class ChunkedLinks:
+    """One rank's ends of the links: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
 
     Args:
         endpoint: of this role, which listens, and is used for nothing else.
@@ -97,8 +178,8 @@ class LinkLines:
         replicas: most that there may be.
     """
 
-    def __init__(self, endpoint: LinkEndpoint, index: int, replicas: int) -> None:
-        self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
+    def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
+        self.rank, self.ranks = 0, 1
         self.wanted = -1
         """The number of the group that this rank is to be in: what goes on in another is given up."""
         self._endpoint, self._group = endpoint, -1

@@ -1,0 +1,355 @@
+"""Memory of a host as the carrier of a sum: what all ranks bring lies in one segment, and is added up there.
+
+    | counts                             | what they bring                  | sum           |
+    | rank 0: one for each vector | 1: ... | of rank 0 | of rank 1 | ...      | of all        |
+
+Each rank counts how far it is with each vector, in turns: twice the turn once it has written what it brings, and one
+more once it has added up its own part of what all bring. Nothing is sent, and nobody is woken: who waits looks, and
+gives the core away between two looks.
+
+A count has one writer, and only grows. What it speaks of is done before it is written, and after it is read:
+
+- who adds has found that all have written; nobody writes that again before all have added;
+- who reads the sum has found that all have added; who writes for the next turn has read it, so that who adds then, and
+  writes over it, has found that all have read.
+
+So all hangs on the order in which processors let others see their writes, and on their reading before they write what
+comes later. Those of the x86-64 kind keep both orders; others are refused.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from distbelief.core import roles
+from distbelief.core.conversations.grouping import Assemble
+from distbelief.core.messages import ALL_REDUCE
+from distbelief.fabric.base import Carrier, Told
+from distbelief.fabric.buckets import Bucket
+from distbelief.fabric.order import check_order
+from distbelief.fabric.waiting import Wait, rest
+from distbelief.schedules.allreduce import cut
+from distbelief.sharding.layout import Range
+
+BLOCK = 1 << 18
+"""Bytes that are added up at a time: what is read and written stays in the caches of one core."""
+CHUNK = 1 << 20
+"""Bytes of a tensor that pass through a window at a time, where there are few ranks."""
+DEPTH = 2
+"""Chunks that a window has room for."""
+SIZE = 64 << 20
+"""Most bytes of the chunks in a window."""
+LINE = 64
+"""Bytes that two ranks' counts do not share: what two cores write lies not in one line of a cache."""
+WORD = 8
+"""Bytes of a count."""
+GROUP_BITS = 32
+"""Bits of a turn below those of the group's number."""
+PATIENCE_SECONDS = 1800.0
+"""Longest wait in a window for another, who lives: as long as in a group of gloo's."""
+KIND, LEFT = range(DEPTH, DEPTH + 2)
+"""Words of a rank in a window, behind the counts of its chunks: what it adds up, and whether it has left."""
+
+
+class SumMemory:
+    """The segment of a sum, mapped.
+
+    Args:
+        descriptor: of its file, which may be closed thereafter; whoever maps it makes it as long as it needs.
+        ranks: most that there may be.
+        words: of each rank's counts.
+        size: bytes that each brings.
+    """
+
+    def __init__(self, descriptor: int, ranks: int, words: int, size: int) -> None:
+        check_order("a sum in shared memory", "use --transport tcp")
+        page = mmap.PAGESIZE
+        self.line = -(-words * WORD // LINE) * LINE // WORD
+        """Words from those of one rank to those of the next."""
+        counts, stride = -(-ranks * self.line * WORD // page) * page, max(-(-size // page) * page, page)
+        length = counts + stride * (ranks + 1)
+        if os.fstat(descriptor).st_size < length:
+            os.ftruncate(descriptor, length)
+        mapping = mmap.mmap(descriptor, length)
+        self.counts = memoryview(mapping)[:counts].cast("q")
+        *self.brought, self.sum = (
+            torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=counts + stride * i)
+            for i in range(ranks + 1)
+        )
+
+
+class SharedMemory(Carrier):
+    """One replica's part in the segment of a job: gradients are written there, and the sum is read in place.
+
+    Args:
+        descriptor: of the segment, which this closes not.
+        index: of this replica.
+        replicas: most that there may be.
+
+    Raises:
+        UsageError: when it is opened: the processor lets others see what is written in another order.
+    """
+
+    def __init__(self, descriptor: int, index: int, replicas: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self._descriptor, self._index, self._replicas = descriptor, index, replicas
+        self._buckets: list[Bucket] = []
+        self._counts = memoryview(b"").cast("q")
+        self._brought: list[torch.Tensor] = []
+        self._sum = torch.empty(0, dtype=torch.uint8)
+        self._line = 0
+        self._members: list[int] = []
+        self._words: list[list[int]] = []
+        """Words in which the members count, by bucket."""
+        self._blocks: list[list[tuple[torch.Tensor, list[torch.Tensor]]]] = []
+        self._turn = 0
+        self._begun: dict[int, bool] = {}
+        """Buckets that are on their way; whether this rank has added up its part."""
+        self._wait = Wait()
+
+    def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slot of this replica, and where the sum will be."""
+        self._buckets = list(buckets)
+        segment = SumMemory(self._descriptor, self._replicas, len(buckets), size)
+        self._counts, self._brought, self._sum, self._line = segment.counts, segment.brought, segment.sum, segment.line
+        return self._brought[self._index], self._sum
+
+    def form(self, group: Assemble, interrupted: Told) -> bool:
+        """Take one's place in a group, for which nobody is waited."""
+        self.meet(group.group, [roles.index_of(member.role) for member in group.members])
+        return True
+
+    def meet(self, group: int, members: Sequence[int]) -> None:
+        """Be one of the replicas of a group, which has a higher number than those before; all must have left these."""
+        self._members = list(members)
+        self._words = [[i * self._line + b for i in members] for b in range(len(self._buckets))]
+        self._blocks = [self._blocks_of(bucket) for bucket in self._buckets]
+        self._turn = (group + 1) << GROUP_BITS  # of a later group every count is larger
+        self._begun = {}
+
+    def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """The blocks of this replica's part of a bucket: where the sum goes, and what is added."""
+        rank = self._members.index(self._index)
+        if not bucket.adds:  # all take the first one's
+            here = slice(bucket.start, bucket.stop)
+            return [] if rank else [(self._sum[here], [self._brought[self._index][here]])]
+        part = cut(Range(0, bucket.length), len(self._members))[rank]
+        step, blocks = BLOCK // bucket.item, []
+        for first in range(part.start, part.stop, step):
+            start, stop = (bucket.start + at * bucket.item for at in (first, min(first + step, part.stop)))
+            slots = (self._brought[i] for i in self._members)
+            views = [vector[start:stop].view(getattr(torch, bucket.dtype)) for vector in (self._sum, *slots)]
+            blocks.append((views[0], views[1:]))
+        return blocks
+
+    def ready(self, bucket: int) -> None:
+        """Note that a bucket holds what this rank brings; add up at once what others have made ready too."""
+        self._tell(bucket, 2 * self._turn)
+        self._begun[bucket] = False
+        self._advance()
+
+    def reduce(self) -> bool | None:
+        """Go on with a round of which all buckets are ready."""
+        while self._begun:
+            if self._advance():
+                self._wait.end()
+            elif self._wait.rest():
+                return None
+        self._wait.end()
+        self._turn += 1
+        return True
+
+    def _advance(self) -> bool:
+        """Go on with every bucket with which all others are so far; whether there was any."""
+        advanced = False
+        for bucket, added in tuple(self._begun.items()):
+            if not self._reached(bucket, 2 * self._turn + added):
+                continue
+            advanced = True
+            if added:
+                del self._begun[bucket]
+            else:
+                self._add_up(bucket)
+                self._tell(bucket, 2 * self._turn + 1)
+                self._begun[bucket] = True
+        return advanced
+
+    def _tell(self, bucket: int, count: int) -> None:
+        self._counts[self._index * self._line + bucket] = count
+
+    def _reached(self, bucket: int, count: int) -> bool:
+        counts = self._counts
+        for word in self._words[bucket]:
+            if counts[word] < count:
+                break
+        else:
+            return True
+        return False
+
+    def _add_up(self, number: int) -> None:
+        added = 0
+        for there, parts in self._blocks[number]:
+            added += there.nbytes
+            _add(parts, there)
+        bucket, others = self._buckets[number], len(self._members) - 1
+        # of its part what the others bring, of the rest the sum that they have made
+        read = others * added * bucket.adds + bucket.stop - bucket.start - added
+        self.traffic.shared_memory[ALL_REDUCE] += read
+
+
+def _add(parts: Sequence[torch.Tensor], there: torch.Tensor) -> None:
+    """Add parts up in their order."""
+    if len(parts) == 1:
+        there.copy_(parts[0])
+        return
+    torch.add(parts[0], parts[1], out=there)
+    for part in parts[2:]:
+        there.add_(part)
+
+
+class _Chunk(NamedTuple):
+    """The places in a window of chunks of one length and dtype."""
+
+    own: slice
+    """The part that this rank adds up,"""
+    others: tuple[slice, slice]
+    """and what is before and behind it."""
+    brought: list[torch.Tensor]
+    """What each rank writes; its own part is not there."""
+    total: torch.Tensor
+
+
+class Window:
+    """One rank's side of a segment through which tensors pass that lie anywhere, chunk by chunk, however long they are.
+
+    Of each chunk every rank writes the parts that others add up, adds up its own part of it, and reads the parts that
+    others have added up. It writes the next chunk before it adds, and reads one that was added before: who is a little
+    late is not waited for, and what one core has just written another reads before it has left the caches. The order of
+    the sum is that of the ranks, so all of them hold the same bits.
+
+    Args:
+        rank: of this process.
+        ranks: how many there are, at least two.
+        memory: descriptor of the segment, empty at first.
+        pids: of all ranks.
+
+    Raises:
+        OSError: a process of another rank is not seen from here.
+    """
+
+    def __init__(self, rank: int, ranks: int, memory: int, pids: Sequence[int]) -> None:
+        self._rank, self._ranks = rank, ranks
+        self._others = [other for other in range(ranks) if other != rank]
+        self._chunk = min(CHUNK, SIZE // (DEPTH * (ranks + 1))) & -mmap.PAGESIZE
+        self._segment = SumMemory(memory, ranks, LEFT + 1, DEPTH * self._chunk)
+        self._counts, self._line = self._segment.counts, self._segment.line
+        self._done, self._kind, self._process = 0, 0, os.getpid()
+        self._chunks: dict[tuple[int, torch.dtype, int], _Chunk] = {}
+        self._watched: dict[int, int] = {}
+        self._poll = select.poll()
+        weakref.finalize(self, _close, self._watched)
+        for other in self._others:
+            descriptor = os.pidfd_open(pids[other])
+            self._watched[descriptor] = other
+            self._poll.register(descriptor, select.POLLIN)
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Add up a contiguous 1-D tensor in place; all ranks do so with one of its length and dtype.
+
+        Raises:
+            RuntimeError: a rank is gone, or adds up something else.
+        """
+        pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
+        self._kind = tensor.numel() << 8 | tensor.itemsize
+        self._tell(KIND, self._kind)
+        chunks = [self._chunk_of(piece, (first + i) % DEPTH) for i, piece in enumerate(pieces)]
+        for i in range(len(pieces) + DEPTH):
+            if i >= DEPTH:
+                self._read(first + i - DEPTH, pieces[i - DEPTH], chunks[i - DEPTH])
+            if i < len(pieces):
+                self._write(first + i, pieces[i], chunks[i])
+            if 0 < i <= len(pieces):
+                self._add(first + i - 1, pieces[i - 1], chunks[i - 1])
+        self._done += len(pieces)
+
+    def _write(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
+        for part in chunk.others:
+            chunk.brought[self._rank][part].copy_(piece[part])
+        self._tell(number % DEPTH, 2 * (number + 1))
+
+    def _add(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
+        self._wait(number % DEPTH, 2 * (number + 1))
+        if odd := [rank for rank in range(self._ranks) if self._count(rank, KIND) != self._kind]:
+            kinds = [(rank, self._count(rank, KIND)) for rank in (self._rank, odd[0])]
+            texts = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
+            raise RuntimeError(f"the ranks add up different vectors: {', '.join(texts)}")
+        mine = piece[chunk.own]
+        parts = [mine if rank == self._rank else brought[chunk.own] for rank, brought in enumerate(chunk.brought)]
+        total = chunk.total[chunk.own]
+        _add(parts, total)
+        self._tell(number % DEPTH, 2 * (number + 1) + 1)
+        mine.copy_(total)
+
+    def _read(self, number: int, piece: torch.Tensor, chunk: _Chunk) -> None:
+        self._wait(number % DEPTH, 2 * (number + 1) + 1)
+        for part in chunk.others:
+            piece[part].copy_(chunk.total[part])
+
+    def _chunk_of(self, piece: torch.Tensor, turn: int) -> _Chunk:
+        key = turn, piece.dtype, piece.numel()
+        if key not in self._chunks:
+            own, segment = cut(Range(0, piece.numel()), self._ranks)[self._rank], self._segment
+            here = slice(turn * self._chunk, turn * self._chunk + piece.nbytes)
+            *brought, total = (vector[here].view(piece.dtype) for vector in (*segment.brought, segment.sum))
+            others = slice(0, own.start), slice(own.stop, piece.numel())
+            self._chunks[key] = _Chunk(slice(own.start, own.stop), others, brought, total)
+        return self._chunks[key]
+
+    def _tell(self, word: int, count: int) -> None:
+        self._counts[self._rank * self._line + word] = count
+
+    def _count(self, rank: int, word: int) -> int:
+        return self._counts[rank * self._line + word]
+
+    def _wait(self, word: int, count: int) -> None:
+        """Wait until all ranks have counted so far."""
+        for rank in range(self._ranks):
+            at, counts = rank * self._line + word, self._counts
+            if counts[at] >= count:
+                continue
+            began = time.perf_counter()
+            while counts[at] < count:
+                lost = self._lost()  # looked at before the count is: it may have counted and left
+                if counts[at] >= count:
+                    break
+                waited = time.perf_counter() - began
+                if lost or waited > PATIENCE_SECONDS:
+                    raise RuntimeError(lost or f"rank {rank} has not come within {PATIENCE_SECONDS:g} s")
+                rest(waited)
+
+    def _lost(self) -> str:
+        """Name the rank that has ended or left; "" for none."""
+        for descriptor, _ in self._poll.poll(0):  # which lets the thread of the backward pass have the interpreter
+            return f"the process of rank {self._watched[descriptor]} has ended"
+        for rank in range(self._ranks):
+            if self._count(rank, LEFT):
+                return f"rank {rank} has left"
+        return ""
+
+    def leave(self) -> None:
+        """Add up no more; the others, and who waits here in a thread, are told."""
+        if os.getpid() == self._process:  # and not one that was forked from it, and ends
+            self._tell(LEFT, 1)
+
+
+def _close(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
