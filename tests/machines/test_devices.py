@@ -32,7 +32,7 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
 from distbelief.split.program import HomeProgram, build
-from distbelief.split.tracing import TracedBy, trace
+from distbelief.split.tracing import trace
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context, Stage
 from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
@@ -423,27 +423,23 @@ class Watched(TorchDispatchMode):
 class Written(nn.Module):
     """One whose tracing writes down where it was: a constant, a device among arguments, a buffer of no checkpoint."""
 
-    def __init__(self, exported: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.exported = exported
         self.register_buffer("mask", torch.ones(8), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         where = next(self.parameters()).device
         value = self.first(x) * torch.arange(8, device=where)
         value = value + torch.zeros_like(value, device=where)
-        if self.exported:  # torch.fx cannot trace this
-            value = value + torch.zeros(x.shape[0], 8, device=where)
+        value = value + torch.zeros(x.shape[0], 8, device=where)
         return self.last(value * self.mask)
 
 
-@pytest.mark.parametrize("exported", [False, True], ids=["fx", "export"])
-def test_what_tracing_wrote_down_is_of_the_device_that_computes(exported: bool) -> None:
+def test_what_tracing_wrote_down_is_of_the_device_that_computes() -> None:
     """The meta device refuses an operation with a tensor of another device."""
-    model, inputs = Written(exported), torch.zeros(3, 6)
+    model, inputs = Written(), torch.zeros(3, 6)
     traced = trace(model, (inputs,))
-    assert traced.method is (TracedBy.EXPORT if exported else TracedBy.FX)
     graph = apply(Split.parse("stages", 2), traced, nn.functional.cross_entropy, torch.zeros(3, dtype=torch.int64))
     programs = [build(graph, home, model, META) for home in range(2)]
     batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Give]()

@@ -1,7 +1,5 @@
 """Models of many kinds: traced, split in stages and more, and equal to themselves."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,7 @@ from torch import nn
 from distbelief.errors import UsageError
 from distbelief.split.options import Split
 from distbelief.split.play import HomeTask, Pass
-from distbelief.split.tracing import TracedBy, trace
+from distbelief.split.tracing import trace
 
 WORDS, WIDTH, LENGTH = 11, 8, 6
 
@@ -114,7 +112,7 @@ class Odd(nn.Module):
 
 
 class Counting(nn.Module):
-    """torch.fx cannot loop over steps that it does not count: exported."""
+    """Loops over steps, which torch.fx does not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +126,36 @@ class Counting(nn.Module):
         for step in range(1, x.size(1)):
             h = self.cell(steps[:, step], h)
         return self.last(F.relu(h))
+
+
+class Steered(nn.Module):
+    """Looks at sizes that are those of any samples, and goes through what a function gives of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(7)])
+        self.last = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x[:, 0] if x.dim() == 3 and x.shape[1] > 2 else x
+        for part, layer in zip(x.unbind(1), self.layers, strict=True):
+            h = torch.tanh(layer(part)) + h
+        return self.last(h)
+
+
+class Making(nn.Module):
+    """Makes tensors of numbers, of which one is that of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.cell, self.last = nn.Embedding(9, 3), nn.RNNCell(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros(x.size(0), 4, dtype=x.dtype)
+        steps = x + self.places(torch.arange(x.size(1), device=x.device))
+        for step in range(steps.shape[1]):
+            h = self.cell(steps[:, step], h)
+        return self.last(h)
 
 
 class Fixed(nn.Module):
@@ -156,14 +184,12 @@ class Looking(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "method"), [(Dependent, (6,), TracedBy.FX), (Counting, (7, 3), TracedBy.EXPORT)]
+    ("model", "shape"), [(Dependent, (6,)), (Counting, (7, 3)), (Steered, (7, 3)), (Making, (7, 3))]
 )
-@pytest.mark.long
-def test_what_fx_cannot_trace_is_a_leaf_or_exported(model, shape, method):
+def test_what_fx_alone_cannot_trace_is_a_leaf_or_steered_by_numbers_of_any_samples(model, shape):
     torch.manual_seed(0)
     made = model().double()
     x, y = torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 4, (5,))
-    assert trace(copy.deepcopy(made), (x[:3],)).method is method
     check_equal(made, (x,), y, Split("stages", 2), traced_with=(x[:3],))
 
 
@@ -221,10 +247,9 @@ class Viewed(nn.Module):
         return self.two(h)
 
 
-def test_a_write_through_a_view_is_exported_as_none():
-    torch.manual_seed(0)
-    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 6, (5,))
-    check_equal(Viewed().double(), (x,), y, Split("stages", 2))
+def test_a_write_through_a_view_to_what_is_used_after_it_is_refused():
+    with pytest.raises(UsageError, match=r"writes in place to what .* is a view of, .*: write it out of place"):
+        trace(Viewed().double(), (torch.randn(5, 6, dtype=torch.float64),))
 
 
 class Many(nn.Module):
@@ -408,7 +433,8 @@ def test_a_number_of_samples_is_that_of_each_call(number):
         check_equal(Counts(number).double(), (x,), y, Split(way, 2), traced_with=(x[:2],))
 
 
-def test_a_number_of_samples_that_is_taken_for_that_of_the_example_is_refused():
-    """Export makes a constant of what `len` gives."""
+@pytest.mark.parametrize("number", [len, lambda h: sum(range(h.size(0) // 4)), lambda h: 2 if h.shape[0] > 1 else 3])
+def test_a_number_of_samples_that_steers_a_model_is_refused(number):
+    """Traced with two: both numbers are those of every example of two and of three samples, and of no other."""
     with pytest.raises(UsageError, match=r"Counts cannot be traced at .*test_split_models.py:\d+: "):
-        trace(Counts(len).double(), (torch.randn(2, 6, dtype=torch.float64),))
+        trace(Counts(number).double(), (torch.randn(2, 6, dtype=torch.float64),))

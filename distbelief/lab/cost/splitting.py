@@ -233,7 +233,7 @@ def measure(
     cost = SplitCost(
         task=task.reference,
         split=choice.split,
-        traced=traced.method.value,
+        traced="a list of modules" if traced.listed else "torch.fx",
         batch_size=batch_size,
         schedule=made.algorithm,
         microbatches=parts,

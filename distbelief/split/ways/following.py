@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 
 from distbelief.split.layers import Cut, Divided, DroppedPart, HomePart, Indices, draws
+from distbelief.split.observing import name_of
 from distbelief.split.registry import LayerCall
-from distbelief.split.tidying import Shape, name_of
+from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.regions import ROWS, pooled
 

@@ -19,8 +19,9 @@ from torch.fx.node import Target
 
 from distbelief.errors import UsageError
 from distbelief.split.layers import Divided, DroppedPart, Placed, draws
+from distbelief.split.observing import name_of
 from distbelief.split.registry import rule_of
-from distbelief.split.tidying import Shape, name_of, samples_of, share_of
+from distbelief.split.tidying import Shape, samples_of, share_of
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.following import is_elementwise
 
