@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipeline import HomeTask, Pass
-from distbelief.split.inline import play
+from distbelief.schedules.pipeline import Crossing, HomeTask, Pass, Pipeline
+from distbelief.schedules.pipelines import pipeline
+from distbelief.split.graph import Transfer
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, cut_minibatch, step
+from distbelief.split.play import Microbatch, Passes, cut_minibatch, play
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.registry import DIVIDING, PLACING
 from distbelief.split.tracing import Traced, trace
@@ -26,6 +27,44 @@ from distbelief.tasks.task import as_data
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
+class Gave(NamedTuple):
+    """What left a home."""
+
+    transfer: Transfer
+    microbatch: int
+    direction: Pass
+    tensor: torch.Tensor
+
+
+class Recorded(Passes):
+    """Passes of a home, of which everything is noted that leaves it."""
+
+    def __init__(self, program: HomeProgram, batches: Sequence[Microbatch], gave: list[Gave]) -> None:
+        super().__init__(program, batches)
+        self._gave = gave
+
+    def give(self, crossing: Crossing) -> torch.Tensor:
+        tensor = super().give(crossing)
+        transfer = self.program.split.transfers[crossing.boundary]
+        self._gave.append(Gave(transfer, crossing.microbatch, crossing.direction, tensor))
+        return tensor
+
+
+def play_programs(
+    programs: Sequence[HomeProgram],
+    batches: Sequence[Microbatch],
+    gave: list[Gave],
+    order: Sequence[HomeTask] | None = None,
+) -> list[Recorded]:
+    """One step of all homes: microbatches forward, then back, or in another order."""
+    made = pipeline("gpipe", programs[0].split.graph, len(batches))
+    if order is not None:
+        made = Pipeline("", made.graph, len(batches), (tuple(order),) * len(programs))
+    homes = [Recorded(program, batches, gave) for program in programs]
+    play(homes, made.actions)
+    return homes
+
+
 @dataclass
 class Played:
     """What all homes did in one step."""
@@ -33,9 +72,9 @@ class Played:
     programs: list[HomeProgram]
     loss: float
     outputs: list[Any]
-    gave: list[Give] = field(default_factory=list)
+    gave: list[Gave] = field(default_factory=list)
 
-    def messages(self, home: int) -> list[Give]:
+    def messages(self, home: int) -> list[Gave]:
         """What left a home, either way."""
         return [one for one in self.gave if home == (
             one.transfer.source if one.direction is Pass.FORWARD else one.transfer.target
@@ -92,9 +131,9 @@ def play_split(
     programs = [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
     batches = cut_minibatch(inputs, targets, microbatches, chance)
     played = Played(programs, 0.0, [])
-    results = play([step(program, batches, order) for program in programs], played.gave.append)
-    played.loss = sum(result.loss for result in results if result.loss is not None)
-    played.outputs = [one for result in results for one in result.outputs if one is not None]
+    homes = play_programs(programs, batches, played.gave, order)
+    played.loss = sum(one.loss for one in homes if one.loss is not None)
+    played.outputs = [output for one in homes for output in one.outputs.values() if output is not None]
     return played
 
 

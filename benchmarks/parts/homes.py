@@ -23,8 +23,9 @@ from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
-from distbelief.replica.home_part import home_schedule
-from distbelief.split.play import Give, RunSegment, Take
+from distbelief.replica.part import slots_of
+from distbelief.schedules.pipeline import Crossing, SegmentTask
+from distbelief.split.program import program_of
 from distbelief.strategies import Single
 from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import as_data, resolve
@@ -57,8 +58,9 @@ class How(NamedTuple):
 def split(workload: Workload, how: How) -> float:
     """Samples per second of one split replica, each home with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
-    with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
+    program = program_of(split_graph(task, build_model(task, 0, "cpu"), settings))
+    slots = slots_of(program, how.microbatches, workload.batch_size)
+    with Peers() as peers, lend(segment_bytes(how.partitions, slots)) as memory:
         homes = range(how.partitions)
         return statistics.fmean(
             race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
@@ -83,8 +85,9 @@ def held(workload: Workload, how: How) -> list[HomeMemory]:
             processes = [peers.start("whole", 1, _hold_whole, workload)]
             return [HomeMemory(*json.loads(one.hear())) for one in processes]
         task, settings = resolve(workload.task), how.settings(workload.batch_size)
-        way = home_schedule(split_graph(task, build_on_disk(task, 0).model, settings), settings, 0)
-        with lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
+        program = program_of(split_graph(task, build_on_disk(task, 0).model, settings))
+        slots = slots_of(program, how.microbatches, workload.batch_size)
+        with lend(segment_bytes(how.partitions, slots)) as memory:
             homes = range(how.partitions)
             processes = [peers.start("home", 1, _hold, workload, how, os.getpid(), memory, home) for home in homes]
             found = [HomeMemory(*json.loads(one.hear())) for one in processes]
@@ -129,24 +132,25 @@ class _HomeTrainer:
         """Its part of the gradient of a minibatch."""
         self._step += 1
         self._crossings.begin(self._step)
-        play, answer = self._part.play(batch), None
-        while True:
-            try:
-                asked = play.send(answer)
-            except StopIteration as end:
-                computed: Computed = end.value
-                return computed
-            answer = None if isinstance(asked, RunSegment) else self._cross(asked)
+        self._part.begin(batch)
+        for action in self._part.actions():
+            if isinstance(action, SegmentTask):
+                self._part.run(action)
+            else:
+                self._cross(action)
+        return self._part.end()
 
-    def _cross(self, asked: Give | Take) -> torch.Tensor | None:
-        slot = self._part.slot(asked)
-        if isinstance(asked, Give):
-            while not self._crossings.give(slot, asked.other, asked.tensor):
+    def _cross(self, crossing: Crossing) -> None:
+        slot, (source, target) = self._part.slot(crossing), self._part.ends(crossing)
+        if source == self._part.partition:
+            tensor = self._part.give(crossing)
+            while not self._crossings.give(slot, target, tensor):
                 pass
-            return None
-        while (taken := self._crossings.take(slot, asked.transfer.shape.dtype, self._part.shape(asked))) is None:
+            return
+        dtype, shape = self._part.transfer(crossing).shape.dtype, self._part.shape(crossing)
+        while (taken := self._crossings.take(slot, dtype, shape)) is None:
             pass
-        return taken
+        self._part.take(crossing, taken)
 
 
 def _home(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
@@ -166,7 +170,7 @@ def _trainer(
     device = placed(workload.device, home)
     graph = split_graph(task, model, settings)
     flat, program = part_of(graph, model, settings, role, False, device)
-    part = PartitionTrainer(task, program, settings, graph)
+    part = PartitionTrainer(task, program, settings)
     shared = _bytes(map_memory(supervisor, memory), part.copies)
     crossings = Crossings(shared, home, how.partitions, part.slots, copies=part.copies)
     return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module

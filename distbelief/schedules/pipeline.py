@@ -225,9 +225,10 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
         """Return what each home computes, receives and sends, in order, by the rules."""
-        return tuple(tuple(self._actions(home)) for home in range(self.graph.homes))
+        return tuple(tuple(self.actions_of(home)) for home in range(self.graph.homes))
 
-    def _actions(self, home: int) -> Iterator[Action]:
+    def actions_of(self, home: int) -> Iterator[Action]:
+        """Yield what one home computes, receives and sends, in order."""
         mine, received = self.graph.of(home), set[Crossing]()
         for direction, microbatch in self.orders[home]:
             for number in mine if direction is Pass.FORWARD else reversed(mine):

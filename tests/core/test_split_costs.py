@@ -109,7 +109,7 @@ def test_segments_are_timed_by_the_clock_of_their_device(monkeypatch: pytest.Mon
     assert (found.whole.gathers, found.whole.computes) == (1.0, 1.0)
     # of the first forward, up to what it gives, up to what it takes, and up to its way back; that; and of the second
     # forward, its way back up to what it gives, and the end
-    assert [home.computes for home in found.homes] == [4.0, 3.0]
+    assert [home.computes for home in found.homes] == [2.0, 2.0]
     assert not any("busy" in note for note in found.notes)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from splitting import Played, check_buffers
+from splitting import Played, check_buffers, play_programs
 from torch import nn
 
 import distbelief as db
@@ -23,10 +23,9 @@ from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.places.processes.local import Local
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import cut_minibatch, step
+from distbelief.split.play import cut_minibatch
 from distbelief.split.program import build
 from distbelief.split.tracing import trace
 from distbelief.tasks import as_data, resolve
@@ -118,7 +117,7 @@ def test_a_split_model_is_the_whole_one(name: str, way: str) -> None:
     programs = [build(graph, home, model, DEVICE) for home in range(2)]
     batches = cut_minibatch((on_device(inputs, DEVICE),), on_device(targets, DEVICE), 1)
     played = Played(programs, 0.0, [])
-    results = play([step(program, batches) for program in programs], played.gave.append)
+    results = play_programs(programs, batches, played.gave)
     assert sum(one.loss for one in results if one.loss is not None) == pytest.approx(value.item(), abs=1e-9)
     got = played.gradients()
     for own, parameter in whole.named_parameters():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from splitting import Gave, play_programs
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,10 +28,9 @@ from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
 from distbelief.runtime.split_model import SplitModel
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
+from distbelief.split.play import cut_minibatch
 from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import trace
 from distbelief.strategies import Downpour, Single
@@ -301,7 +301,7 @@ def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
     graph = split_graph(task, model, settings)
     own = roles.replicas(settings.mesh)
     programs = [part_of(graph, model, settings, role, False)[1] for role in own]
-    parts = [PartitionTrainer(task, program, settings, graph) for program in programs]
+    parts = [PartitionTrainer(task, program, settings) for program in programs]
     memory = torch.zeros(segment_bytes(2, parts[0].slots), dtype=torch.uint8)
     for part in parts:
         part.copies = DeviceCopies(CPU, cuda) if cuda else None
@@ -350,7 +350,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
     flat, program = part_of(graph, model, settings, "replica 1.0", False)
-    part = PartitionTrainer(task, program, settings, graph)
+    part = PartitionTrainer(task, program, settings)
     part.copies = DeviceCopies(CPU, cuda)
     length, asked = segment_bytes(2, part.slots), list[torch.Tensor]()
 
@@ -395,7 +395,7 @@ def test_a_partition_moves_its_own_part_and_nothing_else(split: str) -> None:
     moved: list[int] = []
     with Watched(moved):
         flat, program = part_of(graph, model, settings, "replica 0.1", False, META)
-        part = PartitionTrainer(task, program, settings, graph)
+        part = PartitionTrainer(task, program, settings)
     assert [*on_meta(part.program)] == []
     assert {one.device for one in (*model.parameters(), *model.buffers())} == {CPU}
     assert part.device == flat.device == META
@@ -442,14 +442,10 @@ def test_what_tracing_wrote_down_is_of_the_device_that_computes() -> None:
     traced = trace(model, (inputs,))
     graph = apply(Split.parse("stages", 2), traced, nn.functional.cross_entropy, torch.zeros(3, dtype=torch.int64))
     programs = [build(graph, home, model, META) for home in range(2)]
-    batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Give]()
-
-    def there(program: HomeProgram) -> HomeStory:
-        return HomeResult(None, (yield from Passes(program).forward(0, batches[0])))
-
-    results = play([there(program) for program in programs], gave.append)
+    batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Gave]()
+    homes = play_programs(programs, batches, gave)
     assert {one.tensor.device for one in gave} == {META}
-    assert [one.device for result in results for one in result.outputs if one is not None] == [META, META]
+    assert [output.device for one in homes for output in one.outputs.values() if output is not None] == [META]
 
 
 def test_a_script_may_leave_the_whole_model_on_the_host() -> None:

@@ -28,7 +28,7 @@ def chosen(
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
     steps = SplitSteps(batch_size=batch_size, microbatches=microbatches)
-    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, steps)
+    return choose(Split.parse(way, homes), trace(model, (x,)), loss, y, steps)
 
 
 def test_auto_takes_the_least_price_of_the_ways_that_can_be():

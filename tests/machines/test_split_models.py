@@ -7,8 +7,8 @@ from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import UsageError
+from distbelief.schedules.pipeline import HomeTask, Pass
 from distbelief.split.options import Split
-from distbelief.split.play import HomeTask, Pass
 from distbelief.split.tracing import trace
 
 WORDS, WIDTH, LENGTH = 11, 8, 6

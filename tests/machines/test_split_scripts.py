@@ -5,13 +5,14 @@ the whole one.
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 from made import made
+from splitting import Gave
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -22,8 +23,8 @@ from distbelief.errors import UsageError
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.script_story import ScriptStage
 from distbelief.runtime.split_model import SplitModel
+from distbelief.schedules.pipeline import Action, SegmentTask
 from distbelief.split.options import Split
-from distbelief.split.play import Give, Take
 from distbelief.strategies import Single
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.order import key
@@ -43,32 +44,32 @@ class Partition:
         self._lines, self.home = lines, home
         self.batch: Batch | None = Batch(0, 0)
         self.goes_on = True
-        self.gave: list[Give] = []
+        self.gave: list[Gave] = []
 
     def minibatch(self) -> Batch:
         if self.batch is None:
             raise UsageError("no minibatch")
         return self.batch
 
-    def play(self, story: Generator[Any, Any, Any]) -> bool:
+    def play(self, actions: Sequence[Action]) -> bool:
         if not self.goes_on:
             return False
-        answer = None
-        while True:
-            try:
-                asked = story.send(answer)
-            except StopIteration:
-                return True
-            answer = None
-            if isinstance(asked, Give):
-                self.gave.append(asked)
-                self._lines[asked.transfer, asked.microbatch, asked.direction].put(asked.tensor)
-            elif isinstance(asked, Take):
+        passes = self.part.passes
+        for action in actions:
+            if isinstance(action, SegmentTask):
+                passes.run(action)
+            elif passes.sends(action):
+                tensor = passes.give(action)
+                self.gave.append(Gave(self.part.transfer(action), action.microbatch, action.direction, tensor))
+                self._lines[action].put(tensor)
+            else:
                 TURN.release()
                 try:
-                    answer = self._lines[asked.transfer, asked.microbatch, asked.direction].get(timeout=SECONDS)
+                    tensor = self._lines[action].get(timeout=SECONDS)
                 finally:
                     TURN.acquire()
+                passes.take(action, tensor)
+        return True
 
     def split(self, model: nn.Module, split: Split, sample: Any, **options: Any) -> SplitModel:
         """As a replica does it."""

@@ -7,9 +7,9 @@ from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.pipeline import Pass
-from distbelief.split.inline import play
+from distbelief.schedules.pipelines import pipeline
 from distbelief.split.options import Split
-from distbelief.split.play import cut_minibatch, step
+from distbelief.split.play import Passes, cut_minibatch, play
 
 
 def mlp() -> nn.Module:
@@ -92,7 +92,7 @@ def test_homes_that_wait_for_what_nobody_gives_are_told():
     x, y = torch.zeros(2, 784), torch.zeros(2, dtype=torch.int64)
     second = play_split(mlp(), (x,), y, Split("stages", 2)).programs[1]
     with pytest.raises(LocalProtocolError, match="all homes wait for each other"):
-        play([step(second, cut_minibatch((x,), y, 1))])
+        play([Passes(second, cut_minibatch((x,), y, 1))], [pipeline("gpipe", second.split.graph).actions[1]])
 
 
 def test_a_module_that_writes_in_place_does_not_write_to_what_was_received():

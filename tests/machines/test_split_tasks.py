@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 from drawn import some
-from splitting import HOMES, WAYS, check_equal, check_way, prepared
+from splitting import HOMES, WAYS, Gave, check_equal, check_way, play_programs, prepared
 from torch import nn
 
 from distbelief.references import TASKS
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
-from distbelief.split.program import HomeProgram, build
+from distbelief.split.play import cut_minibatch
+from distbelief.split.program import build
 from distbelief.split.tracing import Traced, trace
 from distbelief.tasks import Task, as_data, available, resolve
 from distbelief.tasks.worker import on_device
@@ -116,15 +115,9 @@ def test_all_that_a_home_computes_with_is_on_its_device(name: str, way: str, hom
     task, model, inputs, targets, traced = in_float32(name)
     graph = apply(Split.parse(way, homes), traced, task.loss, targets)
     programs = [build(graph, home, model, META) for home in range(homes)]
-    batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Give]()
+    batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Gave]()
 
-    def there_and_back(program: HomeProgram) -> HomeStory:
-        passes = Passes(program)
-        yield from passes.forward(0, batches[0])
-        yield from passes.backward(0, batches[0])
-        return HomeResult(None, ())
-
-    play([there_and_back(program) for program in programs], gave.append)
+    play_programs(programs, batches, gave)
     assert {one.tensor.device for one in gave} == {META}
     trained = [one for program in programs for one in program.module.parameters() if one.requires_grad]
     assert all(one.grad is not None and one.grad.device == META for one in trained)

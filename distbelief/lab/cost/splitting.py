@@ -20,15 +20,14 @@ from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
-from distbelief.split.plan import apply
-from distbelief.split.program import HomeProgram, build, segment_graph
+from distbelief.split.program import HomeProgram, build
 from distbelief.split.tracing import Traced, examples, trace
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
@@ -272,10 +271,10 @@ def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
     told_of_memory = build_on_disk(task, 0).told
     model = build_model(task, 0, asked.device).train()
     traced = trace(model, (inputs,))
-    choice = choose(split, traced, model, task.loss, targets, asked)
-    graph = apply(choice.split, traced, task.loss, targets)
+    choice = choose(split, traced, task.loss, targets, asked)
+    graph = choice.graph
     programs = [build(graph, home, model) for home in range(choice.split.partitions)]
-    made = pipeline(asked.algorithm, segment_graph(programs), asked.microbatches)
+    made = pipeline(asked.algorithm, programs[0].split.graph, asked.microbatches)
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
@@ -301,12 +300,13 @@ def _home(
 ) -> HomeCost:
     """What a home does and holds."""
     update, memory = held[0], {**held[1], KEPT: price.held[program.home]}
-    forward = [(one, Pass.FORWARD) for one in program.transfers]
-    sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
+    transfers = program.split.transfers
+    sent = [one for one in transfers if one.source == program.home]
+    sent += [one for one in transfers if one.target == program.home and one.shape.differentiable]
     samples = batch_size / made.microbatches
     parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.home]
     # the samples of a microbatch may be a mean
-    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one, _ in sent))
+    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one in sent))
     messages = made.microbatches * len(sent)
     return HomeCost(program.home, parameters, memory, busy, price.seconds - busy, update, messages, size)
 

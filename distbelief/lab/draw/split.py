@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from distbelief.schedules.pipeline import SegmentGraph
 from distbelief.split.graph import Transfer, TransferKind
-from distbelief.split.program import HomeProgram, Received, Segment, segment_graph
+from distbelief.split.program import HomeProgram, Segment
 
 COLOURS = {
     TransferKind.SEND: "#2c6fbb", TransferKind.GATHER: "#2a8a57", TransferKind.SUM: "#c06a15",
@@ -51,55 +50,33 @@ def draw_split(programs: Sequence[HomeProgram]) -> str:
     >>> "takes send 12 B" in picture, picture.count("<path")
     (True, 1)
     """
-    graph = segment_graph(programs)
-    places = _places(graph)
-    segments = {place: programs[place[0]].segments[place[1]] for place in places}
-    arrivals = _arrivals(programs)
-    texts = {place: _lines(programs[place[0]], segment, arrivals.get(place, [])) for place, segment in segments.items()}
-    boxes = _laid_out(graph, places, texts)
+    segments = programs[0].split.segments
+    arrivals = _arrivals(segments)
+    texts = [_lines(programs[segment.home], segment, arrivals[segment.number]) for segment in segments]
+    boxes = _laid_out(segments, texts)
     width = ASIDE + len(programs) * (WIDTH + ASIDE)
-    height = max(box.y + box.height for box in boxes.values()) + 16
+    height = max(box.y + box.height for box in boxes) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         *_headings(programs),
     ]
-    givers = {
-        transfer: place
-        for place, segment in segments.items()
-        for result in segment.gives
-        for transfer in result.transfers
-    }
-    for place, transfers in arrivals.items():
-        parts += [_arrow(boxes[givers[transfer]], boxes[place], transfer) for transfer in transfers]
-    for box in boxes.values():
+    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
+    for number, transfers in enumerate(arrivals):
+        parts += [_arrow(boxes[givers[transfer]], boxes[number], transfer) for transfer in transfers]
+    for box in boxes:
         parts += _drawn(box)
     return "\n".join([*parts, "</svg>\n"])
 
 
-Place = tuple[int, int]
-"""A home, and the number of its segment."""
-
-
-def _places(graph: SegmentGraph) -> list[Place]:
-    counts = [0] * graph.homes
-    places = []
-    for segment in graph.segments:
-        places.append((segment.home, counts[segment.home]))
-        counts[segment.home] += 1
-    return places
-
-
-def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
+def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:
     """Return what comes to a home for each segment first."""
-    arrivals: dict[Place, list[Transfer]] = {}
-    for program in programs:
-        here = set[Transfer]()
-        for segment in program.segments:
-            new = [take.transfer for take in segment.takes if isinstance(take, Received) and take.transfer not in here]
-            here |= {*new}
-            arrivals[program.home, segment.number] = list(dict.fromkeys(new))
+    here: set[Transfer] = set()
+    arrivals = []
+    for segment in segments:
+        arrivals.append([transfer for transfer in segment.received if transfer not in here])
+        here.update(segment.received)
     return arrivals
 
 
@@ -121,25 +98,23 @@ def _module(program: HomeProgram, path: str) -> str:
     return path or "the loss"
 
 
-def _laid_out(
-    graph: SegmentGraph, places: Sequence[Place], texts: Mapping[Place, tuple[str, ...]]
-) -> dict[Place, _Box]:
+def _laid_out(segments: Sequence[Segment], texts: Sequence[tuple[str, ...]]) -> list[_Box]:
     """Each segment below all that it waits for."""
-    givers = {number: at for at, segment in enumerate(graph.segments) for number in segment.gives}
+    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     rows: list[int] = []
     last: dict[int, int] = {}
-    for segment in graph.segments:
-        before = [rows[givers[number]] for number in segment.takes]
+    for segment in segments:
+        before = [rows[givers[transfer]] for transfer in segment.received]
         rows.append(1 + max([*before, last.get(segment.home, -1)]))
         last[segment.home] = rows[-1]
     tall = [0] * (max(rows) + 1)
-    for row, place in zip(rows, places, strict=True):
-        tall[row] = max(tall[row], LINE * len(texts[place]) + 8)
+    for row, text in zip(rows, texts, strict=True):
+        tall[row] = max(tall[row], LINE * len(text) + 8)
     tops = [TOP + sum(tall[:row]) + BETWEEN * row for row in range(len(tall))]
-    return {
-        place: _Box(texts[place], ASIDE + place[0] * (WIDTH + ASIDE), tops[row])
-        for row, place in zip(rows, places, strict=True)
-    }
+    return [
+        _Box(text, ASIDE + segment.home * (WIDTH + ASIDE), tops[row])
+        for segment, text, row in zip(segments, texts, rows, strict=True)
+    ]
 
 
 def _headings(programs: Sequence[HomeProgram]) -> list[str]:

@@ -56,7 +56,7 @@ from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
@@ -137,8 +137,8 @@ class Simulation:
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = _never
     """Says, between two events, why the job is to end; None while it is not."""
-    parts: dict[str, Part] = field(init=False, default_factory=dict)
-    """Part of each replica."""
+    parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
+    """PlayedRole of each replica."""
     common: dict[type, object] = field(init=False, default_factory=dict)
     """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
@@ -279,7 +279,7 @@ class Simulation:
             endpoint.work = HandlingCosts(*of, adds, self._in_place, self._found)
         return endpoint
 
-    def _play_story(self, role: str, part: Part, endpoint: VirtualEndpoint, store: Keeper | None = None) -> None:
+    def _play_story(self, role: str, part: PlayedRole, endpoint: VirtualEndpoint, store: Keeper | None = None) -> None:
         story, worker = part.player.story(), part.worker
         self.driver.add_story(role, story, endpoint, worker, store, lambda: endpoint.thread.worked)
         if self._revives:

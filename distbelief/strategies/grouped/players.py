@@ -10,7 +10,7 @@ from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Portion, Position, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.grouped.coordinator import AllreduceCoordinator
 from distbelief.strategies.grouped.grouping import Grouping
@@ -20,7 +20,7 @@ from distbelief.strategies.grouped.worker import process_replica
 from distbelief.strategies.players import Players
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """Return what a replica plays: its gradients are added up by its process's carrier, or, simulated, in messages."""
     if isinstance(context.stage, VirtualStage):
         return simulated_replica(context, context.stage)

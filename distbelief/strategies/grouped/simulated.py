@@ -5,7 +5,7 @@ from __future__ import annotations
 from distbelief.core import roles
 from distbelief.core.settings import Plan
 from distbelief.fabric.buckets import Bucket, buckets, shares
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.schedules.allreduce import by_host
 from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, VirtualStage
@@ -19,7 +19,7 @@ from distbelief.transport.base import Arena
 from distbelief.transport.virtual import HEADER
 
 
-def simulated_replica(context: Context, stage: VirtualStage) -> Part:
+def simulated_replica(context: Context, stage: VirtualStage) -> PlayedRole:
     """Return what a simulated replica plays."""
     flat, partition, split = context.flat, roles.partition_of(context.role), context.split
     whole = PhantomWhole(context.vectors.layout) if flat is None else TorchWhole(flat, partition=partition)
@@ -38,7 +38,7 @@ def simulated_replica(context: Context, stage: VirtualStage) -> Part:
         split=split, collect=model.collect if model else lambda *_: None,
     )  # fmt: skip
     measures = model.measure if model else lambda: measure(context.task, context.module.module)
-    return Part(story, Worker(attach, context.computes(0.0), measures))
+    return PlayedRole(story, Worker(attach, context.computes(0.0), measures))
 
 
 def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int) -> str:

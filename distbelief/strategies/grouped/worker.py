@@ -15,7 +15,7 @@ from distbelief.fabric.link_lines import LinkLines
 from distbelief.fabric.links import Links
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.shared_memory import SharedMemory
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.strategies.context import Context, ProcessStage
 from distbelief.strategies.grouped.gradients import OwnVector
 from distbelief.strategies.grouped.measured import measured_model
@@ -26,7 +26,7 @@ from distbelief.tasks.worker import measure
 from distbelief.transport.addresses import interface_of
 
 
-def process_replica(context: Context, stage: ProcessStage) -> Part:
+def process_replica(context: Context, stage: ProcessStage) -> PlayedRole:
     """Return what the process of a replica plays.
 
     In a user's own loop a step may be several backward passes, so that nothing is added up before it is over.
@@ -58,7 +58,7 @@ def process_replica(context: Context, stage: ProcessStage) -> Part:
         carried.form,
         carried.reduce,
     )
-    return Part(story, worker)
+    return PlayedRole(story, worker)
 
 
 class OneRank(OwnVector):
