@@ -171,8 +171,9 @@ class Passes:
                 total = torch.full_like(tensor, self.batches[number].weight)
             # that of the last user comes first, as without a split
             for transfer in reversed(result.transfers):
-                gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD), None)
-                total = gradient if total is None or gradient is None else total + gradient
+                if transfer.shape.differentiable:
+                    gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD))
+                    total = gradient if total is None else total + gradient
             leaf = pending.leaves.pop(OwnValue(result.value), None)
             if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
                 total = leaf.grad if total is None else total + leaf.grad

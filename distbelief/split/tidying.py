@@ -108,8 +108,6 @@ _IN_PLACE = frozenset({
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul, operator.ipow, operator.setitem,
 })  # fmt: skip
 """Python's own operations in place."""
-_SUMS = frozenset({"add", "sub", "neg", "pos", "iadd", "isub"})
-"""Functions whose numbers are linear in those that they take."""
 
 
 def tidy(
@@ -136,8 +134,6 @@ class _Tidied:
         self._layer = layer
         self._new: dict[fx.Node, Any] = {}
         self._order: dict[fx.Node, int] = {}
-        self._of_values: set[fx.Node] = set()
-        """Nodes whose numbers depend on the values of tensors."""
         self._writes: set[fx.Node] = set()
         """Nodes that write to a parameter or buffer, and give it: a node that writes to these does so too."""
         self._samples = self.graph.placeholder("samples")
@@ -222,47 +218,18 @@ class _Tidied:
             return self._constant(*values)
         item = self.graph.call_function(operator.getitem, (new, key))
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
-        self._of_values |= set() if tensors else {item}
         return self._taken_out(item, values) if tensors else item
 
     def _number(
         self, node: fx.Node, values: tuple[object, object], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """Return a number that is linear in the number of samples, or a node that computes it as before."""
-        pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
-        known = all(
-            isinstance(value, int) or (isinstance(value, float | None) and value == other) for value, other in pairs
-        )
-        depends = self._depends(node)
-        if (
-            node.op in ("call_function", "call_method")
-            and known
-            and not depends
-            and self._is_linear(node, args, kwargs)
-        ):
+        """Return a number that is the same with any samples, or a side of a tensor, or a node that computes it."""
+        side = name_of(node) in SIZES and any(map(self._observed.is_tensor, node.all_input_nodes))
+        if node.op != "get_attr" and (side or node not in self._observed.varying):
             return self._constant(*values)
         new = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        self._of_values |= {new} if depends else set()
         new.meta["path"], new.meta["flops"] = node.meta.get("path", ""), 0
         return new
-
-    def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
-        """Return whether a node's numbers are linear in the number of samples: only then two of them tell a third."""
-        counts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Node)]
-        name = name_of(node)
-        if name in SIZES or not counts:
-            return True
-        sums = name in _SUMS or (name == "mul" and len(counts) == 1)
-        return sums and all(count is self._samples or count.target is size for count in counts)
-
-    def _depends(self, node: fx.Node) -> bool:
-        """Return whether the numbers that a node gives may depend on the values of tensors."""
-        return self._observed.real and any(
-            self._new[input_node] in self._of_values
-            or (name_of(node) not in SIZES and self._observed.is_tensor(input_node))
-            for input_node in node.all_input_nodes
-            if isinstance(self._new[input_node], fx.Node)
-        )
 
     def _constant(self, value: Any, other: Any) -> Any:
         if isinstance(value, tuple | list):
