@@ -16,7 +16,7 @@ from distbelief.schedules.pipeline_price import BACKWARD
 from distbelief.schedules.pipelines import pipeline
 from distbelief.split.graph import Transfer
 from distbelief.split.play import Microbatch, Passes
-from distbelief.split.program import HomeProgram, SplitProgram
+from distbelief.split.program import PartitionProgram, SplitProgram
 
 
 class Part:
@@ -127,8 +127,8 @@ class ModelPart(Part):
         batch_size: most samples of a minibatch.
     """
 
-    def __init__(self, program: HomeProgram, settings: Settings, batch_size: int) -> None:
-        super().__init__(program.split, program.home, settings, batch_size)
+    def __init__(self, program: PartitionProgram, settings: Settings, batch_size: int) -> None:
+        super().__init__(program.split, program.partition, settings, batch_size)
         self.program = program
         self.passes = Passes(program, [])
         """What computes the step that is played."""

@@ -40,7 +40,7 @@ LayOut = Callable[[nn.Module, SplitGraph], Layout]
 
 
 class Cut(NamedTuple):
-    """Part of a model that is left at a home."""
+    """Part of a model that is left at a partition."""
 
     part: ScriptedPart
     settings: Settings
@@ -97,13 +97,13 @@ class SplitModel(nn.Module):
         return self._whole[0]
 
     def cut(
-        self, home: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
+        self, partition: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
     ) -> tuple[FlatModule, ScriptedPart]:  # fmt: skip
-        """Keep what a home has of the model, and drop the rest.
+        """Keep what a partition has of the model, and drop the rest.
 
         Args:
-            home: of this process.
+            partition: of this process.
             sample: loads some samples, as the loop has them.
             settings: of the job.
             batch_size: most samples of a minibatch.
@@ -125,14 +125,14 @@ class SplitModel(nn.Module):
         graph = chosen.graph
         here = next(whole.parameters()).device
         device = self._device if here.type == "cpu" else here
-        layout, program = lay_out(whole, graph), build(graph, home, whole, device)
+        layout, program = lay_out(whole, graph), build(graph, partition, whole, device)
         self._adopt(program.module)
         part = ScriptedPart(program, settings, batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
-        gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
+        gives = mapped(graph.outputs[partition], graph.shapes.__getitem__)
         signature = inspect.signature(whole.forward)
         self._here = Cut(part, settings, batch_size, likes, gives, len(inputs), signature)
-        return FlatModule(program.module, layout=layout, home=home), part
+        return FlatModule(program.module, layout=layout, partition=partition), part
 
     def _of_sample(self, sample: object) -> tuple[object, ...]:
         """The arguments of a call, as most loops make them of a minibatch."""
@@ -332,7 +332,9 @@ def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) 
 
 @contextlib.contextmanager
 def _chance_kept(device: torch.device) -> Iterator[None]:
-    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each home draws otherwise."""
+    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each partition draws
+    otherwise.
+    """
     with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
         yield
 

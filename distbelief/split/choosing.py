@@ -1,8 +1,8 @@
 """Choosing: which way to split a model, by a price that every process computes alike: of operations, not of time.
 
-The price is that of the schedule with which the homes compute. What a segment takes is guessed from what it computes:
-so many operations a second, so long for each element that it gives and for each of its nodes, twice as much on the way
-back. `distbelief split` measures instead.
+The price is that of the schedule with which the partitions compute. What a segment takes is guessed from what it
+computes: so many operations a second, so long for each element that it gives and for each of its nodes, twice as much
+on the way back. `distbelief split` measures instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
 TOLD = 3
 """Other ways that are named beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
-"""Between two homes."""
+"""Between two partitions."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def choose(
         loss: of its output and the targets.
         targets: an example of what the loss takes.
         steps: what is priced.
-        everywhere: whether each home is given the loss, or the output where there is none.
+        everywhere: whether each partition is given the loss, or the output where there is none.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.

@@ -1,4 +1,6 @@
-"""Computing a home's part of a minibatch: the tensors between the actions of its pipeline, which anybody may play."""
+"""Computing a partition's part of a minibatch: the tensors between the actions of its pipeline, which anybody may
+play.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from torch.utils import _pytree as pytree
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask
 from distbelief.split.layers import mixed
-from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
+from distbelief.split.program import OwnValue, PartitionProgram, Received, Segment, Source, Supplied
 
 
 class Microbatch(NamedTuple):
-    """A part of a minibatch, as every home has it."""
+    """A part of a minibatch, as every partition has it."""
 
     given: Mapping[str, Any]
     """Values that segments name `Supplied`."""
@@ -65,7 +67,7 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
 
 @dataclass
 class _Pending:
-    """A microbatch that went forward through a home and not yet back."""
+    """A microbatch that went forward through a partition and not yet back."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
     """Values that segments took, cut off from what computed them."""
@@ -74,22 +76,22 @@ class _Pending:
 
 
 class Passes:
-    """Takes the microbatches of a minibatch forward and back through a home's segments.
+    """Takes the microbatches of a minibatch forward and back through a partition's segments.
 
     Its actions are played in the order of a pipeline: what is taken before it is needed, what is given once it is
     there. The gradient of the minibatch is added to what the parameters' `.grad` hold.
 
     Args:
-        program: of the home.
-        batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
+        program: of the partition.
+        batches: the minibatch, as `cut_minibatch` makes it; the same at every partition.
     """
 
-    def __init__(self, program: HomeProgram, batches: Sequence[Microbatch]) -> None:
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch]) -> None:
         self.program, self.batches = program, batches
         self.begins: Mapping[int, torch.Tensor] = {}
         """Gradients of values of which nobody else knows them, by the values' numbers."""
         self.outputs: dict[int, Any] = {}
-        """The model's output for each microbatch, at a home that has it."""
+        """The model's output for each microbatch, at a partition that has it."""
         self._losses: dict[int, torch.Tensor] = {}
         self._own = program.split.transfers
         self._values = {move.number: result.value for segment in program.segments for result in segment.gives
@@ -102,18 +104,18 @@ class Passes:
 
     @property
     def loss(self) -> float | None:
-        """The mean over the minibatch, at the home that computes it."""
+        """The mean over the minibatch, at the partition that computes it."""
         if self.program.loss is None:
             return None
         return sum(float(loss) * self.batches[number].weight for number, loss in sorted(self._losses.items()))
 
     def sends(self, crossing: Crossing) -> bool:
-        """Return whether something leaves this home, or comes to it."""
+        """Return whether something leaves this partition, or comes to it."""
         transfer = self._own[crossing.boundary]
-        return self.program.home == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
+        return self.program.partition == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
 
     def give(self, crossing: Crossing) -> torch.Tensor:
-        """Return what leaves this home; it is not written any more."""
+        """Return what leaves this partition; it is not written any more."""
         transfer, pending = self._own[crossing.boundary], self._pending[crossing.microbatch]
         if crossing.direction is Pass.FORWARD:
             given: torch.Tensor = pending.results[self._values[transfer.number]].detach()
@@ -204,13 +206,13 @@ def _cut_off(value: object) -> object:
 
 
 class _BatchNorms:
-    """The batch norms of a home, whose running statistics move in a step as far as for one minibatch.
+    """The batch norms of a partition, whose running statistics move in a step as far as for one minibatch.
 
     A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that what is left of the old is (1 - m)
     after all of them.
     """
 
-    def __init__(self, program: HomeProgram) -> None:
+    def __init__(self, program: PartitionProgram) -> None:
         parts = [part for layer in program.layers for part in layer.modules()]
         self._norms = [
             (part, part.momentum, part.num_batches_tracked)
@@ -233,12 +235,12 @@ class _BatchNorms:
                 count.fill_(seen + 1)
 
 
-def play(homes: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
-    """Play all homes of a split model in this process, turn by turn: for oracles, and where no time passes.
+def play(partitions: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
+    """Play all partitions of a split model in this process, turn by turn: for oracles, and where no time passes.
 
     Args:
-        homes: what computes, by home.
-        actions: of each home.
+        partitions: what computes, by partition.
+        actions: of each partition.
 
     Raises:
         LocalProtocolError: all wait for each other.
@@ -247,11 +249,11 @@ def play(homes: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
     lines: dict[Crossing, torch.Tensor] = {}
     while any(left):
         before = sum(map(len, left))
-        for passes, own in zip(homes, left, strict=True):
+        for passes, own in zip(partitions, left, strict=True):
             while own and _played(passes, own[0], lines):
                 own.popleft()
         if sum(map(len, left)) == before:
-            raise LocalProtocolError(f"all homes wait for each other: {[own[0] for own in left if own]}")
+            raise LocalProtocolError(f"all partitions wait for each other: {[own[0] for own in left if own]}")
 
 
 def _played(passes: Passes, action: Action, lines: dict[Crossing, torch.Tensor]) -> bool:

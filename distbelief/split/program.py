@@ -1,4 +1,6 @@
-"""Programs of a split model: the segments that its homes compute, and what of the model one home computes them with."""
+"""Programs of a split model: the segments that its partitions compute, and what of the model one partition computes
+them with.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_aggregate
 
 from distbelief.errors import LocalProtocolError
-from distbelief.schedules.pipeline import Boundary, HomeSegment, SegmentGraph
+from distbelief.schedules.pipeline import Boundary, PartitionSegment, SegmentGraph
 from distbelief.sharding.layout import Piece
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.tidying import Shape
@@ -22,21 +24,21 @@ from distbelief.split.tidying import Shape
 
 @dataclass(frozen=True)
 class Supplied:
-    """An argument of a segment that every home has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
+    """An argument of a segment that every partition has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class OwnValue:
-    """An argument of a segment that an earlier segment of the same home has computed."""
+    """An argument of a segment that an earlier segment of the same partition has computed."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Received:
-    """An argument of a segment that another home has sent."""
+    """An argument of a segment that another partition has sent."""
 
     transfer: Transfer
 
@@ -49,21 +51,21 @@ class Result:
     """Value that a segment computes and another place needs."""
 
     value: int
-    """Its number at this home, by which later segments name it."""
+    """Its number at this partition, by which later segments name it."""
     transfers: tuple[Transfer, ...]
-    """Transfers by which it leaves for other homes."""
+    """Transfers by which it leaves for other partitions."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a split model that one home computes without waiting.
+    """Part of a split model that one partition computes without waiting.
 
     It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
     """
 
     number: int
-    """Its number among those of all homes."""
-    home: int
+    """Its number among those of all partitions."""
+    partition: int
     takes: tuple[Source, ...]
     gives: tuple[Result, ...]
     flops: int
@@ -87,11 +89,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class SplitProgram:
-    """All that the homes of a split model compute and what crosses, without a tensor of it."""
+    """All that the partitions of a split model compute and what crosses, without a tensor of it."""
 
-    homes: int
+    partitions: int
     segments: tuple[Segment, ...]
-    """Segments of all homes, each behind those whose transfers it takes."""
+    """Segments of all partitions, each behind those whose transfers it takes."""
     transfers: tuple[Transfer, ...]
     """Transfers by their numbers, which are those of their boundaries."""
 
@@ -100,9 +102,9 @@ class SplitProgram:
         """What its schedules see: a sample of a boundary has as many bytes as a minibatch has more with one more."""
         return SegmentGraph(
             tuple(
-                HomeSegment(
+                PartitionSegment(
                     ", ".join(segment.paths) or f"segment {segment.number}",
-                    segment.home,
+                    segment.partition,
                     tuple(move.number for move in segment.received),
                     tuple(move.number for move in segment.sent),
                 )
@@ -116,70 +118,75 @@ class SplitProgram:
 
     @functools.cached_property
     def work(self) -> int:
-        """Floating-point operations of a forward pass of all homes together, for the traced number of samples."""
+        """Floating-point operations of a forward pass of all partitions together, for the traced number of samples."""
         return sum(segment.flops for segment in self.segments)
 
 
 @dataclass(frozen=True)
-class HomeProgram:
-    """All that one home computes and holds."""
+class PartitionProgram:
+    """All that one partition computes and holds."""
 
-    home: int
+    partition: int
     split: SplitProgram
     module: nn.Module
-    """This home's parameters and buffers, by the names that the whole model has for them."""
+    """This partition's parameters and buffers, by the names that the whole model has for them."""
     pieces: Mapping[str, Piece]
     """Piece of the whole tensor that each of them is."""
     computes: Mapping[int, Callable[..., tuple[Any, ...]]]
     """By the number of each of its segments, from what that takes to what it gives, in their orders."""
     loss: OwnValue | None
-    """The value that is the loss, at the home that computes it."""
+    """The value that is the loss, at the partition that computes it."""
     outputs: object
-    """The values that are the model's output, in its structure, at a home that has it; None at others."""
+    """The values that are the model's output, in its structure, at a partition that has it; None at others."""
     layers: tuple[nn.Module, ...]
 
     @property
     def segments(self) -> list[Segment]:
-        """Segments of this home, in order."""
-        return [segment for segment in self.split.segments if segment.home == self.home]
+        """Segments of this partition, in order."""
+        return [segment for segment in self.split.segments if segment.partition == self.partition]
 
 
 def program_of(split: SplitGraph) -> SplitProgram:
-    """The segments of all homes of a split model.
+    """The segments of all partitions of a split model.
 
     Raises:
-        LocalProtocolError: homes wait for each other.
+        LocalProtocolError: partitions wait for each other.
     """
     runs, nodes = _Runs(split), split.nodes
-    left = [runs.of([node for node in nodes if split.home[node] == home]) for home in range(split.partitions)]
+    left = [
+        runs.of([node for node in nodes if split.partition[node] == partition]) for partition in range(split.partitions)
+    ]
     segments: list[Segment] = []
     sent: set[Transfer] = set()
     while any(left):
         before = len(segments)
-        for home, waiting in enumerate(left):
+        for partition, waiting in enumerate(left):
             while waiting:
-                segment = runs.segment(len(segments), home, waiting[0])
+                segment = runs.segment(len(segments), partition, waiting[0])
                 if not sent.issuperset(segment.received):
                     break
                 sent.update(segment.sent)
                 segments.append(segment)
                 del waiting[0]
         if len(segments) == before:
-            raise LocalProtocolError(f"homes wait for each other before {[wait[0][0].meta['path'] for wait in left]}")
+            raise LocalProtocolError(
+                f"partitions wait for each other before {[wait[0][0].meta['path'] for wait in left]}"
+            )
     return SplitProgram(split.partitions, tuple(segments), tuple(split.transfers.values()))
 
 
-def build(split: SplitGraph, home: int, model: nn.Module, device: torch.device | None = None) -> HomeProgram:
-    """The program of one home.
+def build(split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None = None) -> PartitionProgram:
+    """The program of one partition.
 
     Args:
         split: the model, split.
-        home: 0 up to, not including, its partitions.
-        model: the model, whose tensors it takes: those that are whole at this home as they are, and copies of pieces of
-            others. What is not this home's may be on the meta device.
-        device: where the home computes, to which nothing is moved but what it has of the model; where that is, if None.
+        partition: 0 up to, not including, its partitions.
+        model: the model, whose tensors it takes: those that are whole at this partition as they are, and copies of
+            pieces of others. What is not this partition's may be on the meta device.
+        device: where the partition computes, to which nothing is moved but what it has of the model; where that is, if
+            None.
     """
-    return _Builder(split, home, model, device).program()
+    return _Builder(split, partition, model, device).program()
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})
@@ -195,7 +202,7 @@ def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
 
 
 class _Runs:
-    """Cuts the nodes of homes into runs, each of which is a segment."""
+    """Cuts the nodes of partitions into runs, each of which is a segment."""
 
     def __init__(self, split: SplitGraph) -> None:
         self._split = split
@@ -207,7 +214,7 @@ class _Runs:
         fx.map_arg((*split.outputs.values(), split.loss), self._wanted.add)
 
     def of(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """The runs of a home, from its nodes in order."""
+        """The runs of a partition, from its nodes in order."""
         runs: list[list[fx.Node]] = [[]]
         arrived: set[fx.Node] = set()
         left = False
@@ -236,15 +243,15 @@ class _Runs:
         return [
             node
             for node in run
-            if node in self._wanted or any(user not in inside and user in self._split.home for user in node.users)
+            if node in self._wanted or any(user not in inside and user in self._split.partition for user in node.users)
         ]
 
-    def segment(self, number: int, home: int, run: Sequence[fx.Node]) -> Segment:
+    def segment(self, number: int, partition: int, run: Sequence[fx.Node]) -> Segment:
         """A run as a segment."""
         results = (Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in self.given(run))
         return Segment(
             number,
-            home,
+            partition,
             tuple(map(self.source, self.taken(run))),
             tuple(results),
             sum(node.meta["flops"] for node in run),
@@ -263,28 +270,30 @@ class _Runs:
 
 
 class _Builder:
-    def __init__(self, split: SplitGraph, home: int, model: nn.Module, device: torch.device | None) -> None:
-        self._split, self._home = split, home
+    def __init__(self, split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None) -> None:
+        self._split, self._partition = split, partition
         self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._elsewhere = {tensor.device for tensor in self._whole.values()} - {device}
         self._device = device if self._elsewhere else None
         """To which what it has is moved; None where it stays."""
         self._there: dict[int, torch.Tensor] = {}
         """Tensors that were moved, by the ids of the originals."""
-        self._nodes = [node for node in split.nodes if split.home[node] == home]
-        self._pieces = {name: piece for name, held in split.pieces.items() for piece in held if piece.home == home}
+        self._nodes = [node for node in split.nodes if split.partition[node] == partition]
+        self._pieces = {
+            name: piece for name, held in split.pieces.items() for piece in held if piece.partition == partition
+        }
         self._tensors = {name: self._cut(name, piece) for name, piece in self._pieces.items()}
         called = dict.fromkeys(str(node.target) for node in self._nodes if node.op == "call_module")
         self._layers = {key: self._filled(key) for key in called}
 
-    def program(self) -> HomeProgram:
+    def program(self) -> PartitionProgram:
         """Everything put together."""
-        split, home, runs = self._split, self._home, _Runs(self._split)
+        split, partition, runs = self._split, self._partition, _Runs(self._split)
         whole = program_of(split)
-        numbers = [segment.number for segment in whole.segments if segment.home == home]
-        loss = None if split.loss is None or split.home[split.loss] != home else runs.source(split.loss)
-        return HomeProgram(
-            home,
+        numbers = [segment.number for segment in whole.segments if segment.partition == partition]
+        loss = None if split.loss is None or split.partition[split.loss] != partition else runs.source(split.loss)
+        return PartitionProgram(
+            partition,
             whole,
             self._tree(),
             self._pieces,
@@ -293,7 +302,7 @@ class _Builder:
                 for number, run in zip(numbers, runs.of(self._nodes), strict=True)
             },
             loss if isinstance(loss, OwnValue) else None,
-            mapped(split.outputs.get(home), runs.source),
+            mapped(split.outputs.get(partition), runs.source),
             tuple(self._layers.values()),
         )
 
@@ -350,7 +359,7 @@ class _Builder:
         return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument
 
     def _filled(self, key: str) -> nn.Module:
-        """A module that computes here, on this home's tensors; those that it borrows have no values."""
+        """A module that computes here, on this partition's tensors; those that it borrows have no values."""
         holding = self._split.holdings[key]
         layer = plain(holding.layer)
         tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]

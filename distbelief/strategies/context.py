@@ -159,13 +159,13 @@ class Context:
         """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
         if self.stage.crossings is None or not in_order():
             return None
-        homes = self.settings.partitions
-        length = segment_bytes(homes, part.slots)
+        partitions = self.settings.partitions
+        length = segment_bytes(partitions, part.slots)
         start = roles.index_of(self.role) * length
         memory = self.stage.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
-        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, part.copies)
+        crossings = Crossings(memory, roles.partition_of(self.role), partitions, part.slots, part.copies)
         self.stage.count(crossings.traffic)
         return crossings
 

@@ -21,7 +21,7 @@ from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.options import Split, SplitSteps
 from distbelief.split.play import cut_minibatch
-from distbelief.split.program import HomeProgram, SplitProgram, build
+from distbelief.split.program import PartitionProgram, SplitProgram, build
 from distbelief.split.tracing import examples, trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -93,7 +93,7 @@ def part_of(
     role: str,
     rows: bool,
     device: torch.device | None = None,
-) -> tuple[FlatModule, HomeProgram]:
+) -> tuple[FlatModule, PartitionProgram]:
     """Return what a partition holds of a model, and what it computes.
 
     Args:
@@ -104,10 +104,10 @@ def part_of(
         rows: whether sparse gradients may stay so.
         device: where the partition computes, to which its part alone is moved; where the model is, if None.
     """
-    home = roles.partition_of(role)
+    partition = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
-    program = build(graph, home, model, device)
-    return FlatModule(program.module, rows=rows, layout=layout, home=home), program
+    program = build(graph, partition, model, device)
+    return FlatModule(program.module, rows=rows, layout=layout, partition=partition), program
 
 
 class PhantomPart(Part):
@@ -138,11 +138,11 @@ class PhantomPart(Part):
 
 
 class PartitionTrainer(ModelPart):
-    """Computes one home's part of the gradient of one minibatch after another.
+    """Computes one partition's part of the gradient of one minibatch after another.
 
     Args:
         task: whose training set and loss are used.
-        program: of the home.
+        program: of the partition.
         settings: of the job.
         clock: says how long a step takes.
     """
@@ -150,7 +150,7 @@ class PartitionTrainer(ModelPart):
     def __init__(
         self,
         task: Task,
-        program: HomeProgram,
+        program: PartitionProgram,
         settings: Settings,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -211,7 +211,7 @@ class AnsweringPart(ModelPart):
         last: the partition that has the output.
     """
 
-    def __init__(self, program: HomeProgram, batch_size: int, split: str, last: int) -> None:
+    def __init__(self, program: PartitionProgram, batch_size: int, split: str, last: int) -> None:
         super().__init__(program, Settings(), batch_size)
         self.text, self.last = split, last
         self.inputs: object = None

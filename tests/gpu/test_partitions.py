@@ -69,7 +69,7 @@ def test_large_tensors_cross_as_they_are_while_the_device_is_busy(pinned: bool) 
     memory = torch.zeros(segment_bytes(2, [4 * size]), dtype=torch.uint8)
     if pinned:
         first.pin(memory)
-    ends = [Crossings(memory, home, 2, [4 * size], copies=own) for home, own in enumerate((first, second))]
+    ends = [Crossings(memory, partition, 2, [4 * size], copies=own) for partition, own in enumerate((first, second))]
     busy, got = torch.randn(4096, 4096, device=DEVICE), list[torch.Tensor]()
     for number in range(1, 9):
         for one in ends:
@@ -105,7 +105,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_a_split_model_is_the_whole_one(name: str, way: str) -> None:
-    """In float64; it is built on the host, and each home moves its part to its device."""
+    """In float64; it is built on the host, and each partition moves its part to its device."""
     task = resolve(name)
     torch.manual_seed(0)
     model, (inputs, targets) = task.model().double(), as_data(task.train()).batch(torch.arange(3))
@@ -114,7 +114,7 @@ def test_a_split_model_is_the_whole_one(name: str, way: str) -> None:
     whole = copy.deepcopy(model).to(DEVICE)
     value = task.loss(whole(on_device(inputs, DEVICE)), on_device(targets, DEVICE))
     value.backward()
-    programs = [build(graph, home, model, DEVICE) for home in range(2)]
+    programs = [build(graph, partition, model, DEVICE) for partition in range(2)]
     batches = cut_minibatch((on_device(inputs, DEVICE),), on_device(targets, DEVICE), 1)
     played = Played(programs, 0.0, [])
     results = play_programs(programs, batches, played.gave)
@@ -226,7 +226,7 @@ def test_segments_are_timed_by_events() -> None:
     found = splitting.measure(resolve("mnist"), Split.parse("stages", 2), asked, optim("sgd")).cost
     assert placed("cuda", 0) == DEVICE
     assert found.whole.computes > 0
-    assert all(home.computes > 0 and home.update > 0 for home in found.homes)
+    assert all(partition.computes > 0 and partition.update > 0 for partition in found.partition_costs)
 
 
 def test_the_benchmark_of_split_models_runs_on_a_device() -> None:

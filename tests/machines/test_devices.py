@@ -31,7 +31,7 @@ from distbelief.runtime.split_model import SplitModel
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import cut_minibatch
-from distbelief.split.program import HomeProgram, build
+from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import trace
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context, Stage
@@ -123,7 +123,7 @@ def ends(cuda: StandIn) -> list[Crossings]:
     memory = torch.zeros(segment_bytes(2, SLOTS), dtype=torch.uint8)
     copies = [DeviceCopies(CPU, cuda) for _ in range(2)]
     copies[0].pin(memory)
-    made = [Crossings(memory, home, 2, SLOTS, copies=own) for home, own in enumerate(copies)]
+    made = [Crossings(memory, partition, 2, SLOTS, copies=own) for partition, own in enumerate(copies)]
     for one in made:
         one.begin(1)
     return made
@@ -261,7 +261,7 @@ def settings_of(split: str, **more: Any) -> Settings:
 
 
 @dataclass
-class Homes:
+class Partitions:
     """The partitions of one replica."""
 
     parts: list[PartitionTrainer]
@@ -270,23 +270,23 @@ class Homes:
 
     def play(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """A step of all, by turns; returns the gradients that each holds."""
-        stories = {home: one.compute(batch, wait) for home, one in enumerate(self.computes)}
+        stories = {partition: one.compute(batch, wait) for partition, one in enumerate(self.computes)}
         while stories:
-            for home, story in list(stories.items()):
-                if not self._go_on(home, story):
-                    del stories[home]
+            for partition, story in list(stories.items()):
+                if not self._go_on(partition, story):
+                    del stories[partition]
         return [
             {name: one.grad.clone() for name, one in part.program.module.named_parameters() if one.grad is not None}
             for part in self.parts
         ]
 
-    def _go_on(self, home: int, story: Steps[Any]) -> bool:
+    def _go_on(self, partition: int, story: Steps[Any]) -> bool:
         """Play a story until it waits; False where it is over."""
         for effect in story:
             if isinstance(effect, Receive):
                 return True
             if isinstance(effect, Send) and isinstance(effect.message, Boundary):
-                self.computes[1 - home].arrive(effect.message)
+                self.computes[1 - partition].arrive(effect.message)
         return False
 
 
@@ -294,7 +294,7 @@ def wait() -> Steps[None]:
     yield RECEIVE
 
 
-def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
+def partitions(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Partitions:
     torch.manual_seed(1)
     task, settings = task_of(layered), settings_of(split, **more)
     model = layered()
@@ -308,11 +308,11 @@ def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
     if cuda and shared and parts[0].copies:
         parts[0].copies.pin(memory)
     computes = []
-    for home, (role, part) in enumerate(zip(own, parts, strict=True)):
-        crossings = Crossings(memory, home, 2, part.slots, copies=part.copies) if shared else None
+    for partition, (role, part) in enumerate(zip(own, parts, strict=True)):
+        crossings = Crossings(memory, partition, 2, part.slots, copies=part.copies) if shared else None
         computes.append(SplitCompute(Siblings(role, 0, 2, ""), part, crossings))
         computes[-1].begin(1)
-    return Homes(parts, computes)
+    return Partitions(parts, computes)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "sent"])
@@ -334,7 +334,7 @@ def test_a_split_model_on_devices_is_that_on_the_host(
     """Whatever crosses, by whichever carrier: nothing that is torn or was written over is computed with."""
     monkeypatch.setattr("distbelief.fabric.crossings.LOOK_SECONDS", 0.0)
     cuda = StandIn()
-    here, there = homes(split, shared, None, **more), homes(split, shared, cuda, **more)
+    here, there = partitions(split, shared, None, **more), partitions(split, shared, cuda, **more)
     for number in range(5):
         expected, found = here.play(Batch(0, number)), there.play(Batch(0, number))
         cuda.check()
@@ -377,7 +377,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
 # what is moved
 
 
-def on_meta(program: HomeProgram) -> Iterator[str]:
+def on_meta(program: PartitionProgram) -> Iterator[str]:
     """The tensors of a program that are not on the meta device."""
     for name, one in (*program.module.named_parameters(), *program.module.named_buffers()):
         if one.device != META:
@@ -399,7 +399,7 @@ def test_a_partition_moves_its_own_part_and_nothing_else(split: str) -> None:
     assert [*on_meta(part.program)] == []
     assert {one.device for one in (*model.parameters(), *model.buffers())} == {CPU}
     assert part.device == flat.device == META
-    counted = [one for layer in part.program.layers for one in layer.buffers()]  # batches, by each home for itself
+    counted = [one for layer in part.program.layers for one in layer.buffers()]  # batches, by each partition for itself
     held = {
         id(one): one.nbytes for one in (*part.program.module.parameters(), *part.program.module.buffers(), *counted)
     }
@@ -441,11 +441,11 @@ def test_what_tracing_wrote_down_is_of_the_device_that_computes() -> None:
     model, inputs = Written(), torch.zeros(3, 6)
     traced = trace(model, (inputs,))
     graph = apply(Split.parse("stages", 2), traced, nn.functional.cross_entropy, torch.zeros(3, dtype=torch.int64))
-    programs = [build(graph, home, model, META) for home in range(2)]
+    programs = [build(graph, partition, model, META) for partition in range(2)]
     batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Gave]()
-    homes = play_programs(programs, batches, gave)
+    partitions = play_programs(programs, batches, gave)
     assert {one.tensor.device for one in gave} == {META}
-    assert [output.device for one in homes for output in one.outputs.values() if output is not None] == [META]
+    assert [output.device for one in partitions for output in one.outputs.values() if output is not None] == [META]
 
 
 def test_a_script_may_leave_the_whole_model_on_the_host() -> None:

@@ -7,7 +7,7 @@ from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipeline import HomeTask, Pass
+from distbelief.schedules.pipeline import PartitionTask, Pass
 from distbelief.split.options import Split
 from distbelief.split.tracing import trace
 
@@ -65,14 +65,14 @@ def transformer() -> tuple[nn.Module, tuple, torch.Tensor]:
     return Transformer(), (x,), torch.randint(0, WORDS, (4 * LENGTH,))
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
 @pytest.mark.parametrize("ways", ["stages", "neurons", {"layers.*.up": "columns", "layers.*.down": "rows", "head": 1}])
-def test_a_transformer_with_skips_and_tied_weights(ways, homes):
+def test_a_transformer_with_skips_and_tied_weights(ways, partitions):
     torch.manual_seed(0)
     model, inputs, targets = transformer()
-    if ways != "stages" and homes > 2:
-        pytest.skip("one count of homes for each way within layers")
-    played = check_equal(model.double(), inputs, targets, Split(ways, homes), traced_with=(inputs[0][:2],))
+    if ways != "stages" and partitions > 2:
+        pytest.skip("one count of partitions for each way within layers")
+    played = check_equal(model.double(), inputs, targets, Split(ways, partitions), traced_with=(inputs[0][:2],))
     owned = [name for program in played.programs for name in program.pieces]
     assert "words.weight" in owned
     assert "head.weight" not in owned
@@ -226,11 +226,11 @@ class InPlace(nn.Module):
         return F.relu(self.layers[3](second).add_(first), inplace=True)
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
-def test_what_is_written_in_place_is_not_written_to_what_was_received(homes):
+@pytest.mark.parametrize("partitions", [2, 3, 4])
+def test_what_is_written_in_place_is_not_written_to_what_was_received(partitions):
     torch.manual_seed(0)
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 6, (5,))
-    check_equal(InPlace().double(), (x,), y, Split("stages", homes))
+    check_equal(InPlace().double(), (x,), y, Split("stages", partitions))
 
 
 class Viewed(nn.Module):
@@ -267,8 +267,8 @@ class Many(nn.Module):
         return {"scores": self.three(k), "hidden": (h, k.sum(1))}
 
 
-@pytest.mark.parametrize("homes", [2, 3])
-def test_several_inputs_and_outputs(homes):
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_several_inputs_and_outputs(partitions):
     def loss(output: dict, targets: tuple) -> torch.Tensor:
         hidden, total = output["hidden"]
         return F.cross_entropy(output["scores"], targets[0]) + hidden.pow(2).mean() + (total - targets[1]).abs().mean()
@@ -278,7 +278,7 @@ def test_several_inputs_and_outputs(homes):
     batch = {name: one.double() for name, one in batch.items()}
     targets = (torch.randint(0, 2, (5,)), torch.randn(5, dtype=torch.float64))
     for microbatches in (1, 2):
-        check_equal(Many().double(), (batch,), targets, Split("stages", homes), loss, microbatches=microbatches)
+        check_equal(Many().double(), (batch,), targets, Split("stages", partitions), loss, microbatches=microbatches)
 
 
 def norms() -> nn.Module:
@@ -323,7 +323,7 @@ def test_any_order_of_tasks_gives_the_same_gradients():
     torch.manual_seed(0)
     model, inputs, targets = transformer()
     x = inputs[0]
-    order = [HomeTask(*one) for one in ONE_F_ONE_B]
+    order = [PartitionTask(*one) for one in ONE_F_ONE_B]
     targets = targets.view(4, LENGTH)
 
     def loss(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -395,7 +395,7 @@ class Item(nn.Module):
     [
         (
             Beside(lambda h: float(h.detach().mean())),
-            "first: getitem_1 gives no tensor and is needed at homes 0 and 1, b",
+            "first: getitem_1 gives no tensor and is needed at partitions 0 and 1, b",
         ),
         (
             Item(lambda h: h.detach().sum().item()),
@@ -403,7 +403,7 @@ class Item(nn.Module):
         ),
         (
             Item(lambda h: h.detach()[0].tolist()[1]),
-            r"first: getitem_1 gives no tensor .* one home \(--split PATTERN=0\)",
+            r"first: getitem_1 gives no tensor .* one partition \(--split PATTERN=0\)",
         ),
     ],
 )

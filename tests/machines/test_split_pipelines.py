@@ -12,7 +12,7 @@ from distbelief.schedules.pipelines import pipeline
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Passes, cut_minibatch, play
-from distbelief.split.program import HomeProgram, build
+from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import trace
 
 
@@ -42,9 +42,9 @@ CASES = {
 ORDERS = [("gpipe", 1), ("gpipe", 4), ("1f1b", 4), ("1f1b", 7)]
 
 
-def programs_of(model: nn.Module, split: Split, inputs: torch.Tensor, targets: torch.Tensor) -> list[HomeProgram]:
+def programs_of(model: nn.Module, split: Split, inputs: torch.Tensor, targets: torch.Tensor) -> list[PartitionProgram]:
     graph = apply(split, trace(copy.deepcopy(model), (inputs,)), nn.functional.cross_entropy, targets)
-    return [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
+    return [build(graph, partition, copy.deepcopy(model)) for partition in range(split.partitions)]
 
 
 @pytest.mark.parametrize("how", ORDERS, ids=str)
@@ -58,10 +58,10 @@ def test_whatever_its_pipeline_gradients_are_the_whole_ones(case, how):
     made = pipeline(how[0], programs[0].split.graph, how[1])
     prove(made)
     batches = cut_minibatch((inputs,), targets, made.microbatches)
-    homes = [Passes(program, batches) for program in programs]
-    play(homes, made.actions)
+    partitions = [Passes(program, batches) for program in programs]
+    play(partitions, made.actions)
     whole, _, value = whole_gradients(model, (inputs,), targets)
-    assert abs(sum(one.loss for one in homes if one.loss is not None) - value.item()) < 1e-12
+    assert abs(sum(one.loss for one in partitions if one.loss is not None) - value.item()) < 1e-12
     gradients = Played(programs, 0.0, []).gradients()
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None

@@ -40,8 +40,8 @@ Script = Callable[["Partition"], Any]
 class Partition:
     """One partition of a replica, and the minibatch that its script is in."""
 
-    def __init__(self, lines: Any, home: int) -> None:
-        self._lines, self.home = lines, home
+    def __init__(self, lines: Any, partition: int) -> None:
+        self._lines, self.partition = lines, partition
         self.batch: Batch | None = Batch(0, 0)
         self.goes_on = True
         self.gave: list[Gave] = []
@@ -78,7 +78,7 @@ class Partition:
         whole = copy.deepcopy(model)
         self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
         self.flat, self.part = self.model.cut(
-            self.home, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
+            self.partition, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
         )
         return self.model
 
@@ -92,14 +92,14 @@ def run(partitions: int, script: Script) -> list[Any]:
     lines: Any = defaultdict(SimpleQueue)
     found: dict[int, Any] = {}
 
-    def one(home: int) -> None:
+    def one(partition: int) -> None:
         with TURN:
             try:
-                found[home] = script(Partition(lines, home))
+                found[partition] = script(Partition(lines, partition))
             except BaseException as error:
-                found[home] = error
+                found[partition] = error
 
-    threads = [threading.Thread(target=one, args=(home,), daemon=True) for home in range(partitions)]
+    threads = [threading.Thread(target=one, args=(partition,), daemon=True) for partition in range(partitions)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -107,7 +107,7 @@ def run(partitions: int, script: Script) -> list[Any]:
     for result in found.values():
         if isinstance(result, BaseException):
             raise result
-    return [found[home] for home in range(partitions)]
+    return [found[partition] for partition in range(partitions)]
 
 
 class Two(nn.Module):

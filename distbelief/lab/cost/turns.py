@@ -15,7 +15,7 @@ from distbelief.lab.cost.profile import StepClock
 from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.split.play import Microbatch, Passes, cut_minibatch, play
-from distbelief.split.program import HomeProgram
+from distbelief.split.program import PartitionProgram
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import load, on_device
 
@@ -26,7 +26,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 class Ran(NamedTuple):
     """A segment, one way."""
 
-    home: int
+    partition: int
     segment: int
     direction: Pass
 
@@ -38,7 +38,7 @@ class Turns:
         self,
         task: Task,
         model: nn.Module,
-        programs: Sequence[HomeProgram],
+        programs: Sequence[PartitionProgram],
         made: Pipeline,
         batch_size: int,
         clock: StepClock,
@@ -79,7 +79,7 @@ class Turns:
         """Of each segment of the schedule, for a microbatch."""
         parts, costs = self._made.microbatches, []
         for number, segment in enumerate(self._made.graph.segments):
-            there, back = (Ran(segment.home, number, way) for way in Pass)
+            there, back = (Ran(segment.partition, number, way) for way in Pass)
             kept = self._kept.get(there, 0) // parts
             costs.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
         return costs
@@ -134,7 +134,7 @@ class _SegmentMeter:
         """Bytes; None is the whole model."""
         self._held = {*held}
         self._here: set[tuple[int, int]] = set()
-        """What each home has received or keeps already."""
+        """What each partition has received or keeps already."""
         self._alive: list[Tensor] = []
         """So that no address is that of two."""
 
@@ -153,37 +153,37 @@ class _SegmentMeter:
         for ran, *moments in self._ran:
             self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
 
-    def receive(self, home: int, tensor: Tensor) -> None:
-        """Something has come to a home."""
-        self._here.add((home, _address(tensor)))
+    def receive(self, partition: int, tensor: Tensor) -> None:
+        """Something has come to a partition."""
+        self._here.add((partition, _address(tensor)))
         self._alive.append(tensor)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Autograd keeps something for the way back."""
-        address, home = _address(tensor), self.running.home if self.running else -1
-        if address not in self._held and (home, address) not in self._here:
-            self._here.add((home, address))
+        address, partition = _address(tensor), self.running.partition if self.running else -1
+        if address not in self._held and (partition, address) not in self._here:
+            self._here.add((partition, address))
             self.kept[self.running] = self.kept.get(self.running, 0) + tensor.untyped_storage().nbytes()
             self._alive.append(tensor)
         return tensor
 
 
 class _Watched(Passes):
-    """Passes through a home, whose segments are timed."""
+    """Passes through a partition, whose segments are timed."""
 
-    def __init__(self, program: HomeProgram, batches: Sequence[Microbatch], watch: _SegmentMeter) -> None:
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch], watch: _SegmentMeter) -> None:
         super().__init__(program, batches)
         self._watch = watch
 
     def run(self, task: SegmentTask) -> None:
         """Compute a segment."""
-        begun = self._watch.begin(Ran(self.program.home, task.segment, task.direction))
+        begun = self._watch.begin(Ran(self.program.partition, task.segment, task.direction))
         super().run(task)
         self._watch.end(begun)
 
     def take(self, crossing: Crossing, tensor: Tensor) -> None:
-        """Take what another home has given."""
-        self._watch.receive(self.program.home, tensor)
+        """Take what another partition has given."""
+        self._watch.receive(self.program.partition, tensor)
         super().take(crossing, tensor)
 
 

@@ -210,7 +210,7 @@ class Simulation:
         """Return what links between hosts have carried in so many steps, where there is a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
-        size = sum(home.trained.size for home in self.cast.layout.homes)
+        size = sum(partition.trained.size for partition in self.cast.layout.partitions)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:

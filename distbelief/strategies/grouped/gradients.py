@@ -60,16 +60,16 @@ class Gradients:
         vectors: GradientVectors, overlaps: bool,
     ) -> None:  # fmt: skip
         layout, options = plan.layout, reduction(plan.settings)
-        home = layout.homes[partition]
-        base = home.all.start
+        ranges = layout.partitions[partition]
+        base = ranges.all.start
         trained_buckets = buckets(layout, options.bucket_mb, partition)
         both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
-        self.slot, self.sum = vectors.open(home.moving.size, both)
+        self.slot, self.sum = vectors.open(ranges.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
         """Copy of the sum on the model's device, where it is added up in the memory of the host."""
         self._ready, self._overlaps = vectors.ready, overlaps
-        self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
-        trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
+        self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, ranges.trained.size
+        trained = [entry for entry in layout.trained_entries if entry.piece.partition == partition]
         self._views = [typed(self.slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
         self._bucket = [
             next((i for i, b in enumerate(trained_buckets) if b.start <= e.start - base < b.stop), -1) for e in trained
@@ -85,7 +85,7 @@ class Gradients:
         self._weight, self._first, self._last = 1.0, True, True
         self._missing, self._left = [True] * len(trained), list(self._counts)
         self._has, self._ranges = [False] * len(trained), [Range(e.start, e.stop) for e in trained]
-        self._moving = home.moving
+        self._moving = ranges.moving
         if overlaps:
             for number, parameter in enumerate(parameters):
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))

@@ -232,7 +232,7 @@ class AllreduceReplica:
     def _form(self, told: grouping.Assemble) -> Steps[None]:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
-        plan, home = told.plan, self._siblings.partition
+        plan, partition = told.plan, self._siblings.partition
         yield from self._followers.assemble(told)
         if self._plan is None:
             yield from self._attach(plan)
@@ -240,9 +240,9 @@ class AllreduceReplica:
         rank = self._rank = self._members.index(self.role)
         if self._split is not None:
             yield from self._split.begin(told.group)
-        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, home)]
+        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, partition)]
         if self._own.buffers == "broadcast":
-            self._buckets += of_buffers(plan.layout, home)
+            self._buckets += of_buffers(plan.layout, partition)
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
         if not self._reduces:
@@ -251,7 +251,7 @@ class AllreduceReplica:
             partners |= self._messages.partners
         yield from self._meet(told, partners - {rank})
         if told.checkpoint and rank == told.source:
-            loaded: events.Loaded = yield Load(told.checkpoint, plan, home)
+            loaded: events.Loaded = yield Load(told.checkpoint, plan, partition)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
         if self.rounds == grouping.NOTHING:

@@ -59,5 +59,5 @@ def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
     if plan.settings.partitions == 1:
         stage.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
     if (work := stage.endpoint.work) is not None:
-        trained = plan.layout.homes[partition].trained.size
+        trained = plan.layout.partitions[partition].trained.size
         stage.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

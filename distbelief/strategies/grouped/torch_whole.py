@@ -22,7 +22,7 @@ class _Stepped(TorchSlice):
     """The slice of a replica that holds everything: the model's own buffers are in it, and take no update."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
-        moving = plan.layout.homes[partition].moving.size
+        moving = plan.layout.partitions[partition].moving.size
         super().__init__(plan, partition, vector[:moving], vector[moving:])
         self._carried = []
 
@@ -42,7 +42,7 @@ class TorchWhole:
         self, flat: FlatModule, vectors: GradientVectors | None = None, overlaps: bool = False, partition: int = 0
     ) -> None:
         self.flat, self._partition = flat, partition
-        self._own = flat.layout.homes[partition]
+        self._own = flat.layout.partitions[partition]
         self._vectors: GradientVectors = vectors or OwnVector(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None

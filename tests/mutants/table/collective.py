@@ -46,7 +46,7 @@ MUTANTS = [
         20,
     ),
     Mutant("a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/grouped/replica.py",
-        "yield Load(told.checkpoint, plan, home)", "yield Load(told.checkpoint, plan, 0)",
+        "yield Load(told.checkpoint, plan, partition)", "yield Load(told.checkpoint, plan, 0)",
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20),
     Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
