@@ -352,8 +352,7 @@ def lay_out(
             trained = position if t.kind == "parameter" else trained
             moving = position if t.kind != "frozen" else moving
         partitions.append(PartitionRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
-    edges = [*begun.values(), partitions[0].moving.stop]
-    parts = tuple(Range(*edge) for edge in itertools.pairwise(edges))
+    parts = tuple(itertools.starmap(Range, itertools.pairwise([*begun.values(), partitions[0].moving.stop])))
     named = tuple(dict(g) for g in groups)
     return Layout(tuple(entries), tuple(sections), named, dict(aliases or {}), tuple(partitions), parts)
 

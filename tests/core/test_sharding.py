@@ -258,7 +258,7 @@ def test_pieces_that_are_not_their_tensor_are_refused(pieces: list[Piece], says:
 
 
 def test_a_partition_without_a_trained_parameter_is_refused() -> None:
-    with pytest.raises(UsageError, match="partition 1 has no trained parameter: split the model over fewer partitions"):
+    with pytest.raises(UsageError, match="partition 1 has no trained parameter: split the model over fewer"):
         lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 2)]})
 
 
