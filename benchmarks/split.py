@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.parts import homes, loops, torch_split
+from benchmarks.parts import loops, partitions, torch_split
 from benchmarks.parts.timing import (
     BenchOptions,
     Figure,
@@ -56,9 +56,9 @@ class SplitBenchModel(NamedTuple):
     """In which a sequence is cut."""
 
     @property
-    def how(self) -> homes.How:
+    def how(self) -> partitions.How:
         """How it is split."""
-        return homes.How(self.split, chunks=self.chunks)
+        return partitions.How(self.split, chunks=self.chunks)
 
 
 ALEXNET = "alexnet"
@@ -78,12 +78,12 @@ AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
 """How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
 
 
-HELD: Mapping[homes.How, float] = {
-    homes.How("groups", 2): 0.52,
-    homes.How("conv*=groups,fc*=neurons", 4): 0.28,
+HELD: Mapping[partitions.How, float] = {
+    partitions.How("groups", 2): 0.52,
+    partitions.How("conv*=groups,fc*=neurons", 4): 0.28,
 }
 """Splits of AlexNet, and how much of what the whole holds the largest partition may."""
-MLP = homes.How("neurons")
+MLP = partitions.How("neurons")
 HELD_STEPS = 3
 """After which that is looked at."""
 
@@ -145,7 +145,7 @@ def run(options: SplitBenchOptions) -> Measured:
     tables = []
     if seconds:
         micros = number(1e6 * statistics.median(seconds["crossing"]))
-        tables = [Table("what crosses between two homes", ("", "us"), [[f"{CROSSES:,} bytes", micros]])]
+        tables = [Table("what crosses between two partitions", ("", "us"), [[f"{CROSSES:,} bytes", micros]])]
     tables += [_table(model, one) for model, one in measured.items()]
     tables += [_table_of_held(how, one) for how, one in memory.items()]
     for name, one in beside_torch.items():
@@ -164,8 +164,10 @@ def _check(options: SplitBenchOptions) -> None:
 
 def _crossing(options: SplitBenchOptions) -> dict[str, list[float]]:
     steps = 20 if options.quick else CROSSINGS
-    once = partial(homes.crossing_seconds, CROSSES, steps, options.device)
-    return interleave({"crossing": once, "copies": partial(homes.copying_seconds, CROSSES, steps)}, options.repeats)
+    once = partial(partitions.crossing_seconds, CROSSES, steps, options.device)
+    return interleave(
+        {"crossing": once, "copies": partial(partitions.copying_seconds, CROSSES, steps)}, options.repeats
+    )
 
 
 def _of_crossing(seconds: Mapping[str, list[float]]) -> list[Figure]:
@@ -194,7 +196,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
     contenders: dict[str, Callable[[], float]] = {
         ONE: partial(loops.independent, workload, 1),
         TWO: partial(loops.independent, workload, 1, 2),
-        SPLIT: partial(homes.split, workload, model.how),
+        SPLIT: partial(partitions.split, workload, model.how),
     }
     if options.device != "cpu":  # which computes as fast, with however many threads
         del contenders[TWO]
@@ -213,13 +215,17 @@ def _held(options: SplitBenchOptions) -> Json:
     """What partitions hold, and their processes at their peak, beside the whole model's."""
     task, splits = (MODELS[ALEXNET].task, HELD) if not options.quick else (f"{WORKLOADS}mlp_quick", {MLP: 1.0})
     workload = loops.Workload(task, HELD_STEPS, MODELS[ALEXNET].batch_size, RATE)
-    [whole] = homes.held(workload, homes.How("", 1))
+    [whole] = partitions.held(workload, partitions.How("", 1))
     found = {}
     for how, promised in splits.items():
-        parts = homes.held(workload, how)
+        parts = partitions.held(workload, how)
         largest = max(part.held for part in parts) / whole.held
         shares = {"of_whole": largest, "promised": promised}
-        found[f"{how.split} over {how.partitions}"] = {**shares, "homes": [*map(list, parts)], "whole": list(whole)}
+        found[f"{how.split} over {how.partitions}"] = {
+            **shares,
+            "partitions": [*map(list, parts)],
+            "whole": list(whole),
+        }
     return found
 
 
@@ -229,7 +235,10 @@ def _table(model: str, one: Json) -> Table:
 
 
 def _table_of_held(how: str, one: Json) -> Table:
-    rows = [["whole", *one["whole"]], *([f"partition {home}", *part] for home, part in enumerate(one["homes"]))]
+    rows = [
+        ["whole", *one["whole"]],
+        *([f"partition {partition}", *part] for partition, part in enumerate(one["partitions"])),
+    ]
     title = f"{how}: MB of parameters, gradients and state, and most that the process had in memory"
     sizes = [[name, *(f"{size / 1e6:,.0f}" for size in sizes)] for name, *sizes in rows]
     return Table(title, ("", "held", "at its peak"), sizes)
@@ -241,15 +250,15 @@ def _table_of_held(how: str, one: Json) -> Table:
 def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> Json:
     """Stages, and torch's with each of its schedules that can be."""
     workload = _workload(name, options)
-    ours = {"stages": partial(homes.split, workload, homes.How("stages", microbatches=microbatches))}
-    can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < homes.HOMES else None]
+    ours = {"stages": partial(partitions.split, workload, partitions.How("stages", microbatches=microbatches))}
+    can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < partitions.PARTITIONS else None]
     theirs = {f"torch, {schedule}": partial(torch_split.pipeline, workload, schedule, microbatches) for schedule in can}
     return _beside_torch(ours, theirs, AS_PIPELINES[name], options)
 
 
 def _beside_tensors(name: str, options: SplitBenchOptions) -> Json:
     workload = _workload(name, options)
-    ours = {"neurons": partial(homes.split, workload, homes.How("neurons"))}
+    ours = {"neurons": partial(partitions.split, workload, partitions.How("neurons"))}
     return _beside_torch(ours, {"torch, tensors": partial(torch_split.tensors, workload)}, AS_TENSORS[name], options)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import distbelief as db
 from distbelief.places.simulated.handling import Handling
-from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.tasks.task import Task
 from distbelief.zoo.local import LocallyConnected
 
@@ -49,10 +49,10 @@ Sample = tuple[Tensor, Tensor]
 
 
 def _added(call: Any) -> Divided:
-    """Each home has the scores that it has computed, and gives what they add to the loss."""
-    runs = pairwise(edges(call.takes[0].fixed[1], call.homes))
+    """Each partition has the scores that it has computed, and gives what they add to the loss."""
+    runs = pairwise(edges(call.takes[0].fixed[1], call.partitions))
     layers = [(Indices(1, *run), part_of(call.layer, {}, first=run[0])) for run in runs]
-    return Divided(tuple(HomePart((scores, None), None, layer) for scores, layer in layers), None)
+    return Divided(tuple(NodeShare((scores, None), None, layer) for scores, layer in layers), None)
 
 
 class Scored(nn.Module):

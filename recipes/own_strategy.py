@@ -24,7 +24,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Pushing, Settings
 from distbelief.errors import UsageError
 from distbelief.replica.downpour import DownpourReplica
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.sharding.layout import Range
 from distbelief.strategies.base import Served
 from distbelief.strategies.context import Context
@@ -110,7 +110,7 @@ class ElasticVectors:
         """Nothing: `accrue` has stepped."""
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """What a replica plays: Downpour's story, on vectors of its own."""
     if context.flat is None:  # a phantom
         return PLAYERS.replica(context)
@@ -121,7 +121,7 @@ def replica(context: Context) -> Part:
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),
         context.computes(context.settings.clip_norm),
     )
-    return Part(story, worker)
+    return PlayedRole(story, worker)
 
 
 ELASTIC = Players(PLAYERS.coordinator, PLAYERS.state, replica, servers=PLAYERS.servers)

@@ -1,4 +1,4 @@
-"""Split models against whole ones: all homes in one process, and plain PyTorch on a copy of the model."""
+"""Split models against whole ones: all partitions in one process, and plain PyTorch on a copy of the model."""
 
 import copy
 import functools
@@ -12,12 +12,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipeline import HomeTask, Pass
-from distbelief.split.inline import play
+from distbelief.schedules.pipeline import Crossing, PartitionTask, Pass, Pipeline
+from distbelief.schedules.pipelines import pipeline
+from distbelief.split.graph import Transfer
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, cut_minibatch, step
-from distbelief.split.program import HomeProgram, build
+from distbelief.split.play import Microbatch, Passes, cut_minibatch, play
+from distbelief.split.program import PartitionProgram, build
 from distbelief.split.registry import DIVIDING, PLACING
 from distbelief.split.tracing import Traced, trace
 from distbelief.tasks import Task, resolve
@@ -26,41 +27,81 @@ from distbelief.tasks.task import as_data
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
+class Gave(NamedTuple):
+    """What left a partition."""
+
+    transfer: Transfer
+    microbatch: int
+    direction: Pass
+    tensor: torch.Tensor
+
+
+class Recorded(Passes):
+    """Passes of a partition, of which everything is noted that leaves it."""
+
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch], gave: list[Gave]) -> None:
+        super().__init__(program, batches)
+        self._gave = gave
+
+    def give(self, crossing: Crossing) -> torch.Tensor:
+        tensor = super().give(crossing)
+        transfer = self.program.split.transfers[crossing.boundary]
+        self._gave.append(Gave(transfer, crossing.microbatch, crossing.direction, tensor))
+        return tensor
+
+
+def play_programs(
+    programs: Sequence[PartitionProgram],
+    batches: Sequence[Microbatch],
+    gave: list[Gave],
+    order: Sequence[PartitionTask] | None = None,
+) -> list[Recorded]:
+    """One step of all partitions: microbatches forward, then back, or in another order."""
+    made = pipeline("gpipe", programs[0].split.graph, len(batches))
+    if order is not None:
+        made = Pipeline("", made.graph, len(batches), (tuple(order),) * len(programs))
+    partitions = [Recorded(program, batches, gave) for program in programs]
+    play(partitions, made.actions)
+    return partitions
+
+
 @dataclass
 class Played:
-    """What all homes did in one step."""
+    """What all partitions did in one step."""
 
-    programs: list[HomeProgram]
+    programs: list[PartitionProgram]
     loss: float
     outputs: list[Any]
-    gave: list[Give] = field(default_factory=list)
+    gave: list[Gave] = field(default_factory=list)
 
-    def messages(self, home: int) -> list[Give]:
-        """What left a home, either way."""
-        return [one for one in self.gave if home == (
+    def messages(self, partition: int) -> list[Gave]:
+        """What left a partition, either way."""
+        return [one for one in self.gave if partition == (
             one.transfer.source if one.direction is Pass.FORWARD else one.transfer.target
         )]  # fmt: skip
 
-    def bytes(self, home: int) -> int:
-        """How much left a home."""
-        return sum(one.tensor.numel() * one.tensor.itemsize for one in self.messages(home))
+    def bytes(self, partition: int) -> int:
+        """How much left a partition."""
+        return sum(one.tensor.numel() * one.tensor.itemsize for one in self.messages(partition))
 
-    def floats(self, home: int, direction: Pass, samples: int) -> list[int]:
-        """How many elements a sample left a home, message by message."""
-        return [one.tensor.numel() // samples for one in self.messages(home) if one.direction is direction]
+    def floats(self, partition: int, direction: Pass, samples: int) -> list[int]:
+        """How many elements a sample left a partition, message by message."""
+        return [one.tensor.numel() // samples for one in self.messages(partition) if one.direction is direction]
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Whole gradients, put together from the homes' pieces."""
+        """Whole gradients, put together from the partitions' pieces."""
         return self._whole(
             (program, [(name, one.grad) for name, one in program.module.named_parameters() if one.grad is not None])
             for program in self.programs
         )
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Whole buffers, put together from the homes' pieces."""
+        """Whole buffers, put together from the partitions' pieces."""
         return self._whole((program, program.module.named_buffers()) for program in self.programs)
 
-    def _whole(self, held: Iterable[tuple[HomeProgram, Iterable[tuple[str, torch.Tensor]]]]) -> dict[str, torch.Tensor]:
+    def _whole(
+        self, held: Iterable[tuple[PartitionProgram, Iterable[tuple[str, torch.Tensor]]]]
+    ) -> dict[str, torch.Tensor]:
         found: dict[str, list[tuple[int, int, torch.Tensor]]] = {}
         for program, tensors in held:
             for name, one in tensors:
@@ -81,7 +122,7 @@ def play_split(
     split: Split,
     loss: Loss = nn.functional.cross_entropy,
     microbatches: int = 1,
-    order: Sequence[HomeTask] | None = None,
+    order: Sequence[PartitionTask] | None = None,
     traced_with: tuple[Any, ...] | None = None,
     chance: int = 0,
     traced: Traced | None = None,
@@ -89,12 +130,12 @@ def play_split(
     """One step of a split copy of a model, which may have been traced already."""
     traced = traced or trace(copy.deepcopy(model), traced_with or inputs)
     graph = apply(split, traced, loss, targets)
-    programs = [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
+    programs = [build(graph, partition, copy.deepcopy(model)) for partition in range(split.partitions)]
     batches = cut_minibatch(inputs, targets, microbatches, chance)
     played = Played(programs, 0.0, [])
-    results = play([step(program, batches, order) for program in programs], played.gave.append)
-    played.loss = sum(result.loss for result in results if result.loss is not None)
-    played.outputs = [one for result in results for one in result.outputs if one is not None]
+    partitions = play_programs(programs, batches, played.gave, order)
+    played.loss = sum(one.loss for one in partitions if one.loss is not None)
+    played.outputs = [output for one in partitions for output in one.outputs.values() if output is not None]
     return played
 
 
@@ -125,7 +166,7 @@ def check_equal(
 
 
 def check_played(played: Played, found: tuple[nn.Module, Any, torch.Tensor], atol: float, once: bool = True) -> None:
-    """What all homes did is what the whole model does; its outputs and buffers too, where that was at once."""
+    """What all partitions did is what the whole model does; its outputs and buffers too, where that was at once."""
     whole, output, value = found
     assert abs(played.loss - value.item()) <= atol
     if once:
@@ -148,17 +189,19 @@ def check_buffers(played: Played, whole: nn.Module, atol: float) -> None:
         torch.testing.assert_close(buffer, expected[name], atol=atol, rtol=0)
 
 
-HOMES = (2, 3, 4)
+PARTITIONS = (2, 3, 4)
 WAYS = (*PLACING, *DIVIDING)
 REFUSED = {
     "stages": "there are . layers with parameters to make stages of; name at most|has no parameter to train",
-    "branches": "the widest fork has . branch|home . of . has no parameter to train",
+    "branches": "the widest fork has . branch|partition . of . has no parameter to train",
     "time": "there is no nn.GRU, nn.LSTM or nn.RNN|and what follows it have 2 layers; split over at most 2",
     "samples": "no layer with weights comes before the fully connected|computes something of all samples together"
     "|has no parameter to train",
 }
 """Why a model cannot be split so, by way."""
-NOTHING = "nothing of .* can be split by|home . of . has no parameter to train|; split it over (at most|2 or fewer)"
+NOTHING = (
+    "nothing of .* can be split by|partition . of . has no parameter to train|; split it over (at most|2 or fewer)"
+)
 """The same, of each other way."""
 
 
@@ -189,12 +232,12 @@ def doubled(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3, over: Sequence[int] = HOMES) -> None:
-    """Over so many homes a task is the whole one, and over others it is refused, with the reason."""
+def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3, over: Sequence[int] = PARTITIONS) -> None:
+    """Over so many partitions a task is the whole one, and over others it is refused, with the reason."""
     own = prepared(name, samples)
-    for homes in over:
-        split = Split(way, homes)
-        if homes in applies:
+    for partitions in over:
+        split = Split(way, partitions)
+        if partitions in applies:
             played = play_split(own.model, own.inputs, own.targets, split, own.task.loss, traced=own.traced)
             check_played(played, own.whole, 1e-12)
         else:

@@ -48,7 +48,7 @@ class Workload(NamedTuple):
     batch_size: int
     lr: float
     device: str = "cpu"
-    """Where loops that are independent compute, and homes of a split model, in turn."""
+    """Where loops that are independent compute, and partitions of a split model, in turn."""
 
 
 class Trains(Protocol):

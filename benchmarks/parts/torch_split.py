@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.parts.homes import HOMES, How
 from benchmarks.parts.loops import Workload, race, sgd, warm_and_run
+from benchmarks.parts.partitions import PARTITIONS, How
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.places.processes.peers import Peers
@@ -43,12 +43,12 @@ def tensors(workload: Workload) -> float:
 def _race(workload: Workload, play: Callable[..., None], *how: object) -> float:
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
-        started = [peers.start("torch", 1, play, workload, store, rank, *how) for rank in range(HOMES)]
+        started = [peers.start("torch", 1, play, workload, store, rank, *how) for rank in range(PARTITIONS)]
         return statistics.fmean(race(started))
 
 
 def _meet(store: str, rank: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=HOMES)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=PARTITIONS)
 
 
 class _Stage:
@@ -69,7 +69,7 @@ class _Stage:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         kind = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}[schedule]
-        self._made = kind(PipelineStage(own, rank, HOMES, torch.device("cpu")), microbatches, task.loss)
+        self._made = kind(PipelineStage(own, rank, PARTITIONS, torch.device("cpu")), microbatches, task.loss)
         self._own, self._data, self._first = own, as_data(task.train()), rank == 0
         self.order = Order(len(self._data), workload.batch_size, 0)
 
@@ -91,7 +91,7 @@ def _stage(connection: Connection, workload: Workload, store: str, rank: int, sc
     task = resolve(workload.task)
     model = build_model(task, 0, "cpu")
     pieces = split_graph(task, model, How("stages").settings(workload.batch_size)).pieces
-    at = {name.partition(".")[0]: held[0].home for name, held in pieces.items()}
+    at = {name.partition(".")[0]: held[0].partition for name, held in pieces.items()}
     modules = list(model.named_children())
     cut = next(number for number, (name, _) in enumerate(modules) if at.get(name) == 1)
     own = nn.Sequential(OrderedDict(modules[cut:] if rank else modules[:cut]))
@@ -108,7 +108,7 @@ def _columns_and_rows(connection: Connection, workload: Workload, store: str, ra
     model = build_model(task, 0, "cpu")
     first, second, *_ = (name for name, one in model.named_children() if isinstance(one, nn.Linear))
     plan = {first: ColwiseParallel(), second: RowwiseParallel()}
-    parallelize_module(model, init_device_mesh("cpu", (HOMES,)), plan)
+    parallelize_module(model, init_device_mesh("cpu", (PARTITIONS,)), plan)
 
     @torch.no_grad()
     def step() -> None:  # on what each rank has: an optimizer would pay for its tensors being distributed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.cli.tables import count, number, show
-from distbelief.lab.cost.splitting import KINDS, HomeCost, SplitCost
+from distbelief.lab.cost.splitting import KINDS, PartitionCost, SplitCost
 from distbelief.lab.cost.trace import WHOLE
 
 
@@ -18,7 +18,7 @@ def show_split(cost: SplitCost) -> None:
         [
             [
                 part.module or WHOLE,
-                str(part.home),
+                str(part.partition),
                 *map(count, (part.parameters, part.operations, part.sends, part.tensors)),
             ]
             for part in cost.placements
@@ -30,7 +30,7 @@ def show_split(cost: SplitCost) -> None:
     show(
         f"a step of {cost.batch_size} samples{how}, and memory when most is held",
         ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *KINDS, "all"),
-        [*map(_home, cost.homes), row],
+        [*map(_partition, cost.partition_costs), row],
     )
     if len(cost.ways) > 1:
         show(
@@ -42,9 +42,15 @@ def show_split(cost: SplitCost) -> None:
     print("\n".join(f"note: {note}" for note in cost.notes), end="\n" * bool(cost.notes))
 
 
-def _home(home: HomeCost) -> list[str]:
-    times = [number(round(1e3 * seconds, 6)) for seconds in (home.computes, home.waits, home.update)]
-    return [f"partition {home.home}", *times, str(home.messages), number(home.sent / 1e3), *_memory(home.memory)]
+def _partition(partition: PartitionCost) -> list[str]:
+    times = [number(round(1e3 * seconds, 6)) for seconds in (partition.computes, partition.waits, partition.update)]
+    return [
+        f"partition {partition.partition}",
+        *times,
+        str(partition.messages),
+        number(partition.sent / 1e3),
+        *_memory(partition.memory),
+    ]
 
 
 def _memory(memory: dict[str, int]) -> list[str]:

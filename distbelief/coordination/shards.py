@@ -239,4 +239,4 @@ class Shards:
 
 def _linked(replica: str, plan: Plan, shard: str) -> str:
     """Return the partition of a replica that has a link to a shard: the one that holds that part of the vector."""
-    return roles.at_partition(replica, plan.layout.home_of(plan.assignments[roles.index_of(shard)].moving))
+    return roles.at_partition(replica, plan.layout.partition_of(plan.assignments[roles.index_of(shard)].moving))

@@ -31,9 +31,9 @@ class Bucket(NamedTuple):
         return (self.stop - self.start) // self.item
 
 
-def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ...]:
-    """Every trained parameter of a home in one bucket of at most so many megabytes, of whole tensors; a larger one is
-    a bucket by itself. Bytes are counted from where the home's part of the flat vector begins.
+def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucket, ...]:
+    """Every trained parameter of a partition in one bucket of at most so many megabytes, of whole tensors; a larger one
+    is a bucket by itself. Bytes are counted from where the partition's part of the flat vector begins.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
@@ -42,8 +42,8 @@ def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ..
     """
     buckets: list[Bucket] = []
     before: Entry | None = None
-    base = layout.homes[home].all.start
-    for entry in reversed([e for e in layout.trained_entries if e.elements and e.piece.home == home]):
+    base = layout.partitions[partition].all.start
+    for entry in reversed([e for e in layout.trained_entries if e.elements and e.piece.partition == partition]):
         start, stop, tensor = entry.start - base, entry.stop - base, entry.tensor
         together = before is not None and (before.tensor.dtype, before.tensor.group) == (tensor.dtype, tensor.group)
         if together and buckets[-1].stop - start <= megabytes * MEGABYTE:
@@ -54,11 +54,13 @@ def buckets(layout: Layout, megabytes: float, home: int = 0) -> tuple[Bucket, ..
     return tuple(buckets)
 
 
-def of_buffers(layout: Layout, home: int = 0) -> tuple[Bucket, ...]:
-    """Return the bucket that all take from the first rank: the buffers of a home, as bytes; none where it has none."""
-    extent = layout.homes[home]
+def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
+    """Return the bucket that all take from the first rank: the buffers of a partition, as bytes; none where it has
+    none.
+    """
+    extent = layout.partitions[partition]
     base, stop = extent.all.start, extent.moving.stop
-    held = (section.start for section in layout.sections if section.kind == "buffer" and section.home == home)
+    held = (section.start for section in layout.sections if section.kind == "buffer" and section.partition == partition)
     start = min(held, default=stop)
     return (Bucket(start - base, stop - base, "uint8", False),) if start < stop else ()
 

@@ -106,8 +106,8 @@ class ShardLinks:
         # tell. So this life of the replica ends, and the next counts its pushes from 1.
         self._sought = False
         reached = []
-        home = roles.partition_of(self.role) if roles.is_replica(self.role) else None
-        for shard, place in _places_of(welcome, home):
+        partition = roles.partition_of(self.role) if roles.is_replica(self.role) else None
+        for shard, place in _places_of(welcome, partition):
             before = self._places.get(shard)
             if before is not None and shard not in self.lost and place.incarnation <= before.incarnation:
                 continue
@@ -145,13 +145,13 @@ class ShardLinks:
         return [Send(shard, message, payload) for message, payload in questions]
 
 
-def _places_of(welcome: membership.Welcome, home: int | None) -> list[tuple[str, Address]]:
-    """Return the shards of a home, or all, and where they are."""
+def _places_of(welcome: membership.Welcome, partition: int | None) -> list[tuple[str, Address]]:
+    """Return the shards of a partition, or all, and where they are."""
     places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none, where no shard holds anything
     return [
         (roles.shard(i), place)
         for i, (held, place) in enumerate(places)
-        if home is None or welcome.plan.layout.home_of(held.moving) == home
+        if partition is None or welcome.plan.layout.partition_of(held.moving) == partition
     ]
 
 

@@ -71,13 +71,14 @@ class ServerView:
     """
 
     def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int, slots: int) -> None:
-        # a partition pushes to the shards of its own home and fetches from these, since no shard holds ranges of two
+        # a partition pushes to the shards of its own partition and fetches from these, since no shard holds ranges of
+        # two
         self.plan, self.vectors, self.slots = plan, vectors, slots
-        home = roles.partition_of(links.role)
+        partition = roles.partition_of(links.role)
         shards = [
             (roles.shard(i), held, plan.parts(i))
             for i, held in enumerate(plan.assignments)
-            if plan.layout.home_of(held.moving) == home
+            if plan.layout.partition_of(held.moving) == partition
         ]
         self.parts: list[tuple[str, Range]] = [(role, held.moving) for role, held, _ in shards if held.moving.size]
         """Ranges that move, with the shard of each."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -11,48 +11,13 @@ from distbelief.core.conversations.partitioning import Boundary, Crossed
 from distbelief.core.effects import Batch, Compute, Computed, Phantom, Send, Work
 from distbelief.errors import UsageError
 from distbelief.fabric.crossings import Crossings
-from distbelief.fabric.pinned import DeviceCopies
-from distbelief.replica.home_part import AskScript, PartSteps
+from distbelief.replica.part import Part
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.steps import Steps
-from distbelief.schedules.pipeline import Pass
-from distbelief.split.play import Give, RunSegment, Take
+from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask
 
 PART = 1 << 20
 """Most bytes of what crosses in one message."""
-
-
-class SplitPart(Protocol):
-    """The part of a split model that a partition holds."""
-
-    copies: DeviceCopies | None
-    """Between the host and the device where it computes; None where that is the host, or nothing is computed."""
-
-    @property
-    def slots(self) -> Sequence[int]:
-        """Most bytes of each thing that may cross in a step; none where nothing is computed."""
-
-    def play(self, batch: Batch) -> PartSteps:
-        """Play this partition's part of a step; returns None where a script has left its loop."""
-        ...
-
-    def share(self, run: RunSegment) -> float:
-        """Return a segment's share of the work of a step."""
-
-    def slot(self, crossing: Give | Take) -> int:
-        """Return its number among all things that cross in a step."""
-
-    def size(self, crossing: Give | Take) -> int:
-        """Return the number of bytes that cross."""
-
-    def encode(self, give: Give) -> torch.Tensor | None:
-        """Encode what crosses, where this partition computes; None where nothing is computed."""
-
-    def shape(self, crossing: Give | Take) -> tuple[int, ...]:
-        """Return the shape of what crosses."""
-
-    def decode(self, take: Take, data: bytearray) -> torch.Tensor | None:
-        """Decode what has crossed, where this partition computes; None where nothing is computed."""
 
 
 class CrossingKey(NamedTuple):
@@ -67,27 +32,32 @@ class CrossingKey(NamedTuple):
     backward: bool
 
 
-# A step is a generator of the part, which asks for a segment to be run, for something to be given or to be taken. On
-# one host what crosses lies in memory that the partitions share, and a message only wakes a sleeping one. Otherwise it
-# is sent in parts and kept by its key until it is asked for: another partition may be a step ahead, or already in the
-# job's next generation, and sends nothing twice.
+# A step is two generators, one in the other. `compute` owns the step: its number, when it begins and ends for the
+# others, and whose word says what is computed, the part's own or that of a script. `_play` owns its actions: it plays
+# them in the order of the pipeline, and lets the replica's story go on where one cannot cross yet.
+#
+# On one host what crosses lies in memory that the partitions share, and a message only wakes a sleeping one. Otherwise
+# it is sent in parts and kept by its key until it is asked for: another partition may be a step ahead, or already in
+# the job's next generation, and sends nothing twice.
 class SplitCompute:
     """One partition's steps.
 
     Args:
         siblings: the other partitions.
-        part: the part of the model that this one computes.
+        part: the part of the replica that this one computes.
         crossings: memory that it shares with the others, where they are on one host; else what crosses is sent.
     """
 
-    def __init__(self, siblings: Siblings, part: SplitPart, crossings: Crossings | None = None) -> None:
+    def __init__(self, siblings: Siblings, part: Part, crossings: Crossings | None = None) -> None:
         self.siblings, self._part, self._crossings = siblings, part, crossings
         self._generation = self._step = 0
+        self._worked = False
+        """True once something was computed in this step."""
         self._here: dict[CrossingKey, bytearray] = {}
         """Bytes that are here and not taken."""
         self._coming: dict[CrossingKey, list[bytes]] = {}
         """Parts of what is not all here."""
-        self._waits_for: Give | Take | None = None
+        self._waits_for: Crossing | None = None
 
     def begin(self, generation: int) -> list[Send]:
         """Begin a generation of the job; what is left of those before is dropped."""
@@ -99,105 +69,113 @@ class SplitCompute:
     def _begin_step(self) -> list[Send]:
         if self._crossings is None:
             return []
-        return [self._wake(home) for home in self._crossings.begin(self.siblings.moment(self._step))]
+        return [self._wake(partition) for partition in self._crossings.begin(self.siblings.moment(self._step))]
 
-    def _wake(self, home: int) -> Send:
-        return Send(self.siblings.role_of(home), Crossed())
+    def _wake(self, partition: int) -> Send:
+        return Send(self.siblings.role_of(partition), Crossed())
 
     def waits(self) -> str:
         """Say what it waits for; "" where for nothing."""
         if self._waits_for is None:
             return ""
-        transfer, way = self._waits_for.transfer, self._waits_for.direction
-        other = self.siblings.role_of(self._waits_for.other)
-        if isinstance(self._waits_for, Give):
-            return f"for {other} to begin the step"
-        what = f"what {transfer.path} needs" if way is Pass.FORWARD else f"the gradient of what {transfer.path} needed"
-        return f"for {what} from {other}"
+        path, (source, target) = self._part.transfer(self._waits_for).path, self._part.ends(self._waits_for)
+        if source == self._part.partition:
+            return f"for {self.siblings.role_of(target)} to begin the step"
+        forward = self._waits_for.direction is Pass.FORWARD
+        what = f"what {path} needs" if forward else f"the gradient of what {path} needed"
+        return f"for {what} from {self.siblings.role_of(source)}"
 
     def compute(self, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
-        """Play this partition's part of a step; returns None where a script has left its loop."""
+        """Compute this partition's part of a step; returns None where a script has left its loop."""
         self._step += 1
+        self._worked = False
         yield from self._begin_step()
-        computed = yield from self._play(batch, self._part.play(batch), wait)
+        computed: Computed | None
+        if self._part.scripted:
+            while isinstance(answer := (yield Compute(batch)), Sequence):
+                yield from self._play(answer, wait)
+            computed = answer
+        else:
+            self._part.begin(batch)
+            yield from self._play(self._part.actions(), wait)
+            computed = self._part.end()
         if self._crossings is not None:
-            for home in self._crossings.end():
-                yield self._wake(home)
+            for partition in self._crossings.end():
+                yield self._wake(partition)
         return computed
 
-    def _play(self, batch: Batch, play: PartSteps, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
-        answer, begins = None, True
-        while True:
-            try:
-                effect = play.send(answer)
-            except StopIteration as end:
-                computed: Computed | None = end.value
-                return computed
-            answer = None
-            match effect:
-                case RunSegment():
-                    yield Work(self._part.share(effect), begins)
-                    begins = False
-                case Give():
-                    yield from self._give(effect, wait)
-                case Take():
-                    answer = yield from self._take(effect, wait)
-                case AskScript():
-                    answer = yield Compute(batch)
-
-    def _key(self, crossing: Give | Take) -> CrossingKey:
-        backward = crossing.direction is Pass.BACKWARD
-        return CrossingKey(self._generation, self._step, crossing.transfer.number, crossing.microbatch, backward)
-
-    def _give(self, give: Give, wait: Callable[[], Steps[None]]) -> Steps[None]:
-        data, other, key = self._part.encode(give), give.other, self._key(give)
-        to = self.siblings.role_of(other)
-        if data is None:
-            yield Send(to, Boundary(*key, 0, b""), Phantom(self._part.size(give)))
-        elif self._crossings is not None:
-            slot = self._part.slot(give)
-            while not self._crossings.give(slot, other, data):  # the other has not begun the step: it reads the last
-                yield from self._wait(give, wait)
-            self._waits_for = None
-            if self._crossings.sleeps(other):
-                yield self._wake(other)
-        else:
-            sent = data.cpu().contiguous().reshape(-1).view(torch.uint8)
-            parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
-            for left, part in zip(reversed(range(len(parts))), parts, strict=True):
-                yield Send(to, Boundary(*key, left, part.numpy().tobytes()), Phantom(len(part)))
-
-    def _take(self, take: Take, wait: Callable[[], Steps[None]]) -> Steps[torch.Tensor | None]:
-        if self._crossings is None:
-            key = self._key(take)
-            while key not in self._here:
-                yield from self._wait(take, wait)
-            value = self._part.decode(take, self._here.pop(key))
-        else:
-            # Ask whether the other has ended the step before looking at its slot: in the other order it could give and
-            # end in between, and would pass for one that never gives.
-            slot, dtype, shape = self._part.slot(take), take.transfer.shape.dtype, self._part.shape(take)
-            while True:
-                over = self._crossings.ended(take.other)
-                if (value := self._crossings.take(slot, dtype, shape)) is not None:
-                    break
-                if over:
-                    raise apart(self.siblings.role, self.siblings.role_of(take.other))
-                if not self._crossings.ended(take.other):  # it may have, before it could know that this one sleeps
-                    yield from self._wait(take, wait)
-        self._waits_for = None
-        return value
-
-    def _wait(self, crossing: Give | Take, wait: Callable[[], Steps[None]]) -> Steps[None]:
-        """Wait for the next arrival, as something cannot cross yet.
+    def _play(self, actions: Sequence[Action], wait: Callable[[], Steps[None]]) -> Steps[None]:
+        """Play actions in order.
 
         Raises:
-            UsageError: it never will: the other's script has left the loop, and this one's waits for it there.
+            UsageError: something will never cross: the other's script has left the loop, and this one's waits for it.
         """
-        if self.siblings.role_of(crossing.other) in self.siblings.left:
-            raise apart(self.siblings.role, self.siblings.role_of(crossing.other))
-        self._waits_for = crossing
-        yield from wait()
+        for action in actions:
+            if isinstance(action, SegmentTask):
+                yield Work(self._part.share(action), not self._worked)
+                self._worked = True
+                self._part.run(action)
+                continue
+            source, target = self._part.ends(action)
+            gives = source == self._part.partition
+            data = self._part.give(action) if gives else None
+            while (sends := self._given(action, data) if gives else self._taken(action)) is None:
+                if (other := self.siblings.role_of(target if gives else source)) in self.siblings.left:
+                    raise apart(self.siblings.role, other)
+                self._waits_for = action
+                yield from wait()
+            self._waits_for = None
+            yield from sends
+
+    def _given(self, crossing: Crossing, data: torch.Tensor | None) -> Iterable[Send] | None:
+        """Give something, and return what to send; None where the other, who has not begun the step, reads the last."""
+        _, target = self._part.ends(crossing)
+        if data is None:
+            phantom = Phantom(self._part.size(crossing))
+            return [Send(self.siblings.role_of(target), Boundary(*self._key(crossing), 0, b""), phantom)]
+        if self._crossings is None:
+            return self._sent(crossing, data)
+        if not self._crossings.give(self._part.slot(crossing), target, data):
+            return None
+        return [self._wake(target)] if self._crossings.sleeps(target) else []
+
+    def _sent(self, crossing: Crossing, data: torch.Tensor) -> Iterable[Send]:
+        """Messages of what crosses, in parts, each made when it is sent."""
+        to, key = self.siblings.role_of(self._part.ends(crossing)[1]), self._key(crossing)
+        sent = data.cpu().contiguous().reshape(-1).view(torch.uint8)
+        parts = [sent[start : start + PART] for start in range(0, len(sent), PART)] or [sent]
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            yield Send(to, Boundary(*key, left, part.numpy().tobytes()), Phantom(len(part)))
+
+    def _taken(self, crossing: Crossing) -> Iterable[Send] | None:
+        """Take something; None where it is not here yet.
+
+        Raises:
+            UsageError: the other has ended the step, and never gives it.
+        """
+        if self._crossings is None:
+            if (data := self._here.pop(self._key(crossing), None)) is None:
+                return None
+            self._part.take(crossing, self._part.decode(crossing, data))
+            return ()
+        # Ask whether the other has ended the step before looking at its slot: in the other order it could give and end
+        # in between, and would pass for one that never gives.
+        slot, dtype, (source, _) = (
+            self._part.slot(crossing), self._part.transfer(crossing).shape.dtype, self._part.ends(crossing)
+        )  # fmt: skip
+        while True:
+            over = self._crossings.ended(source)
+            if (value := self._crossings.take(slot, dtype, self._part.shape(crossing))) is not None:
+                self._part.take(crossing, value)
+                return ()
+            if over:
+                raise apart(self.siblings.role, self.siblings.role_of(source))
+            if not self._crossings.ended(source):  # it may have, before it could know that this one sleeps
+                return None
+
+    def _key(self, crossing: Crossing) -> CrossingKey:
+        backward = crossing.direction is Pass.BACKWARD
+        return CrossingKey(self._generation, self._step, crossing.boundary, crossing.microbatch, backward)
 
     def arrive(self, message: Boundary) -> None:
         """Take a part of something that crosses to this partition; what is of a generation before is dropped."""
@@ -212,11 +190,11 @@ class SplitCompute:
 
 def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
     """Compute a minibatch's gradient, or this partition's part of it; returns None where a script has left its loop."""
-    computed: Computed | None
-    if split is None:
-        computed = yield Compute(batch)
-    else:
-        computed = yield from split.compute(batch, wait)
+    return _whole(batch) if split is None else split.compute(batch, wait)
+
+
+def _whole(batch: Batch) -> Steps[Computed | None]:
+    computed: Computed | None = yield Compute(batch)
     return computed
 
 

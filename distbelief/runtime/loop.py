@@ -31,7 +31,7 @@ from distbelief.core.records import PartBuilt
 from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
-from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.part import ScriptedPart
 from distbelief.replica.script import LoopRequest
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
@@ -40,11 +40,11 @@ from distbelief.runtime.script_story import ScriptStage, ScriptStory
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
+from distbelief.schedules.pipeline import Action
 from distbelief.server import optimizers
 from distbelief.server.partial import WHOLE_STEPS
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
-from distbelief.split.play import HomeSteps
 from distbelief.split.tracing import examples
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -809,12 +809,12 @@ class Replica:
             )
         return batch
 
-    def _play_for_model(self, story: HomeSteps[object]) -> bool:
-        """Have the replica's story play what a split model computes here; False where the job has gone on without this
+    def _play_for_model(self, actions: Sequence[Action]) -> bool:
+        """Have the replica's story play what a split model does here; False where the job has gone on without this
         minibatch, back to a checkpoint or to its end.
         """
         begun, batch, self._batch = time.perf_counter(), self._batch, None
-        self._answer(story)
+        self._answer(actions)
         self._play_on()
         self._began += time.perf_counter() - begun
         self._void = self._batch is not batch

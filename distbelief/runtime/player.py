@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -19,12 +19,12 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
-from distbelief.replica.home_part import ScriptedPart
+from distbelief.replica.part import ScriptedPart
 from distbelief.replica.script import LoopRequest
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
+from distbelief.schedules.pipeline import Action
 from distbelief.server.shard import Shard
-from distbelief.split.play import HomeSteps
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
@@ -32,8 +32,10 @@ INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
 """Events that interrupt a reduction, which need not go on then."""
 
 
-Answer = Callable[[Computed | HomeSteps[object] | None], None]
-"""Takes what was computed; of a user's own loop also what its split model has it play, and None where it is left."""
+Answer = Callable[[Computed | Sequence[Action] | None], None]
+"""Takes what was computed; of a user's own loop also the actions that its split model has it play, and None where it
+is left.
+"""
 Compute = Callable[[Batch, Answer], Computed | None]
 BecomeRole = Callable[[str, int, Shard], None]
 """Has a role played, by its name and its incarnation, by the machine that takes its place."""
@@ -101,7 +103,7 @@ class HasStory(Shown, Protocol):
         ...
 
 
-class Part(NamedTuple):
+class PlayedRole(NamedTuple):
     """Player of a replica or an evaluator, and its worker."""
 
     player: HasStory

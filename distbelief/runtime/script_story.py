@@ -21,7 +21,7 @@ from distbelief.record.restore import load_script
 from distbelief.replica.links import unwanted
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptObjects, KeptState, KeptValues, kept_of
-from distbelief.runtime.player import Answer, Part, ScriptedLoop, Store, Worker
+from distbelief.runtime.player import Answer, PlayedRole, ScriptedLoop, Store, Worker
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
 from distbelief.transport.base import Endpoint
@@ -34,7 +34,7 @@ class ScriptStage:
     driver: Driver
     """Plays its story."""
     endpoint: Endpoint
-    make: Callable[[ScriptedLoop], Part]
+    make: Callable[[ScriptedLoop], PlayedRole]
     """Makes what it plays."""
     settings: Settings = Settings()
     """Settings of the job, as it was launched."""

@@ -1,9 +1,9 @@
 """A split model as a user's own loop has it: it is called as the whole one, and every partition's script is given what
 that gives.
 
-What the model computes at a partition is a story of that home, which the replica's own story plays (`ScriptedPart`):
-forward when the model is called, back when autograd comes to what it gave. Every partition's script goes back from what
-it was given, and all gradients are alike; only that of the home which computed the output is used.
+What the model does at a partition are actions, which the replica's story plays (`SplitCompute`): forward when the model
+is called, back when autograd comes to what it gave. Every partition's script goes back from what it was given, and all
+gradients are alike; only that of the partition which computed the output is used.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from distbelief.core.effects import Batch
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.replica.home_part import ScriptedPart, home_schedule
+from distbelief.replica.part import ScriptedPart
+from distbelief.schedules.pipeline import Action, Pass
 from distbelief.sharding.layout import Layout
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
-from distbelief.split.options import AUTO, Split, SplitSteps
-from distbelief.split.plan import apply
-from distbelief.split.play import HomeSteps, Microbatch, Passes, cut_minibatch, step
+from distbelief.split.options import Split, SplitSteps
+from distbelief.split.play import cut_minibatch
 from distbelief.split.program import build, mapped
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import trace
@@ -40,7 +40,7 @@ LayOut = Callable[[nn.Module, SplitGraph], Layout]
 
 
 class Cut(NamedTuple):
-    """Part of a model that is left at a home."""
+    """Part of a model that is left at a partition."""
 
     part: ScriptedPart
     settings: Settings
@@ -69,13 +69,13 @@ class SplitModel(nn.Module):
             with the targets behind them where there is a loss; None where that is a sample's first part (and, for a
             loss, its second).
         minibatch: the one at hand; raises where there is none.
-        play: has a story of this home played; False where the job went on without it.
+        play: has actions of this partition played; False where the job went on without them.
         device: to which the part of a model that lies in the host's memory is moved.
     """
 
     def __init__(
         self, whole: nn.Module, split: Split, loss: LossFunction | None, example: tuple[object, ...] | None,
-        minibatch: Callable[[], Batch], play: Callable[[HomeSteps[object]], bool],
+        minibatch: Callable[[], Batch], play: Callable[[Sequence[Action]], bool],
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:  # fmt: skip
         super().__init__()
@@ -97,13 +97,13 @@ class SplitModel(nn.Module):
         return self._whole[0]
 
     def cut(
-        self, home: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
+        self, partition: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
     ) -> tuple[FlatModule, ScriptedPart]:  # fmt: skip
-        """Keep what a home has of the model, and drop the rest.
+        """Keep what a partition has of the model, and drop the rest.
 
         Args:
-            home: of this process.
+            partition: of this process.
             sample: loads some samples, as the loop has them.
             settings: of the job.
             batch_size: most samples of a minibatch.
@@ -118,24 +118,21 @@ class SplitModel(nn.Module):
         inputs, targets = (arguments, None) if self._loss is None else (arguments[:-1], arguments[-1])
         whole.train()
         traced = trace(whole, inputs, self._split.modules)
-        split = self._split
-        if split.ways == AUTO or tell:
-            steps = SplitSteps(batch_size=batch_size, schedule=settings.pipeline, microbatches=settings.microbatches)
-            chosen = choose(split, traced, whole, self._loss, targets, steps)
-            split = chosen.split
-            if tell:
-                tell(Parted(split.text, chosen.told))
-        graph = apply(split, traced, self._loss, targets, everywhere=True)
+        steps = SplitSteps(batch_size=batch_size, schedule=settings.pipeline, microbatches=settings.microbatches)
+        chosen = choose(self._split, traced, self._loss, targets, steps, everywhere=True)
+        if tell:
+            tell(Parted(chosen.split.text, chosen.told))
+        graph = chosen.graph
         here = next(whole.parameters()).device
         device = self._device if here.type == "cpu" else here
-        layout, program = lay_out(whole, graph), build(graph, home, whole, device)
+        layout, program = lay_out(whole, graph), build(graph, partition, whole, device)
         self._adopt(program.module)
-        part = ScriptedPart(program, home_schedule(graph, settings, home), batch_size)
+        part = ScriptedPart(program, settings, batch_size)
         likes = [_like(leaf) for leaf in pytree.tree_leaves(arguments)]
-        gives = mapped(graph.outputs[home], graph.shapes.__getitem__)
+        gives = mapped(graph.outputs[partition], graph.shapes.__getitem__)
         signature = inspect.signature(whole.forward)
         self._here = Cut(part, settings, batch_size, likes, gives, len(inputs), signature)
-        return FlatModule(program.module, layout=layout, home=home), part
+        return FlatModule(program.module, layout=layout, partition=partition), part
 
     def _of_sample(self, sample: object) -> tuple[object, ...]:
         """The arguments of a call, as most loops make them of a minibatch."""
@@ -170,62 +167,52 @@ class SplitModel(nn.Module):
         self._check_arguments(here, arguments, ", ".join(names) if named else "...")
         batch = self._called = self._minibatch()
         self._goes_back, part = True, here.part
-        part.samples = part.way.sizes(_samples(arguments))
+        count = len(part.cut(_samples(arguments)))
         chance = key(here.settings.seed, batch.epoch, batch.index)
-        microbatches = cut_minibatch(inputs, targets[0] if targets else None, len(part.samples), chance)
+        part.compute(cut_minibatch(inputs, targets[0] if targets else None, count, chance))
         with _chance_kept(part.device):
-            return self._output(here, microbatches) if self._loss is None else self._of_loss(part, microbatches)
+            return self._output(here) if self._loss is None else self._of_loss(part)
 
-    def _output(self, here: Cut, microbatches: Sequence[Microbatch]) -> object:
+    def _output(self, here: Cut) -> object:
         """The output of the model, from which the gradient goes back through its partitions."""
-        passes, (microbatch,) = Passes(here.part.program), microbatches
-        found: list[object] = []
-
-        def ahead() -> HomeSteps[None]:
-            found.append((yield from passes.forward(0, microbatch))[1])
-
-        went = self._play(ahead())
-        leaves, structure = pytree.tree_flatten(found[0] if went else _zeros(here))
-        values = pytree.tree_leaves(here.part.program.outputs)
+        part, passes = here.part, here.part.passes
+        went = self._play(part.actions(Pass.FORWARD))
+        leaves, structure = pytree.tree_flatten(passes.outputs[0] if went else _zeros(here))
+        values = pytree.tree_leaves(part.program.outputs)
         floating = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
         def back(gradients: Sequence[torch.Tensor | None]) -> None:
             known = zip(floating, gradients, strict=True)
-            given = {values[at].value: gradient for at, gradient in known if gradient is not None}
-            self._go_back(went, passes.backward(0, microbatch, given))
+            passes.begins = {values[at].value: gradient for at, gradient in known if gradient is not None}
+            self._go_back(went, part.actions(Pass.BACKWARD))
 
         handed = self._hand_out(back, [leaves[at] for at in floating])
         for at, leaf in zip(floating, handed, strict=True):
             leaves[at] = leaf
         return pytree.tree_unflatten(leaves, structure)
 
-    def _of_loss(self, part: ScriptedPart, microbatches: Sequence[Microbatch]) -> torch.Tensor:
+    def _of_loss(self, part: ScriptedPart) -> torch.Tensor:
         """The loss of the minibatch: its gradient is known with it, and is the parameters' when the script goes
         back.
         """
         before = [parameter.grad for parameter in part.parameters]
-        found: list[torch.Tensor] = []
-
-        def through() -> HomeSteps[None]:
-            result = yield from step(part.program, microbatches, part.way.order(len(microbatches)))
-            losses = [own.weight * one for one, own in zip(result.outputs, microbatches, strict=True)]
-            found.append(torch.stack(losses).sum())
-
         for parameter in part.parameters:
             parameter.grad = None
-        went = self._play(through())
+        went = self._play(part.actions())
         gradients = [parameter.grad for parameter in part.parameters]
         for parameter, gradient in zip(part.parameters, before, strict=True):
             parameter.grad = gradient
 
         def back(scales: Sequence[torch.Tensor | None]) -> None:
-            self._go_back(went, None)
+            self._go_back(went, ())
             for parameter, gradient in zip(part.parameters, gradients, strict=True):
                 if went and gradient is not None and scales[0] is not None:
                     own = gradient * scales[0]
                     parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
 
-        [loss] = self._hand_out(back, found if went else [torch.zeros((), dtype=torch.float64)])
+        batches, outputs = part.passes.batches, part.passes.outputs
+        losses = [batch.weight * outputs[number] for number, batch in enumerate(batches)] if went else []
+        [loss] = self._hand_out(back, [torch.stack(losses).sum() if losses else torch.zeros((), dtype=torch.float64)])
         return loss
 
     def _hand_out(
@@ -235,15 +222,15 @@ class SplitModel(nn.Module):
         handed: tuple[torch.Tensor, ...] = _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # of torch
         return handed
 
-    def _go_back(self, went: bool, story: HomeSteps[object] | None) -> None:
+    def _go_back(self, went: bool, actions: Sequence[Action]) -> None:
         if not self._goes_back or self._minibatch() is not self._called:
             raise UsageError(
                 "backward() from what a split model gave before: each minibatch goes back once, before its "
                 "optimizer.step()"
             )
         self._goes_back = False
-        if went and story is not None:
-            self._play(story)
+        if went and actions:
+            self._play(actions)
 
     def _check_moment(self) -> Cut:
         """Refuse a call that is not the one of a minibatch."""
@@ -345,7 +332,9 @@ def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) 
 
 @contextlib.contextmanager
 def _chance_kept(device: torch.device) -> Iterator[None]:
-    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each home draws otherwise."""
+    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each partition draws
+    otherwise.
+    """
     with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
         yield
 

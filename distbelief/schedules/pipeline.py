@@ -1,11 +1,13 @@
-"""Pipelines as data: in which order each home of a split model takes microbatches forward and back, and what crosses.
+"""Pipelines as data: in which order each partition of a split model takes microbatches forward and back, and what
+crosses.
 
 The rules of a pipeline:
 
-1. A home does its tasks in order, and in each the segments that it has: in order forward, in reverse back.
-2. A segment's inputs from other homes are received before it first needs them; what it gives to others is sent when it
-   has been computed, to each home once. Going back, gradients take the same boundaries the other way; what several
-   segments of a home make of one is added there, and leaves when the last has added to it.
+1. A partition does its tasks in order, and in each the segments that it has: in order forward, in reverse back.
+2. A segment's inputs from other partitions are received before it first needs them; what it gives to others is sent
+  when it
+   has been computed, to each partition once. Going back, gradients take the same boundaries the other way; what several
+   segments of a partition make of one is added there, and leaves when the last has added to it.
 3. Each boundary has slots of its own for each way, which are taken in turn. Who sends waits until the slot is free, who
    receives until it is full; it is freed when the last that uses what lies in it has been computed: a segment uses its
    inputs going back too.
@@ -35,8 +37,8 @@ class Pass(Enum):
     """The gradients of what was taken, and of the weights."""
 
 
-class HomeTask(NamedTuple):
-    """All segments of a home, one way, for one microbatch."""
+class PartitionTask(NamedTuple):
+    """All segments of a partition, one way, for one microbatch."""
 
     direction: Pass
     microbatch: int
@@ -63,7 +65,7 @@ Action = SegmentTask | Crossing
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Crossing point of one value, from the home that computes it to one that needs it."""
+    """Crossing point of one value, from the partition that computes it to one that needs it."""
 
     value: str
     source: int
@@ -78,11 +80,11 @@ class Boundary(msgspec.Struct, frozen=True):
         return (self.source, self.target) if direction is Pass.FORWARD else (self.target, self.source)
 
 
-class HomeSegment(msgspec.Struct, frozen=True):
-    """A computation of one home without waiting, by what it takes from other homes and gives to them."""
+class PartitionSegment(msgspec.Struct, frozen=True):
+    """A computation of one partition without waiting, by what it takes from other partitions and gives to them."""
 
     name: str
-    home: int
+    partition: int
     takes: tuple[int, ...] = ()
     """The numbers of the boundaries over which its inputs come."""
     gives: tuple[int, ...] = ()
@@ -94,13 +96,14 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     Raises:
         UsageError: a boundary that there is not, that has not one segment which gives at its source, before one that
-            takes at its target, or over which a value comes to a home that has it already; a home without a segment.
+            takes at its target, or over which a value comes to a partition that has it already; a partition without a
+            segment.
 
-    >>> chain(2).segments[1], chain(2).homes
-    (HomeSegment(name='stage 1', home=1, takes=(0,), gives=()), 2)
+    >>> chain(2).segments[1], chain(2).partitions
+    (PartitionSegment(name='stage 1', partition=1, takes=(0,), gives=()), 2)
     """
 
-    segments: tuple[HomeSegment, ...]
+    segments: tuple[PartitionSegment, ...]
     boundaries: tuple[Boundary, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,12 +113,12 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
                 if not 0 <= number < len(self.boundaries):
                     raise UsageError(f"{segment.name}: boundary {number} of {len(self.boundaries)}: number them from 0")
             for number in segment.takes:
-                if number not in sent or self.boundaries[number].target != segment.home:
+                if number not in sent or self.boundaries[number].target != segment.partition:
                     raise UsageError(
                         f"{segment.name} takes {self.boundaries[number]}, which nobody before it gives there"
                     )
             for number in segment.gives:
-                if number in sent or self.boundaries[number].source != segment.home:
+                if number in sent or self.boundaries[number].source != segment.partition:
                     raise UsageError(
                         f"{segment.name} gives {self.boundaries[number]}, which is another segment's to give"
                     )
@@ -124,33 +127,36 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         arrivals = set[tuple[str, int]]()
         for number, edge in enumerate(self.boundaries):
             if number not in received or edge.source == edge.target or (edge.value, edge.target) in arrivals:
-                raise UsageError(f"{edge}: a value crosses once to each other home that takes it")
+                raise UsageError(f"{edge}: a value crosses once to each other partition that takes it")
             arrivals.add((edge.value, edge.target))
-        if {segment.home for segment in self.segments} != set(range(self.homes)):
-            raise UsageError(f"of homes 0 to {self.homes - 1} some have no segment: number those that have, from 0 on")
+        if {segment.partition for segment in self.segments} != set(range(self.partitions)):
+            raise UsageError(
+                f"of partitions 0 to {self.partitions - 1} some have no segment: number those that have, from 0 on"
+            )
 
     @cached_property
-    def homes(self) -> int:
-        """Return how many homes there are."""
-        return 1 + max((segment.home for segment in self.segments), default=-1)
+    def partitions(self) -> int:
+        """Return how many partitions there are."""
+        return 1 + max((segment.partition for segment in self.segments), default=-1)
 
-    def of(self, home: int) -> list[int]:
-        """The segments of a home, in order."""
-        return [number for number, segment in enumerate(self.segments) if segment.home == home]
+    def of(self, partition: int) -> list[int]:
+        """The segments of a partition, in order."""
+        return [number for number, segment in enumerate(self.segments) if segment.partition == partition]
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Count the homes that a microbatch passes, from each home to where it turns: 1 for the last of a chain.
+        """Count the partitions that a microbatch passes, from each partition to where it turns: 1 for the last of a
+        chain.
 
-        Homes that need values of each other have the same depth.
+        Partitions that need values of each other have the same depth.
 
         >>> chain(3).depths
         (3, 2, 1)
         """
-        return depths_of(self.homes, ((boundary.source, boundary.target) for boundary in self.boundaries))
+        return depths_of(self.partitions, ((boundary.source, boundary.target) for boundary in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
-        """Return what a segment uses, forward or back, of what its home received."""
+        """Return what a segment uses, forward or back, of what its partition received."""
         segment = self.segments[task.segment]
         inputs = [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.takes]
         if task.direction is Pass.FORWARD:
@@ -168,41 +174,45 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         return [Crossing(number, task.microbatch, Pass.BACKWARD) for number in ready]
 
 
-def depths_of(homes: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Return how many homes a microbatch is at, from each home on to the one where it turns.
+def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Return how many partitions a microbatch is at, from each partition on to the one where it turns.
 
     Args:
-        homes: how many there are.
+        partitions: how many there are.
         edges: from each that gives something, to the one that takes it.
 
     >>> depths_of(3, [(0, 1), (1, 2)]), depths_of(2, [(0, 1), (1, 0)])
     ((3, 2, 1), (1, 1))
     """
-    reach = [{home} for home in range(homes)]
+    reach = [{partition} for partition in range(partitions)]
     for source, target in edges:
         reach[source].add(target)
-    for middle in range(homes):
-        for home in range(homes):
-            if middle in reach[home]:
-                reach[home] |= reach[middle]
+    for middle in range(partitions):
+        for partition in range(partitions):
+            if middle in reach[partition]:
+                reach[partition] |= reach[middle]
     depths: dict[int, int] = {}
-    # who reaches more comes later, so that all behind it are known; homes that reach each other reach the same
-    for home in sorted(range(homes), key=lambda home: len(reach[home])):
-        depths[home] = 1 + max((depths[other] for other in reach[home] if home not in reach[other]), default=0)
-    return tuple(depths[home] for home in range(homes))
+    # who reaches more comes later, so that all behind it are known; partitions that reach each other reach the same
+    for partition in sorted(range(partitions), key=lambda partition: len(reach[partition])):
+        depths[partition] = 1 + max(
+            (depths[other] for other in reach[partition] if partition not in reach[other]), default=0
+        )
+    return tuple(depths[partition] for partition in range(partitions))
 
 
 def chain(stages: int, size: int = 0) -> SegmentGraph:
-    """Stages, each at a home of its own and giving the next one a value of so many bytes a sample."""
+    """Stages, each at a partition of its own and giving the next one a value of so many bytes a sample."""
     last = stages - 1
     return SegmentGraph(
-        tuple(HomeSegment(f"stage {n}", n, (n - 1,) if n else (), (n,) if n < last else ()) for n in range(stages)),
+        tuple(
+            PartitionSegment(f"stage {n}", n, (n - 1,) if n else (), (n,) if n < last else ()) for n in range(stages)
+        ),
         tuple(Boundary(f"output of stage {n}", n, n + 1, size) for n in range(last)),
     )
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
-    """Orders of the homes for a minibatch of so many microbatches.
+    """Orders of the partitions for a minibatch of so many microbatches.
 
     >>> from distbelief.schedules.pipelines import pipeline
     >>> made = pipeline("gpipe", chain(2), 1)
@@ -219,17 +229,18 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
     algorithm: str
     graph: SegmentGraph
     microbatches: int
-    orders: tuple[tuple[HomeTask, ...], ...]
-    """The tasks of each home."""
+    orders: tuple[tuple[PartitionTask, ...], ...]
+    """The tasks of each partition."""
 
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
-        """Return what each home computes, receives and sends, in order, by the rules."""
-        return tuple(tuple(self._actions(home)) for home in range(self.graph.homes))
+        """Return what each partition computes, receives and sends, in order, by the rules."""
+        return tuple(tuple(self.actions_of(partition)) for partition in range(self.graph.partitions))
 
-    def _actions(self, home: int) -> Iterator[Action]:
-        mine, received = self.graph.of(home), set[Crossing]()
-        for direction, microbatch in self.orders[home]:
+    def actions_of(self, partition: int) -> Iterator[Action]:
+        """Yield what one partition computes, receives and sends, in order."""
+        mine, received = self.graph.of(partition), set[Crossing]()
+        for direction, microbatch in self.orders[partition]:
             for number in mine if direction is Pass.FORWARD else reversed(mine):
                 task = SegmentTask(direction, number, microbatch)
                 for crossing in self.graph.uses(task):
@@ -247,7 +258,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """The most microbatches of each home that went forward and are not back."""
+        """The most microbatches of each partition that went forward and are not back."""
         most = []
         for order in self.orders:
             ways = [(way is Pass.FORWARD) - (way is Pass.BACKWARD) for way, _ in order]

@@ -1,4 +1,6 @@
-"""The price of a pipeline: seconds of a step, from those of its segments and a line between homes, and memory held."""
+"""The price of a pipeline: seconds of a step, from those of its segments and a line between partitions, and memory
+held.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ class SegmentCost(msgspec.Struct, frozen=True):
 
 
 class Span(NamedTuple):
-    """When a home computed something, in seconds from the beginning of the step."""
+    """When a partition computed something, in seconds from the beginning of the step."""
 
-    home: int
+    partition: int
     task: SegmentTask
     start: float
     stop: float
@@ -42,17 +44,17 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     """Price of a step."""
 
     seconds: float
-    """From the first task to the last home's last."""
+    """From the first task to the last partition's last."""
     spans: tuple[Span, ...]
     """Every task, in the order in which they began."""
     busy: tuple[float, ...]
-    """Seconds that each home computes."""
+    """Seconds that each partition computes."""
     held: tuple[int, ...]
-    """The most bytes that each home holds for what is still to compute: what it kept, and slots of what comes."""
+    """The most bytes that each partition holds for what is still to compute: what it kept, and slots of what comes."""
 
     @property
     def idle(self) -> float:
-        """The part of all homes' time in which they wait.
+        """The part of all partitions' time in which they wait.
 
         >>> from distbelief.schedules.pipeline import chain
         >>> from distbelief.schedules.pipelines import pipeline
@@ -65,7 +67,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
 def price_pipeline(
     pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
 ) -> PipelinePrice:
-    """The price of a pipeline, in which everything begins as soon as its home and what it waits for let it.
+    """The price of a pipeline, in which everything begins as soon as its partition and what it waits for let it.
 
     Of a chain of stages that take t seconds each with a microbatch, without a price of messages, M microbatches cost
     sum(t) + (M - 1) max(t).
@@ -73,7 +75,8 @@ def price_pipeline(
     Args:
         pipeline: what is played.
         costs: of each segment, in their order.
-        link: between any two homes, where messages cost something; a home computes on while they leave and arrive.
+        link: between any two partitions, where messages cost something; a partition computes on while they leave and
+            arrive.
         samples: in a microbatch, for the bytes of what crosses.
 
     >>> from distbelief.schedules.pipeline import chain
@@ -83,13 +86,13 @@ def price_pipeline(
     """
     run = _Timeline(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
     # who is the earliest goes first, since ports serve in that order
-    while any(run.advance(home) for home in sorted(range(len(run.now)), key=run.now.__getitem__)):
+    while any(run.advance(partition) for partition in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
     held = list(run.most)
     for number, boundary in enumerate(pipeline.graph.boundaries):
         held[boundary.target] += run.sizes[number] * pipeline.slots(number)
         held[boundary.source] += run.sizes[number] * pipeline.slots(number) * boundary.gradient
-    spans = sorted(run.spans, key=lambda span: (span.start, span.home))
+    spans = sorted(run.spans, key=lambda span: (span.start, span.partition))
     return PipelinePrice(max(run.now, default=0.0), tuple(spans), tuple(run.busy), tuple(held))
 
 
@@ -97,58 +100,58 @@ class _Timeline:
     """Until when everybody and everything is busy, and what everybody holds."""
 
     def __init__(self, pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel, samples: float) -> None:
-        homes = pipeline.graph.homes
+        partitions = pipeline.graph.partitions
         self.pipeline, self.costs, self.link = pipeline, costs, link
         self.sizes = [round(boundary.size * samples) for boundary in pipeline.graph.boundaries]
-        self.at, self.now, self.busy = [0] * homes, [0.0] * homes, [0.0] * homes
-        self.ports = [Port() for _ in range(homes)]
+        self.at, self.now, self.busy = [0] * partitions, [0.0] * partitions, [0.0] * partitions
+        self.ports = [Port() for _ in range(partitions)]
         self.sent: dict[tuple[int, Pass], list[Crossing]] = {}
         self.arrived: dict[Crossing, float] = {}
         self.freed: dict[Crossing, float] = {}
         self.spans: list[Span] = []
-        self.held, self.most = [0] * homes, [0] * homes
+        self.held, self.most = [0] * partitions, [0] * partitions
 
-    def advance(self, home: int) -> bool:
-        """Do the next action of a home, unless it waits for another home's; whether it did."""
-        actions = self.pipeline.actions[home]
-        if self.at[home] == len(actions):
+    def advance(self, partition: int) -> bool:
+        """Do the next action of a partition, unless it waits for another partition's; whether it did."""
+        actions = self.pipeline.actions[partition]
+        if self.at[partition] == len(actions):
             return False
-        action = actions[self.at[home]]
+        action = actions[self.at[partition]]
         if isinstance(action, SegmentTask):
-            self._compute(home, action)
-        elif not self._cross(home, action):
+            self._compute(partition, action)
+        elif not self._cross(partition, action):
             return False
-        self.at[home] += 1
+        self.at[partition] += 1
         return True
 
-    def _cross(self, home: int, action: Crossing) -> bool:
+    def _cross(self, partition: int, action: Crossing) -> bool:
         source, target = self.pipeline.graph.boundaries[action.boundary].ends(action.direction)
         size = self.sizes[action.boundary]
-        if home == target:
+        if partition == target:
             if action not in self.arrived:
                 return False
-            self.now[home] = max(self.now[home], self.arrived[action])
+            self.now[partition] = max(self.now[partition], self.arrived[action])
             return True
         way = action.boundary, action.direction
         sent, count = self.sent.setdefault(way, []), self.pipeline.slots(action.boundary)
         if len(sent) >= count:
             if sent[-count] not in self.freed:
                 return False
-            self.now[home] = max(self.now[home], self.freed[sent[-count]])
+            self.now[partition] = max(self.now[partition], self.freed[sent[-count]])
         ports = self.ports[source], self.ports[target]
-        self.arrived[action] = carry(*ports, self.now[home], size / self.link.bandwidth, self.link.latency)
+        self.arrived[action] = carry(*ports, self.now[partition], size / self.link.bandwidth, self.link.latency)
         sent.append(action)
         return True
 
-    def _compute(self, home: int, task: SegmentTask) -> None:
-        cost, start = self.costs[task.segment], self.now[home]
-        self.now[home] = start + cost.seconds(task.direction)
-        self.busy[home] += cost.seconds(task.direction)
-        self.spans.append(Span(home, task, start, self.now[home]))
-        self.held[home] += cost.kept * (task.direction is Pass.FORWARD)
-        self.most[home] = max(self.most[home], self.held[home])
+    def _compute(self, partition: int, task: SegmentTask) -> None:
+        cost, start = self.costs[task.segment], self.now[partition]
+        self.now[partition] = start + cost.seconds(task.direction)
+        self.busy[partition] += cost.seconds(task.direction)
+        self.spans.append(Span(partition, task, start, self.now[partition]))
+        self.held[partition] += cost.kept * (task.direction is Pass.FORWARD)
+        self.most[partition] = max(self.most[partition], self.held[partition])
         if task.direction is Pass.BACKWARD:
-            self.held[home] -= cost.kept
+            self.held[partition] -= cost.kept
         for crossing in self.pipeline.graph.uses(task):
             if self.pipeline.last_uses[crossing] == task:
-                self.freed[crossing] = self.now[home]
+                self.freed[crossing] = self.now[partition]

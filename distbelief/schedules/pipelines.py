@@ -1,6 +1,6 @@
-"""The algorithms of pipelines: how many microbatches a home has in flight is all in which they differ.
+"""The algorithms of pipelines: how many microbatches a partition has in flight is all in which they differ.
 
-Every home takes as many microbatches forward as may be in flight at it, then one back and the next one forward by
+Every partition takes as many microbatches forward as may be in flight at it, then one back and the next one forward by
 turns, then the rest back.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distbelief.errors import UsageError, unknown
-from distbelief.schedules.pipeline import HomeTask, Pass, Pipeline, SegmentGraph
+from distbelief.schedules.pipeline import PartitionTask, Pass, Pipeline, SegmentGraph
 
 PIPELINES = ("sequential", "gpipe", "1f1b")
 
@@ -19,11 +19,12 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
 
     - `sequential`: the minibatch goes through as a whole.
     - `gpipe`: all microbatches go forward, then all back (Huang et al. 2018).
-    - `1f1b`: a home has no more in flight than there are homes from it to the turn (Narayanan et al. 2019, 2021).
+    - `1f1b`: a partition has no more in flight than there are partitions from it to the turn (Narayanan et al. 2019,
+      2021).
 
     Args:
         algorithm: one of `PIPELINES`.
-        graph: the segments and their homes.
+        graph: the segments and their partitions.
         microbatches: 1 or more; 1 for `sequential`.
 
     Raises:
@@ -34,12 +35,14 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
     check_pipeline(algorithm, microbatches)
-    orders = tuple(tuple(home_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths)
+    orders = tuple(
+        tuple(partition_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths
+    )
     return Pipeline(algorithm, graph, microbatches, orders)
 
 
 def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
-    """Return how many microbatches a home of a depth may have in flight.
+    """Return how many microbatches a partition of a depth may have in flight.
 
     >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
     (8, 2, 1)
@@ -47,17 +50,17 @@ def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
     return microbatches if algorithm == "gpipe" else min(microbatches, depth)
 
 
-def home_tasks(microbatches: int, in_flight: int) -> Iterator[HomeTask]:
-    """The tasks of a home that may have so many microbatches in flight, at most all.
+def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask]:
+    """The tasks of a partition that may have so many microbatches in flight, at most all.
 
-    >>> [(way.value, number) for way, number in home_tasks(2, 2)]
+    >>> [(way.value, number) for way, number in partition_tasks(2, 2)]
     [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
     """
     for turn in range(microbatches + in_flight):
         if turn >= in_flight:
-            yield HomeTask(Pass.BACKWARD, turn - in_flight)
+            yield PartitionTask(Pass.BACKWARD, turn - in_flight)
         if turn < microbatches:
-            yield HomeTask(Pass.FORWARD, turn)
+            yield PartitionTask(Pass.FORWARD, turn)
 
 
 def named(schedule: str, microbatches: int) -> str:

@@ -77,7 +77,7 @@ class HeldRange:
         # count as zero gradients
         self.skips = not plan.settings.standby
         """True where parameters that a push does not cover are not stepped."""
-        self.home = plan.layout.home_of(self.moving)
+        self.partition = plan.layout.partition_of(self.moving)
         """The partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
         self.rate: Callable[[int], float] = plan.factor if plan.settings.rate_varies else lambda _samples: 1.0
@@ -710,7 +710,7 @@ class Shard:
         held_range = self._held_range
         if not isinstance(self.policy, Rounds) or held_range is None or sender != roles.shard(held_range.plan.ruler):
             raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
-        self.policy.rule(event.at_partition(held_range.home))
+        self.policy.rule(event.at_partition(held_range.partition))
         # a round whose members are all gone makes no update, but those who waited for it may go on
         return self._settle() + self.let_go()
 

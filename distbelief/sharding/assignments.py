@@ -11,27 +11,27 @@ from distbelief.sharding.layout import ALIGNMENT, Layout, Range
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """Ranges of one shard at one home: one that is pushed and fetched, and one that was sent once."""
+    """Ranges of one shard at one partition: one that is pushed and fetched, and one that was sent once."""
 
     moving: Range
     frozen: Range
 
 
 def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
-    """Contiguous ranges, home after home, balanced by bytes and cut at multiples of `ALIGNMENT`; a small model leaves
-    some empty. A shard holds nothing of two homes, so that a partition pushes to its own shards only.
+    """Contiguous ranges, partition after partition, balanced by bytes and cut at multiples of `ALIGNMENT`; a small
+    model leaves some empty. A shard holds nothing of two partitions, so that a partition pushes to its own shards only.
 
     Raises:
-        UsageError: the layout has another number of homes than there are partitions; there is no shard, or not one
-            for each home, or there are more than parameters.
+        UsageError: the layout has another number of partitions than there are partitions; there is no shard, or not one
+            for each partition, or there are more than parameters.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 1, 2)]
     [Range(start=0, stop=2048), Range(start=2048, stop=4000)]
     """
-    if len(layout.homes) != partitions:
+    if len(layout.partitions) != partitions:
         raise UsageError(
-            f"--partitions {partitions}: the model is laid out for {len(layout.homes)}; split it over as many"
+            f"--partitions {partitions}: the model is laid out for {len(layout.partitions)}; split it over as many"
         )
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")
@@ -43,8 +43,10 @@ def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
     check_shards(shards, layout.parameters)
     return tuple(
         Assignment(moving, frozen)
-        for home, count in zip(layout.homes, _shares([h.moving.size for h in layout.homes], shards), strict=True)
-        for moving, frozen in zip(_cut(home.moving, count), _cut(home.frozen, count), strict=True)
+        for partition, count in zip(
+            layout.partitions, _shares([h.moving.size for h in layout.partitions], shards), strict=True
+        )
+        for moving, frozen in zip(_cut(partition.moving, count), _cut(partition.frozen, count), strict=True)
     )
 
 
@@ -59,10 +61,10 @@ def check_shards(shards: int, parameters: int) -> None:
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:
-    """Return how many shards each home has: one, and each further one goes where shards hold most."""
+    """Return how many shards each partition has: one, and each further one goes where shards hold most."""
     counts = [1] * len(sizes)
     for _ in range(shards - len(sizes)):
-        most = max(range(len(sizes)), key=lambda home: sizes[home] / counts[home])
+        most = max(range(len(sizes)), key=lambda partition: sizes[partition] / counts[partition])
         counts[most] += 1
     return counts
 

@@ -1,11 +1,11 @@
 """The layout: where each parameter and buffer of a module lies in the flat vector.
 
-The flat vector is one run of bytes, home after home: a *home* is a partition of the model, and there is one where the
-model is not split. Each home has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype
-(both *move*: they are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an
-optimizer of its own, what moves lies model after model. What lies there are *pieces* of tensors; with one home a piece
-is a whole tensor. A *section* is a run of one home, kind, dtype and group, and starts at a multiple
-of `ALIGNMENT` bytes; a shard's range is cut at such multiples too, so at a multiple of 16 elements of any dtype.
+The flat vector is one run of bytes, partition after partition; there is one where the model is not split. Each
+partition has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype (both *move*: they
+are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an optimizer of its own,
+what moves lies model after model. What lies there are *pieces* of tensors; with one partition a piece is a whole
+tensor. A *section* is a run of one partition, kind, dtype and group, and starts at a multiple of `ALIGNMENT` bytes; a
+shard's range is cut at such multiples too, so at a multiple of 16 elements of any dtype.
 """
 
 from __future__ import annotations
@@ -87,27 +87,27 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a tensor and its home: indices `start` up to, not including, `stop` of one dimension."""
+    """A part of a tensor and its partition: indices `start` up to, not including, `stop` of one dimension."""
 
     dimension: int
     start: int
     stop: int
-    home: int
+    partition: int
 
 
-def whole(tensor: Tensor, home: int = 0) -> Piece:
+def whole(tensor: Tensor, partition: int = 0) -> Piece:
     """The piece that is all of a tensor; a scalar has one index in dimension 0.
 
     >>> whole(Tensor("weight", (3, 4), "float32"))
-    Piece(dimension=0, start=0, stop=3, home=0)
+    Piece(dimension=0, start=0, stop=3, partition=0)
     """
-    return Piece(0, 0, tensor.shape[0] if tensor.shape else 1, home)
+    return Piece(0, 0, tensor.shape[0] if tensor.shape else 1, partition)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a tensor and the byte of the flat vector at which it starts.
 
-    >>> entry = Entry(Tensor("weight", (3, 4), "float32"), Piece(dimension=1, start=0, stop=2, home=0), 128)
+    >>> entry = Entry(Tensor("weight", (3, 4), "float32"), Piece(dimension=1, start=0, stop=2, partition=0), 128)
     >>> entry.shape, entry.size, entry.stop
     ((3, 2), 24, 152)
     """
@@ -163,18 +163,18 @@ class TrainedPart(NamedTuple):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """A run of the flat vector of one home, kind, dtype and parameter group."""
+    """A run of the flat vector of one partition, kind, dtype and parameter group."""
 
     kind: Kind
     dtype: str
     group: int
     start: int
     stop: int
-    home: int = 0
+    partition: int = 0
 
 
-class HomeRanges(msgspec.Struct, frozen=True, array_like=True):
-    """Ranges of one home in the flat vector: a vector of a partition is as long as these."""
+class PartitionRanges(msgspec.Struct, frozen=True, array_like=True):
+    """Ranges of one partition in the flat vector: a vector of a partition is as long as these."""
 
     trained: Range
     moving: Range
@@ -199,39 +199,41 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     """
     aliases: dict[str, str]
     """Other names of tied tensors, to the name under which they are laid out."""
-    homes: tuple[HomeRanges, ...]
-    """Ranges of each home, by its number."""
+    partitions: tuple[PartitionRanges, ...]
+    """Ranges of each partition, by its number."""
     models: tuple[Range, ...] = ()
     """Moving range of each model, where there are several with an optimizer each; none of a single one."""
 
     @property
     def total(self) -> int:
         """Bytes of the whole vector."""
-        return self.homes[-1].frozen.stop
+        return self.partitions[-1].frozen.stop
 
     def model_of(self, entry: Entry) -> int:
         """The model that a trained parameter or buffer is of; 0 where there is one."""
         return next((number for number, part in enumerate(self.models) if entry.start < part.stop), 0)
 
-    def home_of(self, part: Range) -> int:
-        """The home in whose part of the vector a range lies."""
-        return next((number for number, home in enumerate(self.homes) if part.stop <= home.all.stop), 0)
+    def partition_of(self, part: Range) -> int:
+        """The partition in whose part of the vector a range lies."""
+        return next((number for number, partition in enumerate(self.partitions) if part.stop <= partition.all.stop), 0)
 
-    def held(self, home: int) -> Range:
-        """Return what a home has of the vector; all of it, where none (-1) is named."""
-        homes = self.homes if home < 0 else self.homes[home : home + 1]
-        return Range(homes[0].all.start, homes[-1].all.stop)
+    def held(self, partition: int) -> Range:
+        """Return what a partition has of the vector; all of it, where none (-1) is named."""
+        partitions = self.partitions if partition < 0 else self.partitions[partition : partition + 1]
+        return Range(partitions[0].all.start, partitions[-1].all.stop)
 
     @property
-    def only(self) -> HomeRanges:
-        """Return what the one home has of a model that is not split.
+    def only(self) -> PartitionRanges:
+        """Return what the one partition has of a model that is not split.
 
         Raises:
             UsageError: the model is split.
         """
-        if len(self.homes) != 1:
-            raise UsageError(f"the model is split over {len(self.homes)} homes; this needs a model that is not split")
-        return self.homes[0]
+        if len(self.partitions) != 1:
+            raise UsageError(
+                f"the model is split over {len(self.partitions)} partitions; this needs a model that is not split"
+            )
+        return self.partitions[0]
 
     @property
     def moving(self) -> int:
@@ -296,18 +298,17 @@ def lay_out(
         tensors: all of them, each once.
         groups: what each parameter group sets for itself.
         aliases: other names of tied tensors.
-        split: by name, the pieces of each tensor that is not whole at home 0; together they are the tensor.
+        split: by name, the pieces of each tensor that is not whole at partition 0; together they are the tensor.
         models: by name, the number of the model that each tensor is of, where there are several with an optimizer each;
-            all at home 0, and each with a group of its own and a trained parameter.
+            all at partition 0, and each with a group of its own and a trained parameter.
 
     Raises:
-        UsageError: no trained parameter, at all or at a home; a dtype that cannot be trained or held; pieces that are
-            not the whole of their tensor.
+        UsageError: no trained parameter; a dtype that cannot be trained or held; pieces that are no whole tensor.
 
     >>> layout = lay_out([Tensor("weight", (3, 4), "float32"), Tensor("count", (), "int64", "buffer")])
     >>> [(e.tensor.name, e.start) for e in layout.entries], layout.moving
     ([('weight', 0), ('count', 128)], 136)
-    >>> halves = {"weight": [Piece(0, 0, 1, home=0), Piece(0, 1, 3, home=1)]}
+    >>> halves = {"weight": [Piece(0, 0, 1, partition=0), Piece(0, 1, 3, partition=1)]}
     >>> [(e.start, e.stop) for e in lay_out([Tensor("weight", (3, 4), "float32")], split=halves).entries]
     [(0, 16), (128, 160)]
     >>> two = [Tensor("0.weight", (3, 4), "float32"), Tensor("1.weight", (2,), "float32", group=1)]
@@ -322,7 +323,7 @@ def lay_out(
     ]
     entries: list[Entry] = []
     sections: list[Section] = []
-    homes: list[HomeRanges] = []
+    partitions: list[PartitionRanges] = []
     begun: dict[int, int] = {}
     position = 0
 
@@ -330,17 +331,19 @@ def lay_out(
         t = entry.tensor
         return t.kind == "frozen", models[t.name] if models else 0, _ORDER[t.kind], t.dtype, t.group
 
-    for home in range(1 + max(entry.piece.home for entry in placed)):
-        here = [entry for entry in placed if entry.piece.home == home]
+    for partition in range(1 + max(entry.piece.partition for entry in placed)):
+        here = [entry for entry in placed if entry.piece.partition == partition]
         if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
-            raise UsageError(f"home {home} has no trained parameter: split the model over fewer homes, or otherwise")
+            raise UsageError(
+                f"partition {partition} has no trained parameter: split the model over fewer, or otherwise"
+            )
         start = trained = moving = position = _aligned(position)
         for part in sorted(here, key=order):
             t = part.tensor
             key, last = (t.kind, t.dtype, t.group), sections[-1] if sections else None
-            if last is None or (last.kind, last.dtype, last.group, last.home) != (*key, home):
+            if last is None or (last.kind, last.dtype, last.group, last.partition) != (*key, partition):
                 position = _aligned(position)
-                sections.append(Section(*key, position, position, home))
+                sections.append(Section(*key, position, position, partition))
             entries.append(Entry(t, part.piece, position))
             if models and t.kind != "frozen":
                 begun.setdefault(models[t.name], position)
@@ -348,11 +351,10 @@ def lay_out(
             sections[-1] = msgspec.structs.replace(sections[-1], stop=position)
             trained = position if t.kind == "parameter" else trained
             moving = position if t.kind != "frozen" else moving
-        homes.append(HomeRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
-    edges = [*begun.values(), homes[0].moving.stop]
-    parts = tuple(Range(*edge) for edge in itertools.pairwise(edges))
+        partitions.append(PartitionRanges(Range(start, trained), Range(start, moving), Range(moving, position)))
+    parts = tuple(itertools.starmap(Range, itertools.pairwise([*begun.values(), partitions[0].moving.stop])))
     named = tuple(dict(g) for g in groups)
-    return Layout(tuple(entries), tuple(sections), named, dict(aliases or {}), tuple(homes), parts)
+    return Layout(tuple(entries), tuple(sections), named, dict(aliases or {}), tuple(partitions), parts)
 
 
 def _check_kinds(tensors: Sequence[Tensor]) -> None:
@@ -377,7 +379,7 @@ def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension
-        fits = piece.dimension == along and 0 <= along < len(sides) and piece.home >= 0
+        fits = piece.dimension == along and 0 <= along < len(sides) and piece.partition >= 0
         if not fits or piece.start != edge or (piece.stop <= edge and sides[along]):
             raise UsageError(
                 f"{tensor.kind} {tensor.name!r} {list(tensor.shape)} is not whole in its pieces: {piece} does not "

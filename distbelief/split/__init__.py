@@ -8,7 +8,7 @@
 ...     def forward(self, x):
 ...         return x * self.factor
 >>> import torch
->>> def features(call: LayerCall):  # what a home gives of dimension 1 needs the same of what the layer takes
+>>> def features(call: LayerCall):  # what a partition gives of dimension 1 needs the same of what the layer takes
 ...     return call.sections(1, lambda start, stop: (1, start, stop), {"factor": 0}, lambda start, stop: {})
 >>> register(Scaled, "columns", features)
 """

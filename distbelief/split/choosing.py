@@ -1,28 +1,24 @@
 """Choosing: which way to split a model, by a price that every process computes alike: of operations, not of time.
 
-The price is that of the schedule with which the homes compute. What a segment takes is guessed from what it computes:
-so many operations a second, so long for each element that it gives and for each of its nodes, twice as much on the way
-back. `distbelief split` measures instead.
+The price is that of the schedule with which the partitions compute. What a segment takes is guessed from what it
+computes: so many operations a second, so long for each element that it gives and for each of its nodes, twice as much
+on the way back. `distbelief split` measures instead.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import nn
+from dataclasses import dataclass, field
 
 from distbelief.errors import UsageError
 from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
+from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split, SplitSteps
 from distbelief.split.plan import apply
-from distbelief.split.program import HomeProgram, build, elements, segment_graph
+from distbelief.split.program import SplitProgram, elements, program_of
 from distbelief.split.registry import DIVIDING, PLACING, rule_of
 from distbelief.split.tracing import Traced
 
@@ -31,23 +27,28 @@ RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
 TOLD = 3
 """Other ways that are named beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
-"""Between two homes."""
+"""Between two partitions."""
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate:
     """A way to split, and its price or why it cannot be."""
 
     split: Split
     seconds: float
     """Seconds of a step; infinite where it cannot be."""
     reason: str = ""
+    graph: SplitGraph | None = field(default=None, compare=False, repr=False)
+    """The model, split so; None where it cannot be."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Chosen ways to split a model, and those that were looked at."""
+    """Chosen way to split a model, and those that were looked at."""
 
     split: Split
+    graph: SplitGraph = field(compare=False, repr=False)
+    """The model, split so."""
     whole: float
     """Guessed seconds of a step of the whole model."""
     candidates: tuple[Candidate, ...]
@@ -68,42 +69,46 @@ class Choice:
 
 
 def choose(
-    split: Split, traced: Traced, model: nn.Module, loss: LossFunction | None, targets: object, steps: SplitSteps
+    split: Split,
+    traced: Traced,
+    loss: LossFunction | None,
+    targets: object,
+    steps: SplitSteps,
+    everywhere: bool = False,
 ) -> Choice:
     """The way that is named; for `auto`, of the ways that can be, the one with the least price.
 
     Args:
         split: how, or `auto`.
-        traced: the model.
-        model: the same; no value of it is read.
+        traced: the model; no value of it is read.
         loss: of its output and the targets.
         targets: an example of what the loss takes.
         steps: what is priced.
+        everywhere: whether each partition is given the loss, or the output where there is none.
 
     Raises:
         UsageError: it cannot be split so, or in no way: with the reasons.
     """
-    shapes = _without_values(model)
     batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
     candidates: list[Candidate] = []
     for way in ways:
         try:
-            graph = apply(way, traced, loss, targets)
-            programs = [build(graph, home, shapes) for home in range(way.partitions)]
-            pipe = pipeline(steps.algorithm, segment_graph(programs), steps.microbatches)
-            candidates.append(Candidate(way, _price(programs, pipe, scale, batch_size)))
+            graph = apply(way, traced, loss, targets, everywhere=everywhere)
+            program = program_of(graph)
+            pipe = pipeline(steps.algorithm, program.graph, steps.microbatches)
+            candidates.append(Candidate(way, _price(program, pipe, scale, batch_size), "", graph))
         except UsageError as error:
             if len(ways) == 1:
                 raise
             candidates.append(Candidate(way, float("inf"), str(error)))
-    candidates.sort(key=lambda candidate: candidate.seconds)
-    if candidates[0].reason:
+    best, *_ = candidates = sorted(candidates, key=lambda candidate: candidate.seconds)
+    if best.graph is None:
         raise UsageError(
             f"the model cannot be split over {split.partitions} partitions: "
             + "; ".join(f"{candidate.split.text}: {candidate.reason}" for candidate in candidates)
         )
-    return Choice(candidates[0].split, _of_whole(traced, scale, batch_size), tuple(candidates))
+    return Choice(best.split, best.graph, _of_whole(traced, scale, batch_size), tuple(candidates))
 
 
 def _ways(traced: Traced, partitions: int) -> list[Split]:
@@ -135,21 +140,11 @@ def _named(split: Split) -> str:
     return ", ".join(parts)
 
 
-def _without_values(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have shapes alone."""
-    memo: dict[int, object] = {id(buffer): buffer.detach().to("meta") for buffer in model.buffers()}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    return copy.deepcopy(model, memo)
-
-
-def _price(programs: Sequence[HomeProgram], pipe: Pipeline, scale: float, samples: int) -> float:
+def _price(program: SplitProgram, pipe: Pipeline, scale: float, samples: int) -> float:
     """Guessed seconds of a step."""
     parts = pipe.microbatches
-    left = {program.home: iter(program.segments) for program in programs}
     costs = []
-    for place in pipe.graph.segments:
-        segment = next(left[place.home])
+    for segment in program.segments:
         forward = _seconds(scale * segment.flops / parts, samples * segment.elements / parts, segment.nodes)
         costs.append(SegmentCost(forward, BACKWARD * forward))
     return price_pipeline(pipe, costs, LINE, samples / parts).seconds

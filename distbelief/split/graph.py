@@ -1,10 +1,11 @@
-"""The split graph: each node has one home, and the only thing that crosses from home to home is a transfer.
+"""The split graph: each node has one partition, and the only thing that crosses from partition to partition is a
+transfer.
 
-A value is *whole* at one home, or *cut* along a dimension into a part for each home, or left as *summands*, one at each
-home. What a home needs of a value is brought there: slices at their owners, a transfer each, and a `cat` or an `add`
-where they arrive. So a gather is transfers and a cat, a sum is transfers and additions, a halo is slices, transfers and
-a cat; the adjoint of each follows from the one rule that a transfer's gradient goes back to its source and is added
-there. Inputs and targets are at every home.
+A value is *whole* at one partition, or *cut* along a dimension into a part for each partition, or left as *summands*,
+one at each partition. What a partition needs of a value is brought there: slices at their owners, a transfer each, and
+a `cat` or an `add` where they arrive. So a gather is transfers and a cat, a sum is transfers and additions, a halo is
+slices, transfers and a cat; the adjoint of each follows from the one rule that a transfer's gradient goes back to its
+source and is added there. Inputs and targets are at every partition.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from distbelief.split.layers import (
     Borrowing,
     Cut,
     Divided,
-    DroppedPart,
-    HomePart,
+    DroppedShare,
     Indices,
     Keyed,
     Loss,
     LossFunction,
+    NodeShare,
     draws,
     node_number,
 )
@@ -47,12 +48,12 @@ class TransferKind(Enum):
     SUM = "sum"
     HALO = "halo"
     TENSOR = "tensor"
-    """A parameter or buffer that another home owns."""
+    """A parameter or buffer that another partition owns."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from one home to another; where it is differentiable, its gradient comes back."""
+    """A tensor that goes from one partition to another; where it is differentiable, its gradient comes back."""
 
     number: int
     source: int
@@ -70,7 +71,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Holding:
-    """A module that computes at a home, and which piece of which of the model's tensors each of its tensors is."""
+    """A module that computes at a partition, and which piece of which of the model's tensors each of its tensors is."""
 
     layer: nn.Module
     path: str
@@ -79,12 +80,12 @@ class Holding:
 
 @dataclass
 class SplitGraph:
-    """A model's graph, rewritten for its homes."""
+    """A model's graph, rewritten for its partitions."""
 
     traced: Traced
     partitions: int
     graph: fx.Graph = field(default_factory=fx.Graph)
-    home: dict[fx.Node, int] = field(default_factory=dict)
+    partition: dict[fx.Node, int] = field(default_factory=dict)
     shapes: dict[fx.Node, Shape] = field(default_factory=dict)
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
     """Transfers by the node at which each arrives."""
@@ -93,13 +94,13 @@ class SplitGraph:
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
-    """Outputs of the model by home: a structure of nodes, each whole there. One home has it, or all."""
+    """Outputs of the model by partition: a structure of nodes, each whole there. One partition has it, or all."""
     loss: fx.Node | None = None
     text: str = ""
     """The split as on a command line."""
 
     def constant(self, name: str) -> torch.Tensor:
-        """A tensor that each home has, and that is no part of the state."""
+        """A tensor that each partition has, and that is no part of the state."""
         attribute: object = self.traced.model
         for part in name.split("."):
             attribute = getattr(attribute, part)
@@ -122,7 +123,7 @@ def arrive(value: torch.Tensor) -> torch.Tensor:
 
 
 def as_number(loss: torch.Tensor) -> torch.Tensor:
-    """A loss of any dtype, as all homes are told it."""
+    """A loss of any dtype, as all partitions are told it."""
     return loss.detach().double()
 
 
@@ -133,17 +134,17 @@ class Value:
     node: fx.Node
     """Node of the traced graph."""
     at: dict[int, fx.Node] = field(default_factory=dict)
-    """Whole copies, by home; the first is its owner's."""
+    """Whole copies, by partition; the first is its owner's."""
     parts: dict[int, fx.Node] = field(default_factory=dict)
-    """Nodes by home, where it is cut or left as summands."""
+    """Nodes by partition, where it is cut or left as summands."""
     cut: Cut | None = None
     free: bool = False
-    """Any home makes it itself, from what every home has."""
+    """Any partition makes it itself, from what every partition has."""
     ranges: dict[tuple[int, Indices], fx.Node] = field(default_factory=dict)
 
     @property
     def owner(self) -> int:
-        """The home that has it whole."""
+        """The partition that has it whole."""
         return next(iter(self.at))
 
 
@@ -152,7 +153,7 @@ class Rewriter:
 
     Args:
         traced: the model.
-        partitions: how many homes there are.
+        partitions: how many partitions there are.
     """
 
     def __init__(self, traced: Traced, partitions: int) -> None:
@@ -172,17 +173,17 @@ class Rewriter:
         """Return where a value of the traced graph is."""
         return self._values[node]
 
-    def share_out(self, homes: Mapping[fx.Node, int]) -> None:
-        """Give the tensors of modules that several homes call to one of these each, so that all have some to hold.
+    def share_out(self, partitions: Mapping[fx.Node, int]) -> None:
+        """Give the tensors of modules that several partitions call to one of these each, so that all have some to hold.
 
         Args:
-            homes: of nodes that are to be computed whole.
+            partitions: of nodes that are to be computed whole.
         """
         users: dict[str, set[int]] = {}
-        for node, home in homes.items():
+        for node, partition in partitions.items():
             if node.op == "call_module":
                 for _, tensor in _tensors(self._traced.layer(node), remove_duplicate=True):
-                    users.setdefault(self._names[id(tensor)], set()).add(home)
+                    users.setdefault(self._names[id(tensor)], set()).add(partition)
         held = [0] * self.split.partitions
         shared: dict[str, list[str]] = {}
         for name, at in users.items():
@@ -192,11 +193,11 @@ class Rewriter:
                 shared.setdefault(name.rpartition(".")[0], []).append(name)
         sizes = {path: sum(self._model_tensors[name].numel() for name in names) for path, names in shared.items()}
         for path in sorted(shared, key=lambda path: -sizes[path]):
-            home = min(users[shared[path][0]], key=lambda home: (held[home], home))
-            held[home] += sizes[path]
+            partition = min(users[shared[path][0]], key=lambda partition: (held[partition], partition))
+            held[partition] += sizes[path]
             for name in shared[path]:
                 tensor = self._model_tensors[name]
-                self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, home))
+                self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
 
     # what a node becomes
 
@@ -214,64 +215,64 @@ class Rewriter:
         ):
             self._values[node] = Value(node, free=True)
 
-    def place(self, node: fx.Node, home: int) -> None:
-        """Compute a node as it is, at one home."""
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
+    def place(self, node: fx.Node, partition: int) -> None:
+        """Compute a node as it is, at one partition."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
         if node.op == "get_attr":
-            self._values[node] = Value(node)  # at home where it is needed first
+            self._values[node] = Value(node)  # at partition where it is needed first
             return
-        computed = self._call(node, home, None, args, kwargs)
-        self._values[node] = Value(node, {home: computed})
+        computed = self._call(node, partition, None, args, kwargs)
+        self._values[node] = Value(node, {partition: computed})
 
     def divide(self, node: fx.Node, divided: Divided) -> None:
-        """Compute a node in parts, one at each home."""
+        """Compute a node in parts, one at each partition."""
         flows = list(node.all_input_nodes)
         value = Value(node, cut=Cut(divided.gives, divided.edges) if divided.gives is not None else None)
-        for home, part in enumerate(divided.parts):
-            self._claim(node, home, part)
-        for home, part in enumerate(divided.parts):
+        for partition, part in enumerate(divided.parts):
+            self._claim(node, partition, part)
+        for partition, part in enumerate(divided.parts):
             needs = dict(zip(flows, part.needs, strict=True)) if part.needs else {}
 
             def bring(
                 input_node: fx.Node,
-                home: int = home,
-                part: HomePart = part,
+                partition: int = partition,
+                part: NodeShare = part,
                 needs: Mapping[fx.Node, Indices | None] = needs,
             ) -> fx.Node:
                 need = needs.get(input_node)
                 if need is None:
-                    return self.whole(self._values[input_node], home)
-                return self._padded(self._values[input_node], home, need, part.fill)
+                    return self.whole(self._values[input_node], partition)
+                return self._padded(self._values[input_node], partition, need, part.fill)
 
             args, kwargs = fx.map_arg((node.args, node.kwargs), bring)
-            value.parts[home] = self._call(node, home, part, args, kwargs)
+            value.parts[partition] = self._call(node, partition, part, args, kwargs)
         self._values[node] = value
 
     def finish(self, loss: LossFunction | None, targets: object, everywhere: bool = False) -> SplitGraph:
-        """End the graph with the output and the loss, whole at one home; what nothing uses is at home 0.
+        """End the graph with the output and the loss, whole at one partition; what nothing uses is at partition 0.
 
         Args:
             loss: of the output and the targets: a scalar, the mean over the minibatch; None for the output alone.
             targets: an example: tensors, or a structure of them.
-            everywhere: whether each home is given the loss, or the output where there is none.
+            everywhere: whether each partition is given the loss, or the output where there is none.
 
         Raises:
-            UsageError: a home has no parameter to train.
+            UsageError: a partition has no parameter to train.
         """
         output = next(iter(reversed(self._traced.graph.nodes)))
         results = [self._values[input_node] for input_node in output.all_input_nodes]
-        homes = [value.owner for value in results if value.at and not value.free]
-        home = homes[-1] if homes else 0
-        (structure,) = fx.map_arg(output.args, lambda input_node: self.whole(self._values[input_node], home))
-        self.split.outputs = {home: structure}
+        partitions = [value.owner for value in results if value.at and not value.free]
+        partition = partitions[-1] if partitions else 0
+        (structure,) = fx.map_arg(output.args, lambda input_node: self.whole(self._values[input_node], partition))
+        self.split.outputs = {partition: structure}
         if loss is not None:
             leaves, spec = pytree.tree_flatten(targets)
-            wanted = [self._input(home, f"target_{number}") for number in range(len(leaves))]
+            wanted = [self._input(partition, f"target_{number}") for number in range(len(leaves))]
             self.split.holdings["loss"] = Holding(Loss(loss), "loss", {})
             loss_node = self.split.graph.call_module("loss", (structure, pytree.tree_unflatten(wanted, spec)))
-            self.split.loss = self._known(loss_node, home, "loss", None)
+            self.split.loss = self._known(loss_node, partition, "loss", None)
         if everywhere:
-            self._hand_out(home)
+            self._hand_out(partition)
         for tensor in self._model_tensors.values():
             first = self._names[id(tensor)]
             if self._is_held(first) and first not in self.split.pieces:
@@ -279,126 +280,138 @@ class Rewriter:
         self._refuse_idle()
         return self.split
 
-    def _hand_out(self, home: int) -> None:
-        """Give each home what one has: the loss, or the output. Of the others no gradient comes back."""
-        structure = self.split.outputs[home]
+    def _hand_out(self, partition: int) -> None:
+        """Give each partition what one has: the loss, or the output. Of the others no gradient comes back."""
+        structure = self.split.outputs[partition]
         if self.split.loss is not None:
             number = self.split.graph.call_function(as_number, (self.split.loss,))
-            structure = self._known(number, home, "loss", Shape((), (), torch.float64, False))
+            structure = self._known(number, partition, "loss", Shape((), (), torch.float64, False))
         copies: dict[tuple[fx.Node, int], fx.Node] = {}
 
         def copied(at: int, node: fx.Node) -> fx.Node:
             if (node, at) not in copies:
-                copies[node, at] = self._copied(node, home, at)
+                copies[node, at] = self._copied(node, partition, at)
             return copies[node, at]
 
         for at in range(self.split.partitions):
             (self.split.outputs[at],) = fx.map_arg((structure,), functools.partial(copied, at))
 
-    def _copied(self, node: fx.Node, home: int, at: int) -> fx.Node:
-        """A value of one home, with memory of its own, at another; or there."""
+    def _copied(self, node: fx.Node, partition: int, at: int) -> fx.Node:
+        """A value of one partition, with memory of its own, at another; or there."""
         shape, path = self.split.shapes.get(node), node.meta["path"]
         if shape is None:
             raise UsageError(
                 f"{path or 'the model'}: {node.name} of what it gives is no tensor that it computes, and cannot reach "
                 "every partition: give tensors alone"
             )
-        if at != home:
+        if at != partition:
             shape = replace(shape, differentiable=False)
-            cut = self._known(self.split.graph.call_function(torch.detach, (node,)), home, path, shape)
+            cut = self._known(self.split.graph.call_function(torch.detach, (node,)), partition, path, shape)
             node = self._transfer(cut, at, TransferKind.SEND)
         return self._known(self.split.graph.call_function(torch.clone, (node,)), at, path, shape)
 
     def _refuse_idle(self) -> None:
         trained = {name for name, tensor in self._model_tensors.items() if tensor.requires_grad}
-        for home in range(self.split.partitions):
-            held_here = [name for name, held in self.split.pieces.items() if any(piece.home == home for piece in held)]
+        for partition in range(self.split.partitions):
+            held_here = [
+                name for name, held in self.split.pieces.items() if any(piece.partition == partition for piece in held)
+            ]
             if not trained & set(held_here):
                 raise UsageError(
-                    f"home {home} of {self.split.partitions} has no parameter to train: split over fewer "
+                    f"partition {partition} of {self.split.partitions} has no parameter to train: split over fewer "
                     "partitions, or otherwise"
                 )
 
-    # bringing values to homes
+    # bringing values to partitions
 
-    def whole(self, value: Value, home: int) -> fx.Node:
-        """The whole value at a home."""
-        if home not in value.at:
-            value.at[home] = self._bring(value, home)
-        return value.at[home]
+    def whole(self, value: Value, partition: int) -> fx.Node:
+        """The whole value at a partition."""
+        if partition not in value.at:
+            value.at[partition] = self._bring(value, partition)
+        return value.at[partition]
 
-    def _bring(self, value: Value, home: int) -> fx.Node:
+    def _bring(self, value: Value, partition: int) -> fx.Node:
         node = value.node
         if value.free:
-            return self._remake(node, home)
+            return self._remake(node, partition)
         if node.op == "get_attr":
-            return self._borrow(str(node.target), home)
+            return self._borrow(str(node.target), partition)
         shape = self._traced.shapes.get(node)
         if not value.parts:
             owner = value.owner
             if shape is None:
                 raise UsageError(
-                    f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at homes {owner} "
-                    f"and {home}, between which tensors alone cross: make it a tensor, compute it where it is used, or "
-                    f"give both nodes one home (--split PATTERN={owner})"
+                    f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at partitions "
+                    f"{owner} "
+                    f"and {partition}, between which tensors alone cross: make it a tensor, compute it where it is "
+                    f"used, or "
+                    f"give both nodes one partition (--split PATTERN={owner})"
                 )
-            return self._transfer(value.at[owner], home, TransferKind.SEND)
+            return self._transfer(value.at[owner], partition, TransferKind.SEND)
         kind = TransferKind.GATHER if value.cut else TransferKind.SUM
-        brought = [self._transfer(part, home, kind) for part in value.parts.values()]
-        return self._together(brought, home, value.cut, shape, kind, node.meta["path"])
+        brought = [self._transfer(part, partition, kind) for part in value.parts.values()]
+        return self._together(brought, partition, value.cut, shape, kind, node.meta["path"])
 
-    def _padded(self, value: Value, home: int, need: Indices, fill: float) -> fx.Node:
+    def _padded(self, value: Value, partition: int, need: Indices, fill: float) -> fx.Node:
         shape = self._traced.shapes[value.node]
         there = need.clipped(shape)
-        inner = self.range(value, home, there)
+        inner = self.range(value, partition, there)
         if there == need:
             return inner
         behind = len(shape.fixed) - 1 - need.dimension
         pads = (*(0, 0) * behind, there.start - need.start, need.stop - there.stop)
         added = self.split.graph.call_function(torch.nn.functional.pad, (inner, pads, "constant", fill))
-        return self._known(added, home, value.node.meta["path"], need.of(shape))
+        return self._known(added, partition, value.node.meta["path"], need.of(shape))
 
-    def range(self, value: Value, home: int, need: Indices) -> fx.Node:
-        """Some indices of one dimension of a value, at a home."""
+    def range(self, value: Value, partition: int, need: Indices) -> fx.Node:
+        """Some indices of one dimension of a value, at a partition."""
         shape = self._traced.shapes[value.node]
         if need.covers(shape):
-            return self.whole(value, home)
-        key = home, need
+            return self.whole(value, partition)
+        key = partition, need
         if key not in value.ranges:
-            value.ranges[key] = self._range(value, home, need, shape)
+            value.ranges[key] = self._range(value, partition, need, shape)
         return value.ranges[key]
 
-    def _range(self, value: Value, home: int, need: Indices, shape: Shape) -> fx.Node:
-        if home in value.at or value.free or value.node.op == "get_attr":
-            return self._slice(self.whole(value, home), need)
+    def _range(self, value: Value, partition: int, need: Indices, shape: Shape) -> fx.Node:
+        if partition in value.at or value.free or value.node.op == "get_attr":
+            return self._slice(self.whole(value, partition), need)
         if not value.parts:
-            return self._transfer(self._slice(value.at[value.owner], need), home, TransferKind.HALO)
+            return self._transfer(self._slice(value.at[value.owner], need), partition, TransferKind.HALO)
         cut = value.cut
         if cut is None or cut.dimension != need.dimension:
             kind = TransferKind.GATHER if cut else TransferKind.SUM
-            brought = [self._transfer(self._slice(part, need), home, kind) for part in value.parts.values()]
-            return self._together(brought, home, cut, need.of(shape), kind, value.node.meta["path"])
-        if cut.of(home) == need and home in value.parts:
-            return value.parts[home]
+            brought = [self._transfer(self._slice(part, need), partition, kind) for part in value.parts.values()]
+            return self._together(brought, partition, cut, need.of(shape), kind, value.node.meta["path"])
+        if cut.of(partition) == need and partition in value.parts:
+            return value.parts[partition]
         slices: list[fx.Node] = []
         for owner, part in value.parts.items():
             extent = cut.of(owner)
             if both := extent.common(need):
-                slices.append(self._transfer(self._slice(part, both.within(extent)), home, TransferKind.HALO))
-        return self._together(slices, home, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
+                slices.append(self._transfer(self._slice(part, both.within(extent)), partition, TransferKind.HALO))
+        return self._together(slices, partition, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
 
     def _together(
-        self, brought: Sequence[fx.Node], home: int, cut: Cut | None, shape: Shape | None, kind: TransferKind, path: str
+        self,
+        brought: Sequence[fx.Node],
+        partition: int,
+        cut: Cut | None,
+        shape: Shape | None,
+        kind: TransferKind,
+        path: str,
     ) -> fx.Node:
         if len(brought) == 1:
             return brought[0]
         if cut is not None:
             joined = self.split.graph.call_function(torch.cat, (list(brought), cut.dimension))
             joined.meta["kind"] = kind
-            return self._known(joined, home, path, shape)
+            return self._known(joined, partition, path, shape)
         joined = brought[0]
         for summand in brought[1:]:
-            joined = self._known(self.split.graph.call_function(operator.add, (joined, summand)), home, path, shape)
+            joined = self._known(
+                self.split.graph.call_function(operator.add, (joined, summand)), partition, path, shape
+            )
             joined.meta["kind"] = kind
         return joined
 
@@ -410,25 +423,30 @@ class Rewriter:
         key = node, hash(need)
         if key not in self._crossed:
             narrowed = self.split.graph.call_function(torch.narrow, arguments)
-            self._crossed[key] = self._known(narrowed, self.split.home[node], node.meta["path"], need.of(shape))
+            self._crossed[key] = self._known(narrowed, self.split.partition[node], node.meta["path"], need.of(shape))
         return self._crossed[key]
 
-    def _transfer(self, node: fx.Node, home: int, kind: TransferKind) -> fx.Node:
-        if self.split.home[node] == home:
+    def _transfer(self, node: fx.Node, partition: int, kind: TransferKind) -> fx.Node:
+        if self.split.partition[node] == partition:
             return node
-        key = node, home
+        key = node, partition
         if key not in self._crossed:
             arrived = self.split.graph.call_function(arrive, (node,))
             shape, path = self.split.shapes[node], node.meta["path"]
-            number, source = len(self.split.transfers), self.split.home[node]
-            self.split.transfers[arrived] = Transfer(number, source, home, kind, node.name, path, shape)
-            self._crossed[key] = self._known(arrived, home, path, shape)
+            number, source = len(self.split.transfers), self.split.partition[node]
+            self.split.transfers[arrived] = Transfer(number, source, partition, kind, node.name, path, shape)
+            self._crossed[key] = self._known(arrived, partition, path, shape)
         return self._crossed[key]
 
     # what computes
 
     def _call(
-        self, node: fx.Node, home: int, part: HomePart | None, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+        self,
+        node: fx.Node,
+        partition: int,
+        part: NodeShare | None,
+        args: tuple[Argument, ...],
+        kwargs: dict[str, Argument],
     ) -> fx.Node:
         op, target = node.op, node.target
         shape = self._traced.shapes.get(node)
@@ -437,22 +455,28 @@ class Rewriter:
         if part is not None and part.call is not None:
             op, target = "call_function", part.call
         if op == "call_module":
-            target, borrowed = self._holding(node, home, part)
+            target, borrowed = self._holding(node, partition, part)
             args = (*args, *borrowed)
-            if isinstance(self.split.holdings[target].layer, DroppedPart):
-                args = (*args, self._input(home, "samples"))
+            if isinstance(self.split.holdings[target].layer, DroppedShare):
+                args = (*args, self._input(partition, "samples"))
         if draws(node, self._layer(node)):
             held = self.split.holdings.get(str(target)) if op == "call_module" else None
             keyed = Keyed(held.layer if held else None, op, target, node_number(node))
-            op, target, args = "call_module", f"{node.name}@{home}:keyed", (self._input(home, "chance"), *args)
+            op, target, args = (
+                "call_module",
+                f"{node.name}@{partition}:keyed",
+                (self._input(partition, "chance"), *args),
+            )
             pieces = _inside("inner", held.pieces) if held else {}
             self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
         call = self.split.graph.create_node(op, target, args, kwargs)
         call.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
-        return self._known(call, home, node.meta["path"], shape)
+        return self._known(call, partition, node.meta["path"], shape)
 
-    def _share(self, node: fx.Node, part: HomePart | None) -> float:
-        """Return a part's share of a node's operations: by what it gives; one of all homes, where that is a summand."""
+    def _share(self, node: fx.Node, part: NodeShare | None) -> float:
+        """Return a part's share of a node's operations: by what it gives; one of all partitions, where that is a
+        summand.
+        """
         whole = self._traced.shapes.get(node)
         if part is None or whole is None:
             return 1.0
@@ -463,8 +487,8 @@ class Rewriter:
     def _layer(self, node: fx.Node) -> nn.Module | None:
         return self._traced.layer(node) if node.op == "call_module" else None
 
-    def _holding(self, node: fx.Node, home: int, part: HomePart | None) -> tuple[str, list[fx.Node]]:
-        """The module that computes a layer, or a part of one, at a home; and the tensors that it borrows there."""
+    def _holding(self, node: fx.Node, partition: int, part: NodeShare | None) -> tuple[str, list[fx.Node]]:
+        """The module that computes a layer, or a part of one, at a partition; and the tensors that it borrows there."""
         path = str(node.target)
         layer = self._traced.layer(node)
         pieces, borrowed = dict[str, tuple[str, Piece]](), list[str]()
@@ -479,7 +503,7 @@ class Rewriter:
                         borrowed.append(name)
                     continue
                 indices = part.holds[name] or indices
-            piece = Piece(indices.dimension, indices.start, indices.stop, home)
+            piece = Piece(indices.dimension, indices.start, indices.stop, partition)
             if self._owns(first, piece):
                 pieces[name] = first, piece
             elif part is None or part.holds[name] is None:
@@ -489,29 +513,29 @@ class Rewriter:
                     f"{path}.{name} is also {first}, which is held otherwise ({self.split.pieces[first]}): split both "
                     "alike, or leave one of them whole"
                 )
-        key = f"{node.name}@{home}"
+        key = f"{node.name}@{partition}"
         computing = part.layer if part is not None and part.layer is not None else layer
         holding = Holding(computing, path, pieces)
         if borrowed:
             holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", pieces))
         self.split.holdings.setdefault(key, holding)
         names = dict(_tensors(layer, remove_duplicate=False))
-        return key, [self._borrow(self._names[id(names[name])], home) for name in borrowed]
+        return key, [self._borrow(self._names[id(names[name])], partition) for name in borrowed]
 
-    def _claim(self, node: fx.Node, home: int, part: HomePart) -> None:
-        """Give a home the tensors that a part is to hold there, before another borrows them."""
+    def _claim(self, node: fx.Node, partition: int, part: NodeShare) -> None:
+        """Give a partition the tensors that a part is to hold there, before another borrows them."""
         for name, indices in part.holds.items():
             tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
             if tensor is not None and self._is_held(first := self._names[id(tensor)]):
                 extent = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-                self._owns(first, Piece(extent.dimension, extent.start, extent.stop, home))
+                self._owns(first, Piece(extent.dimension, extent.start, extent.stop, partition))
 
     def _owns(self, name: str, piece: Piece) -> bool:
-        """Return whether a home has a piece of a tensor: it does if nobody else has any of it."""
+        """Return whether a partition has a piece of a tensor: it does if nobody else has any of it."""
         held = self.split.pieces.setdefault(name, [])
         if piece in held:
             return True
-        if any(other.home == piece.home or other.dimension != piece.dimension for other in held):
+        if any(other.partition == piece.partition or other.dimension != piece.dimension for other in held):
             return False
         if any(other.start < piece.stop and piece.start < other.stop for other in held):
             return False
@@ -519,58 +543,58 @@ class Rewriter:
         held.sort(key=lambda held_piece: held_piece.start)
         return True
 
-    def _borrow(self, name: str, home: int) -> fx.Node:
-        """A tensor of the model at a home, which owns it if nobody does yet."""
+    def _borrow(self, name: str, partition: int) -> fx.Node:
+        """A tensor of the model at a partition, which owns it if nobody does yet."""
         tensor = self._model_tensors[name]
         name = self._names[id(tensor)]
         if name not in self._tensors:
             held = self.split.pieces.setdefault(name, [])
             if not held:
-                held.append(Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, home))
+                held.append(Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
             if len(held) > 1:
                 raise UsageError(
-                    f"{name} is needed whole at home {home}, but it is held in pieces by homes "
-                    f"{[piece.home for piece in held]}: split what uses it alike"
+                    f"{name} is needed whole at partition {partition}, but it is held in pieces by partitions "
+                    f"{[piece.partition for piece in held]}: split what uses it alike"
                 )
             piece_node = self.split.graph.get_attr(name)
             shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)
-            self._tensors[name] = self._known(piece_node, held[0].home, name.rpartition(".")[0], shape)
+            self._tensors[name] = self._known(piece_node, held[0].partition, name.rpartition(".")[0], shape)
             self._to_front(piece_node)
-        return self._transfer(self._tensors[name], home, TransferKind.TENSOR)
+        return self._transfer(self._tensors[name], partition, TransferKind.TENSOR)
 
     def _to_front(self, node: fx.Node) -> None:
         first = next(iter(self.split.graph.nodes))
         if first is not node:
             first.prepend(node)
 
-    def _remake(self, node: fx.Node, home: int) -> fx.Node:
+    def _remake(self, node: fx.Node, partition: int) -> fx.Node:
         if node.op == "placeholder":
-            copy = self._input(home, node.name)
+            copy = self._input(partition, node.name)
             if node in self._traced.shapes:
                 self.split.shapes[copy] = self._traced.shapes[node]
             return copy
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], home))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
         copy = self.split.graph.create_node(node.op, node.target, args, kwargs)
-        return self._known(copy, home, node.meta["path"], self._traced.shapes.get(node))
+        return self._known(copy, partition, node.meta["path"], self._traced.shapes.get(node))
 
-    def _input(self, home: int, name: str) -> fx.Node:
-        if (home, name) not in self._inputs:
-            placeholder = self.split.graph.placeholder(f"{name}_at_{home}")
+    def _input(self, partition: int, name: str) -> fx.Node:
+        if (partition, name) not in self._inputs:
+            placeholder = self.split.graph.placeholder(f"{name}_at_{partition}")
             placeholder.meta["input"] = name
-            self._inputs[home, name] = self._known(placeholder, home, "", None)
+            self._inputs[partition, name] = self._known(placeholder, partition, "", None)
             self._to_front(placeholder)
-        return self._inputs[home, name]
+        return self._inputs[partition, name]
 
-    def _known(self, node: fx.Node, home: int, path: str, shape: Shape | None) -> fx.Node:
+    def _known(self, node: fx.Node, partition: int, path: str, shape: Shape | None) -> fx.Node:
         node.meta["path"] = path
         node.meta.setdefault("flops", 0)
-        self.split.home[node] = home
+        self.split.partition[node] = partition
         if shape is not None:
             self.split.shapes[node] = shape
         return node
 
     def _is_held(self, name: str) -> bool:
-        """Return whether a tensor is a parameter or a buffer of the state, which one home has."""
+        """Return whether a tensor is a parameter or a buffer of the state, which one partition has."""
         return name in self._persistent
 
     def _is_constant(self, name: str) -> bool:

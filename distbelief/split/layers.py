@@ -1,4 +1,4 @@
-"""Divisions of layers: the form in which a way divides one, and the modules that stand in for it at a home."""
+"""Divisions of layers: the form in which a way divides one, and the modules that stand in for it at a partition."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Cut:
     dimension: int
     edges: tuple[int, ...]
 
-    def of(self, home: int) -> Indices:
-        """The indices of a home's part."""
-        return Indices(self.dimension, self.edges[home], self.edges[home + 1])
+    def of(self, partition: int) -> Indices:
+        """The indices of a partition's part."""
+        return Indices(self.dimension, self.edges[partition], self.edges[partition + 1])
 
 
 def edges(length: int, parts: int) -> tuple[int, ...]:
@@ -74,10 +74,10 @@ def edges(length: int, parts: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class HomePart:
-    """Part of a node that one home computes: parts of the tensors that it takes, its pieces, and its result.
+class NodeShare:
+    """Part of a node that one partition computes: parts of the tensors that it takes, its pieces, and its result.
 
-    Everything that it needs and does not have is brought from the homes that have it.
+    Everything that it needs and does not have is brought from the partitions that have it.
     """
 
     needs: tuple[Indices | None, ...] = ()
@@ -87,9 +87,9 @@ class HomePart:
     layer: nn.Module | None = None
     """The layer of its shape; None where the layer, or the function, itself does."""
     holds: Mapping[str, Indices | None] = field(default_factory=dict)
-    """The tensors of the layer of which this home has some indices, or (None) the whole, by their names in it."""
+    """The tensors of the layer of which this partition has some indices, or (None) the whole, by their names in it."""
     borrows: tuple[str, ...] = ()
-    """Tensors of the layer that another home has, and that this one needs whole."""
+    """Tensors of the layer that another partition has, and that this one needs whole."""
     fill: float = 0.0
     """Value of indices before the first or behind the last."""
     call: Callable[..., object] | None = None
@@ -98,18 +98,18 @@ class HomePart:
 
 @dataclass(frozen=True)
 class Divided:
-    """A node divided over all homes.
+    """A node divided over all partitions.
 
     What their parts give follows each other along a dimension, cut at `edges`; or, where `gives` is None, is added up.
     """
 
-    parts: tuple[HomePart, ...]
+    parts: tuple[NodeShare, ...]
     gives: int | None
     edges: tuple[int, ...] = ()
 
 
 Placed = dict[fx.Node, int | Divided]
-"""Homes of nodes: one of each, or parts at all of them."""
+"""Partitions of nodes: one of each, or parts at all of them."""
 
 
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
@@ -188,8 +188,8 @@ class Keyed(nn.Module):
         return self._target(*args, **kwargs)
 
 
-class DroppedPart(nn.Dropout):
-    """Dropout on a part of a tensor: draws for the whole, as each home does, and takes its own.
+class DroppedShare(nn.Dropout):
+    """Dropout on a part of a tensor: draws for the whole, as each partition does, and takes its own.
 
     Args:
         rate: of elements that become zero.

@@ -1,11 +1,11 @@
-"""Observing: what flows along each node of a graph, by runs on two numbers of samples, without values if possible."""
+"""Observing: what flows along each node of a graph, with two numbers of samples, without values if possible."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,114 +13,125 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-Values = dict[fx.Node, object]
 
-
-@dataclass(frozen=True)
-class NodeValues:
-    """Values that each node gave for two numbers of samples."""
-
-    samples: tuple[int, int]
-    values: tuple[Values, Values]
-    flops: dict[fx.Node, int]
-    """Floating-point operations of each node's forward, at the first number of samples."""
-    real: bool
-    """True if tensors had values, on which numbers may depend."""
-
-
-def observe(
-    model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], copying: Callable[[], None] = lambda: None
-) -> NodeValues:
-    """Run a graph on as many samples as there are, and on one more.
+class SampleRun(fx.Interpreter):
+    """Computes nodes one after the other on a copy of a model, with so many samples.
 
     Args:
-        model: where the modules and tensors are that the graph names.
-        graph: its graph.
-        inputs: of the model.
-        copying: is called before the model is copied with all its values, which is where it does not run without.
-
-    Raises:
-        Exception: whatever the model raises; among others where its graph holds for one number of samples only.
+        model: that the nodes are of.
+        inputs: of it.
+        real: whether tensors have values, which copies those of the model; else they have shapes alone.
     """
-    try:
-        return _observe(model, graph, inputs, _fake)
-    except Exception:  # what depends on values has none to depend on
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            raise
-        copying()
-        return _observe(model, graph, inputs, _real)
+
+    def __init__(self, model: nn.Module, inputs: tuple[object, ...], real: bool) -> None:
+        self._mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
+        super().__init__(self._copied(model), garbage_collect_values=False, graph=fx.Graph())
+        self._constants = model
+        self._inputs = iter([leaf if real else self._fake(leaf) for leaf in tensors_of(inputs)])
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        memo: dict[int, object] = {}
+        if self._mode is not None:
+            for parameter in model.parameters():
+                memo[id(parameter)] = nn.Parameter(self._fake(parameter.detach()), parameter.requires_grad)
+            for buffer in model.buffers():
+                memo[id(buffer)] = self._fake(buffer)
+        return copy.deepcopy(model, memo)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._mode is not None
+        return self._mode.from_tensor(tensor)
+
+    def fetch_attr(self, target: str) -> Any:
+        """Return what the model has by a name; tensors that tracing wrote down are at the model itself."""
+        held = hasattr(self.module, target.partition(".")[0])
+        return super().fetch_attr(target) if held else getattr(self._constants, target)
+
+    def compute(self, node: fx.Node) -> None:
+        """Compute a node from what those before it gave; the placeholders are the tensors of the inputs, in order."""
+        if node.op == "placeholder":
+            self.env[node] = next(self._inputs)
+            return
+        with torch.random.fork_rng(devices=[]) if self._mode is None else self._mode:
+            self.env[node] = self.run_node(node)
 
 
-Copied = tuple[nn.Module, tuple[object, ...], AbstractContextManager[object]]
-"""A model, its inputs, and what they are computed in."""
-Copy = Callable[[nn.Module, tuple[object, ...]], Copied]
+@dataclass
+class NodeValues:
+    """Values that each node gives with a number of samples, and with one more.
 
+    Args:
+        model: that is traced.
+        inputs: of it.
+        real: True if tensors have values, on which numbers may depend.
+    """
 
-def _observe(model: nn.Module, graph: fx.Graph, inputs: tuple[object, ...], make: Copy) -> NodeValues:
-    count = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
-    runs: list[Values] = []
-    flops: dict[fx.Node, int] = {}
-    for samples in (count, count + 1):
-        held, example, mode = make(model, _resized(inputs, count, samples))
-        with mode:
-            recorder = _Recorder(held, graph, flops)
-            recorder.run(*_arguments(graph, example), enable_io_processing=False)
-        runs.append(recorder.seen)
-    return NodeValues((count, count + 1), (runs[0], runs[1]), flops, make is _real)
+    model: nn.Module
+    inputs: tuple[object, ...]
+    real: bool
+    flops: dict[fx.Node, int] = field(default_factory=dict)
+    """Floating-point operations of each node's forward, at the first number of samples."""
+    varying: set[fx.Node] = field(default_factory=set)
+    """Nodes whose numbers depend on how many samples there are, or on values."""
 
+    def __post_init__(self) -> None:
+        self.samples = next(len(leaf) for leaf in tensors_of(self.inputs) if leaf.ndim)
+        more = pytree.tree_map(self._with_one_more, self.inputs)
+        self.runs = SampleRun(self.model, self.inputs, self.real), SampleRun(self.model, more, self.real)
 
-def _arguments(graph: fx.Graph, inputs: tuple[object, ...]) -> list[object]:
-    """Return what the placeholders are given: each an argument, or each a leaf of the arguments."""
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    leaves = (
-        list(inputs)
-        if isinstance(graph._codegen, fx.graph.CodeGen) and not hasattr(graph._codegen, "pytree_info")
-        else pytree.tree_leaves(inputs)
-    )
-    return leaves + [node.args[0] for node in placeholders[len(leaves) :]]
-
-
-class _Recorder(fx.Interpreter):
-    """Keeps what every node gives, and counts what it computes."""
-
-    def __init__(self, model: nn.Module, graph: fx.Graph, flops: dict[fx.Node, int]) -> None:
-        super().__init__(model, garbage_collect_values=False, graph=graph)
-        self.seen: Values = {}
-        self._flops = flops
-
-    def run_node(self, n: fx.Node) -> object:
-        with FlopCounterMode(display=False) as counter:
-            self.seen[n] = super().run_node(n)
-        self._flops.setdefault(n, counter.get_total_flops())
-        return self.seen[n]
-
-
-def _resized(inputs: tuple[object, ...], count: int, samples: int) -> tuple[object, ...]:
-    def resize(leaf: object) -> object:
-        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != count or samples == count:
+    def _with_one_more(self, leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or not leaf.ndim or len(leaf) != self.samples:
             return leaf
-        return torch.cat([leaf, leaf[: samples - count]])
+        return torch.cat([leaf, leaf[:1]])
 
-    resized: tuple[object, ...] = pytree.tree_map(resize, inputs)
-    return resized
+    def compute(self, node: fx.Node) -> None:
+        """Compute a node.
+
+        Raises:
+            Exception: whatever that raises; among others where it depends on values, and there are none.
+        """
+        first, second = self.runs
+        with FlopCounterMode(display=False) as counter:
+            first.compute(node)
+        self.flops[node] = counter.get_total_flops()
+        second.compute(node)
+        if self.varies(node):
+            self.varying.add(node)
+
+    def of(self, node: fx.Node) -> tuple[Any, Any]:
+        """Return both values of a node."""
+        first, second = self.runs
+        return first.env[node], second.env[node]
+
+    def is_tensor(self, node: fx.Node) -> bool:
+        """Return whether a node gives a tensor."""
+        return isinstance(self.runs[0].env[node], torch.Tensor)
+
+    def varies(self, node: fx.Node) -> bool:
+        """Return whether a number may be another one with other samples."""
+        first, second = self.of(node)
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(first)):
+            return False
+        source = node.args[0] if node.target is operator.getitem else node
+        if isinstance(source, fx.Node) and name_of(source) in SIZES:
+            return bool(first != second)  # sides of tensors are linear in the number of samples
+        return bool(first != second) or any(
+            input_node in self.varying or self.is_tensor(input_node) for input_node in node.all_input_nodes
+        )
 
 
-def _fake(model: nn.Module, inputs: tuple[object, ...]) -> Copied:
-    """A copy of a model and its inputs that has shapes and no values."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    memo: dict[int, object] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = mode.from_tensor(buffer)
-
-    def fake(leaf: object) -> object:
-        return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-    fakes: tuple[object, ...] = pytree.tree_map(fake, inputs)
-    return copy.deepcopy(model, memo), fakes, mode
+def tensors_of(inputs: tuple[object, ...]) -> list[torch.Tensor]:
+    """Return the tensors among some inputs, in order."""
+    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
-def _real(model: nn.Module, inputs: tuple[object, ...]) -> Copied:
-    """A copy with values, whose buffers may change."""
-    return copy.deepcopy(model), inputs, torch.random.fork_rng(devices=[])
+SIZES = frozenset({
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous",
+    "is_floating_point", "is_complex", "is_signed", "len", "__len__", "getattr",
+})  # fmt: skip
+"""Functions whose numbers depend on a tensor's shape or kind, whatever its values."""
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of the function or method that a node calls, without overloads."""
+    return str(getattr(node.target, "__name__", node.target)).split(".")[0]

@@ -22,7 +22,7 @@ class Split:
     """Split of a model over the partitions of a replica.
 
     Raises:
-        UsageError: a way that is unknown; a home that is not there; fewer than two partitions.
+        UsageError: a way that is unknown; a partition that is not there; fewer than two partitions.
 
     >>> Split("stages", partitions=2)
     Split(ways='stages', partitions=2, chunks=0, modules=())
@@ -33,8 +33,8 @@ class Split:
     """
 
     ways: str | Mapping[str, str | int]
-    """One way for the whole model, or `auto`; or, by patterns of modules' names, a way or the number of a home: the
-    first pattern that fits counts, and what none fits follows what it takes.
+    """One way for the whole model, or `auto`; or, by patterns of modules' names, a way or the number of a partition:
+    the first pattern that fits counts, and what none fits follows what it takes.
     """
     partitions: int = 2
     """2 or more."""
@@ -63,11 +63,13 @@ class Split:
                 if self.ways != AUTO:
                     check_way(way)
             elif not 0 <= way < self.partitions:
-                raise UsageError(f"home {way}: with {self.partitions} partitions, homes are 0 to {self.partitions - 1}")
+                raise UsageError(
+                    f"partition {way}: with {self.partitions} partitions, partitions are 0 to {self.partitions - 1}"
+                )
 
     @classmethod
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
-        """Return what was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a home.
+        """Return what was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a partition.
 
         Args:
             text: what was written.
@@ -108,7 +110,7 @@ class Split:
         return ",".join(f"{pattern}={way}" for pattern, way in self.ways.items())
 
     def of(self, path: str) -> str | int | None:
-        """The way or the home of a module, by its path; None where no pattern fits it or what it is in."""
+        """The way or the partition of a module, by its path; None where no pattern fits it or what it is in."""
         if isinstance(self.ways, str):
             return self.ways
         return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
@@ -136,8 +138,8 @@ class Partitions(Pipelined):
     """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
     (conv*=filters,fc*=neurons); auto takes the way with the least price."""
     chunks: int = 0
-    """For --split time: in how many runs of steps a sequence is cut, of which one home computes one while the next home
-    computes the one before; 0 is four for each partition."""
+    """For --split time: in how many runs of steps a sequence is cut, of which one partition computes one while the next
+    partition computes the one before; 0 is four for each partition."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from distbelief.split.ways.stages import stages
 from distbelief.split.ways.time import unrolled
 
 PLACERS = {"stages": stages, "branches": branches}
-"""The ways that say at which home each node is."""
+"""The ways that say at which partition each node is."""
 RULES = (filters, regions)
 """Files whose layers are registered when they are imported."""
 
@@ -39,7 +39,7 @@ def apply(
         loss: of its output and the targets; None for the output alone.
         targets: an example of what the loss takes.
         work: by a module's path, what it costs; floating-point operations where it is None.
-        everywhere: whether each home is given the loss, or the output where there is none.
+        everywhere: whether each partition is given the loss, or the output where there is none.
 
     Raises:
         UsageError: the model cannot be split so: with the reason.
@@ -55,7 +55,7 @@ def apply(
         if sampled:
             traced, placed = rounds(traced, placed, sampled, split.partitions)
         rewriter = Rewriter(traced, split.partitions)
-        rewriter.share_out({node: home for node, home in placed.items() if isinstance(home, int)})
+        rewriter.share_out({node: partition for node, partition in placed.items() if isinstance(partition, int)})
         for node in rewriter.nodes:
             where = placed.get(node)
             if node.target is operator.getitem and node.args[0] not in traced.shapes:
@@ -84,12 +84,12 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
     nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
     if not nodes:
         return traced, {}
-    rewritten, homes = unrolled(traced, nodes, split.partitions, split.chunks)
-    return rewritten, {**homes}
+    rewritten, partitions = unrolled(traced, nodes, split.partitions, split.chunks)
+    return rewritten, {**partitions}
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
-    """Return what each home computes for its part of the samples."""
+    """Return what each partition computes for its part of the samples."""
     if split.ways == "samples":
         return before_dense(traced)
     return {node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "samples"}
@@ -133,7 +133,7 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
         layer = traced.layer(node)
         rule = rule_of(layer, chosen)
         if rule is not None and not (isinstance(split.ways, str) and _is_tied(traced, node)):
-            owner = min(range(split.partitions), key=lambda home: (held[home], home))
+            owner = min(range(split.partitions), key=lambda partition: (held[partition], partition))
             takes = tuple(traced.shapes[input_node] for input_node in node.all_input_nodes)
             call = LayerCall(layer, str(node.target), takes, traced.shapes[node], split.partitions, owner)
             divided = placed[node] = rule(call)

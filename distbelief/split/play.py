@@ -1,81 +1,26 @@
-"""The story of one home in a step: what it computes, gives and takes, for any order of forward and backward tasks."""
+"""Computing a partition's part of a minibatch: the tensors between the actions of its pipeline, which anybody may
+play.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.schedules.pipeline import HomeTask, Pass
-from distbelief.schedules.pipelines import home_tasks
-from distbelief.split.graph import Transfer
+from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask
 from distbelief.split.layers import mixed
-from distbelief.split.program import HomeProgram, OwnValue, Received, Segment, Source, Supplied
-
-
-@dataclass(frozen=True)
-class RunSegment:
-    """A segment is computed when this is answered, with None: the time that it takes passes here."""
-
-    segment: Segment
-    microbatch: int
-    direction: Pass
-
-
-@dataclass(frozen=True)
-class Give:
-    """A tensor leaves: forward from a transfer's source, backward from its target. It is not written any more."""
-
-    transfer: Transfer
-    microbatch: int
-    direction: Pass
-    tensor: torch.Tensor
-
-    @property
-    def other(self) -> int:
-        """The home that takes it."""
-        return self.transfer.target if self.direction is Pass.FORWARD else self.transfer.source
-
-
-@dataclass(frozen=True)
-class Take:
-    """Is answered by the tensor that the other end of a transfer gives."""
-
-    transfer: Transfer
-    microbatch: int
-    direction: Pass
-
-    @property
-    def other(self) -> int:
-        """The home that gives it."""
-        return self.transfer.source if self.direction is Pass.FORWARD else self.transfer.target
-
-
-HomeEffect = RunSegment | Give | Take
-NONE_GIVEN: Mapping[int, torch.Tensor] = {}
-Returned = TypeVar("Returned")
-HomeSteps = Generator[HomeEffect, torch.Tensor | None, Returned]
-"""Story of a home: it yields effects, and returns something."""
-HomeStory = HomeSteps["HomeResult"]
-
-
-@dataclass(frozen=True)
-class HomeResult:
-    """Result of a step at one home; the gradients are in its parameters."""
-
-    loss: float | None
-    """The mean over the minibatch, at the home that computes it."""
-    outputs: tuple[Any, ...]
-    """The model's output for each microbatch, at the home that has it."""
+from distbelief.split.program import OwnValue, PartitionProgram, Received, Segment, Source, Supplied
 
 
 class Microbatch(NamedTuple):
-    """A part of a minibatch, as every home has it."""
+    """A part of a minibatch, as every partition has it."""
 
     given: Mapping[str, Any]
     """Values that segments name `Supplied`."""
@@ -122,7 +67,7 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
 
 @dataclass
 class _Pending:
-    """A microbatch that went forward through a home and not yet back."""
+    """A microbatch that went forward through a partition and not yet back."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
     """Values that segments took, cut off from what computed them."""
@@ -131,110 +76,127 @@ class _Pending:
 
 
 class Passes:
-    """Takes microbatches forward and back through a home's segments.
+    """Takes the microbatches of a minibatch forward and back through a partition's segments.
+
+    Its actions are played in the order of a pipeline: what is taken before it is needed, what is given once it is
+    there. The gradient of the minibatch is added to what the parameters' `.grad` hold.
 
     Args:
-        program: of the home.
+        program: of the partition.
+        batches: the minibatch, as `cut_minibatch` makes it; the same at every partition.
     """
 
-    def __init__(self, program: HomeProgram) -> None:
-        self.program = program
-        self._pending: dict[int, _Pending] = {}
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch]) -> None:
+        self.program, self.batches = program, batches
+        self.begins: Mapping[int, torch.Tensor] = {}
+        """Gradients of values of which nobody else knows them, by the values' numbers."""
+        self.outputs: dict[int, Any] = {}
+        """The model's output for each microbatch, at a partition that has it."""
+        self._losses: dict[int, torch.Tensor] = {}
+        self._own = program.split.transfers
+        self._values = {move.number: result.value for segment in program.segments for result in segment.gives
+                        for move in result.transfers}  # fmt: skip
+        self._last = max(program.computes, default=-1)
+        self._pending = [_Pending() for _ in batches]
+        self._arrived: dict[Crossing, torch.Tensor] = {}
+        """Gradients that are here and not taken back."""
+        self._norms = _BatchNorms(program) if len(batches) > 1 else None
 
-    def forward(self, number: int, batch: Microbatch) -> HomeSteps[tuple[Any, Any]]:
-        """Takes a microbatch through all segments, in order; returns loss and output where this home has them."""
-        pending = self._pending[number] = _Pending()
-        for segment in self.program.segments:
-            for source in segment.takes:
-                if source not in pending.leaves:
-                    pending.leaves[source] = yield from self._taken(source, number, batch, pending)
-            yield RunSegment(segment, number, Pass.FORWARD)
-            results = segment.compute(*[pending.leaves[source] for source in segment.takes])
-            for result, tensor in zip(segment.gives, results, strict=True):
-                pending.results[result.value] = tensor
-                for transfer in result.transfers:
-                    yield Give(transfer, number, Pass.FORWARD, tensor.detach())
-        loss = self.program.loss and pending.results[self.program.loss.value].detach()
-        return loss, self._outputs(pending)
+    @property
+    def loss(self) -> float | None:
+        """The mean over the minibatch, at the partition that computes it."""
+        if self.program.loss is None:
+            return None
+        return sum(float(loss) * self.batches[number].weight for number, loss in sorted(self._losses.items()))
 
-    def _taken(self, source: Source, number: int, batch: Microbatch, pending: _Pending) -> HomeSteps[Any]:
-        match source:
-            case Supplied(name):
-                return batch.given[name]
-            case OwnValue(value):
-                return _cut_off(pending.results[value])
-            case Received(transfer):
-                tensor = yield Take(transfer, number, Pass.FORWARD)
-                if tensor is None:
-                    raise LocalProtocolError(f"{transfer} of microbatch {number} was answered by nothing")
-                return tensor.detach().requires_grad_(transfer.shape.differentiable)
+    def sends(self, crossing: Crossing) -> bool:
+        """Return whether something leaves this partition, or comes to it."""
+        transfer = self._own[crossing.boundary]
+        return self.program.partition == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
 
-    def _outputs(self, pending: _Pending) -> object:
-        def read(structure: object) -> object:
-            if isinstance(structure, OwnValue):
-                return pending.results[structure.value].detach()
-            if isinstance(structure, Supplied | Received):
-                return pending.leaves[structure].detach()
-            if isinstance(structure, tuple):
-                return tuple(read(part) for part in structure)
-            if isinstance(structure, dict):
-                return {key: read(part) for key, part in structure.items()}
-            return structure
+    def give(self, crossing: Crossing) -> torch.Tensor:
+        """Return what leaves this partition; it is not written any more."""
+        transfer, pending = self._own[crossing.boundary], self._pending[crossing.microbatch]
+        if crossing.direction is Pass.FORWARD:
+            given: torch.Tensor = pending.results[self._values[transfer.number]].detach()
+            return given
+        leaf = pending.leaves.pop(Received(transfer))
+        return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
-        return read(self.program.outputs)
+    def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
+        """Take what the other end of a transfer has given."""
+        if crossing.direction is Pass.BACKWARD:
+            self._arrived[crossing] = tensor
+            return
+        transfer = self._own[crossing.boundary]
+        leaf = tensor.detach().requires_grad_(transfer.shape.differentiable)
+        self._pending[crossing.microbatch].leaves[Received(transfer)] = leaf
 
-    def backward(
-        self, number: int, batch: Microbatch, begins: Mapping[int, torch.Tensor] = NONE_GIVEN
-    ) -> HomeSteps[None]:
-        """Take the gradient of a microbatch's share of the loss back through all segments; `begins` has that of values
-        of which nobody else knows it, by their numbers.
-        """
-        pending = self._pending.pop(number)
-        for segment in reversed(self.program.segments):
-            roots: list[torch.Tensor] = []
-            gradients: list[torch.Tensor] = []
-            for result in segment.gives:
-                tensor = pending.results.pop(result.value)
-                if not (isinstance(tensor, torch.Tensor) and tensor.requires_grad):
-                    continue
-                begin = begins.get(result.value)
-                if self.program.loss == OwnValue(result.value):
-                    begin = torch.full_like(tensor, batch.weight)
-                gradient = yield from self._gradient(result.value, begin, number, pending, result.transfers)
-                if gradient is not None:
-                    roots.append(tensor)
-                    gradients.append(gradient)
-            yield RunSegment(segment, number, Pass.BACKWARD)
-            if roots:
-                torch.autograd.backward(roots, gradients)
-            first = [take for take in segment.takes if isinstance(take, Received) and self._begins(take, segment)]
-            for source in first:
-                leaf = pending.leaves.pop(source)
-                if source.transfer.shape.differentiable:
-                    gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-                    yield Give(source.transfer, number, Pass.BACKWARD, gradient)
+    def run(self, task: SegmentTask) -> None:
+        """Compute a segment, one way, for a microbatch."""
+        segment = self.program.split.segments[task.segment]
+        if task.direction is Pass.FORWARD:
+            self._forward(segment, task.microbatch)
+        else:
+            self._backward(segment, task.microbatch)
 
-    def _gradient(
-        self,
-        value: int,
-        total: torch.Tensor | None,
-        number: int,
-        pending: _Pending,
-        transfers: Sequence[Transfer],
-    ) -> HomeSteps[torch.Tensor | None]:
-        """The gradient of a result, from a given one on: that of the last user comes first, as without a split."""
-        for transfer in reversed(transfers):
-            if transfer.shape.differentiable:
-                gradient = yield Take(transfer, number, Pass.BACKWARD)
-                total = gradient if total is None or gradient is None else total + gradient
-        leaf = pending.leaves.pop(OwnValue(value), None)
-        if leaf is not None and leaf.grad is not None:
-            total = leaf.grad if total is None else total + leaf.grad
-        return total
+    def _forward(self, segment: Segment, number: int) -> None:
+        pending, batch = self._pending[number], self.batches[number]
+        if self._norms:
+            self._norms.begin(batch.weight)
+        for source in segment.takes:
+            if isinstance(source, Supplied):
+                pending.leaves[source] = batch.given[source.name]
+            elif isinstance(source, OwnValue) and source not in pending.leaves:
+                pending.leaves[source] = _cut_off(pending.results[source.value])
+        results = self.program.computes[segment.number](*[pending.leaves[source] for source in segment.takes])
+        pending.results |= zip((result.value for result in segment.gives), results, strict=True)
+        if segment.number == self._last:
+            self._end_forward(number, pending)
 
-    def _begins(self, source: Source, segment: Segment) -> bool:
-        """Return whether no earlier segment takes something."""
-        return not any(source in earlier.takes for earlier in self.program.segments[: segment.number])
+    def _end_forward(self, number: int, pending: _Pending) -> None:
+        self.outputs[number] = _read(self.program.outputs, pending)
+        if self.program.loss is not None:
+            self._losses[number] = pending.results[self.program.loss.value].detach()
+        if self._norms and len(self.outputs) == len(self.batches):
+            self._norms.end()
+
+    def _backward(self, segment: Segment, number: int) -> None:
+        """Take the gradient of a microbatch's share of the loss back through a segment."""
+        pending = self._pending[number]
+        roots: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for result in segment.gives:
+            tensor = pending.results.pop(result.value)
+            total = self.begins.get(result.value)
+            if self.program.loss == OwnValue(result.value):
+                total = torch.full_like(tensor, self.batches[number].weight)
+            # that of the last user comes first, as without a split
+            for transfer in reversed(result.transfers):
+                if transfer.shape.differentiable:
+                    gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD))
+                    total = gradient if total is None else total + gradient
+            leaf = pending.leaves.pop(OwnValue(result.value), None)
+            if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+                total = leaf.grad if total is None else total + leaf.grad
+            if total is not None and isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                roots.append(tensor)
+                gradients.append(total)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+
+
+def _read(structure: object, pending: _Pending) -> object:
+    """An output, of the values that it is made of."""
+    if isinstance(structure, OwnValue):
+        return pending.results[structure.value].detach()
+    if isinstance(structure, Supplied | Received):
+        return pending.leaves[structure].detach()
+    if isinstance(structure, tuple):
+        return tuple(_read(part, pending) for part in structure)
+    if isinstance(structure, dict):
+        return {key: _read(part, pending) for key, part in structure.items()}
+    return structure
 
 
 def _cut_off(value: object) -> object:
@@ -244,13 +206,13 @@ def _cut_off(value: object) -> object:
 
 
 class _BatchNorms:
-    """The batch norms of a home, whose running statistics move in a step as far as for one minibatch.
+    """The batch norms of a partition, whose running statistics move in a step as far as for one minibatch.
 
     A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that what is left of the old is (1 - m)
     after all of them.
     """
 
-    def __init__(self, program: HomeProgram) -> None:
+    def __init__(self, program: PartitionProgram) -> None:
         parts = [part for layer in program.layers for part in layer.modules()]
         self._norms = [
             (part, part.momentum, part.num_batches_tracked)
@@ -273,35 +235,34 @@ class _BatchNorms:
                 count.fill_(seen + 1)
 
 
-def step(
-    program: HomeProgram,
-    batches: Sequence[Microbatch],
-    order: Sequence[HomeTask] | None = None,
-) -> HomeStory:
-    """One step of one home: every microbatch goes through it forward and back, in the order of the tasks.
-
-    The gradient of the minibatch is added to what the parameters' `.grad` hold.
+def play(partitions: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
+    """Play all partitions of a split model in this process, turn by turn: for oracles, and where no time passes.
 
     Args:
-        program: of the home.
-        batches: the minibatch, as `cut_minibatch` makes it; the same at every home.
-        order: the home's of a `Pipeline`; all microbatches forward, then all back, where it is None.
+        partitions: what computes, by partition.
+        actions: of each partition.
+
+    Raises:
+        LocalProtocolError: all wait for each other.
     """
-    order = [*home_tasks(len(batches), len(batches))] if order is None else order
-    passes = Passes(program)
-    norms = _BatchNorms(program) if len(batches) > 1 else None
-    loss: float | None = None
-    outputs: dict[int, object] = {}
-    for direction, number in order:
-        batch = batches[number]
-        if direction is Pass.BACKWARD:
-            yield from passes.backward(number, batch)
-            continue
-        if norms:
-            norms.begin(batch.weight)
-        leaf_values, outputs[number] = yield from passes.forward(number, batch)
-        if leaf_values is not None:
-            loss = (loss or 0.0) + float(leaf_values) * batch.weight
-    if norms:
-        norms.end()
-    return HomeResult(loss, tuple(outputs[number] for number in sorted(outputs)))
+    left = [deque(own) for own in actions]
+    lines: dict[Crossing, torch.Tensor] = {}
+    while any(left):
+        before = sum(map(len, left))
+        for passes, own in zip(partitions, left, strict=True):
+            while own and _played(passes, own[0], lines):
+                own.popleft()
+        if sum(map(len, left)) == before:
+            raise LocalProtocolError(f"all partitions wait for each other: {[own[0] for own in left if own]}")
+
+
+def _played(passes: Passes, action: Action, lines: dict[Crossing, torch.Tensor]) -> bool:
+    if isinstance(action, SegmentTask):
+        passes.run(action)
+    elif passes.sends(action):
+        lines[action] = passes.give(action)
+    elif action in lines:
+        passes.take(action, lines.pop(action))
+    else:
+        return False
+    return True

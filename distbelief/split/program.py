@@ -1,8 +1,11 @@
-"""The program of a home: segments that it computes, what each takes and gives, and the tensors they compute with."""
+"""Programs of a split model: the segments that its partitions compute, and what of the model one partition computes
+them with.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_aggregate
 
 from distbelief.errors import LocalProtocolError
-from distbelief.schedules.pipeline import Boundary, HomeSegment, SegmentGraph
+from distbelief.schedules.pipeline import Boundary, PartitionSegment, SegmentGraph
 from distbelief.sharding.layout import Piece
 from distbelief.split.graph import SplitGraph, Transfer
 from distbelief.split.tidying import Shape
@@ -21,21 +24,21 @@ from distbelief.split.tidying import Shape
 
 @dataclass(frozen=True)
 class Supplied:
-    """An argument of a segment that every home has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
+    """An argument of a segment that every partition has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class OwnValue:
-    """An argument of a segment that an earlier segment of the same home has computed."""
+    """An argument of a segment that an earlier segment of the same partition has computed."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Received:
-    """An argument of a segment that another home has sent."""
+    """An argument of a segment that another partition has sent."""
 
     transfer: Transfer
 
@@ -48,23 +51,23 @@ class Result:
     """Value that a segment computes and another place needs."""
 
     value: int
-    """Its number at this home, by which later segments name it."""
+    """Its number at this partition, by which later segments name it."""
     transfers: tuple[Transfer, ...]
-    """Transfers by which it leaves for other homes."""
+    """Transfers by which it leaves for other partitions."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a program that one home computes without waiting.
+    """Part of a split model that one partition computes without waiting.
 
     It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
     """
 
     number: int
+    """Its number among those of all partitions."""
+    partition: int
     takes: tuple[Source, ...]
     gives: tuple[Result, ...]
-    compute: Callable[..., tuple[Any, ...]]
-    """From what it takes to what it gives, in their orders."""
     flops: int
     """Floating-point operations of its forward, for the samples that the model was traced with."""
     elements: int
@@ -73,86 +76,117 @@ class Segment:
     paths: tuple[str, ...]
     """The modules that it computes, in order."""
 
-
-@dataclass(frozen=True)
-class HomeProgram:
-    """All that one home computes, holds, takes and gives."""
-
-    home: int
-    partitions: int
-    module: nn.Module
-    """This home's parameters and buffers, by the names that the whole model has for them."""
-    pieces: Mapping[str, Piece]
-    """Piece of the whole tensor that each of them is."""
-    segments: tuple[Segment, ...]
-    loss: OwnValue | None
-    """The value that is the loss, at the home that computes it."""
-    outputs: object
-    """The values that are the model's output, in its structure, at a home that has it; None at others."""
-    layers: tuple[nn.Module, ...]
-    work: int
-    """Floating-point operations of a forward pass of all homes together, for the traced number of samples."""
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        """Those that leave this home forward; the gradients of those that arrive leave it backward."""
-        return [transfer for segment in self.segments for result in segment.gives for transfer in result.transfers]
-
     @property
     def received(self) -> list[Transfer]:
-        """Those that arrive forward."""
-        transfers = [take.transfer for segment in self.segments for take in segment.takes if isinstance(take, Received)]
-        return list(dict.fromkeys(transfers))
+        """Transfers that it takes."""
+        return [take.transfer for take in self.takes if isinstance(take, Received)]
+
+    @property
+    def sent(self) -> list[Transfer]:
+        """Transfers by which what it gives leaves."""
+        return [transfer for result in self.gives for transfer in result.transfers]
 
 
-def build(split: SplitGraph, home: int, model: nn.Module, device: torch.device | None = None) -> HomeProgram:
-    """The program of one home.
+@dataclass(frozen=True)
+class SplitProgram:
+    """All that the partitions of a split model compute and what crosses, without a tensor of it."""
+
+    partitions: int
+    segments: tuple[Segment, ...]
+    """Segments of all partitions, each behind those whose transfers it takes."""
+    transfers: tuple[Transfer, ...]
+    """Transfers by their numbers, which are those of their boundaries."""
+
+    @functools.cached_property
+    def graph(self) -> SegmentGraph:
+        """What its schedules see: a sample of a boundary has as many bytes as a minibatch has more with one more."""
+        return SegmentGraph(
+            tuple(
+                PartitionSegment(
+                    ", ".join(segment.paths) or f"segment {segment.number}",
+                    segment.partition,
+                    tuple(move.number for move in segment.received),
+                    tuple(move.number for move in segment.sent),
+                )
+                for segment in self.segments
+            ),
+            tuple(
+                Boundary(move.value, move.source, move.target, round(move.shape.bytes_more), move.shape.differentiable)
+                for move in self.transfers
+            ),
+        )
+
+    @functools.cached_property
+    def work(self) -> int:
+        """Floating-point operations of a forward pass of all partitions together, for the traced number of samples."""
+        return sum(segment.flops for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class PartitionProgram:
+    """All that one partition computes and holds."""
+
+    partition: int
+    split: SplitProgram
+    module: nn.Module
+    """This partition's parameters and buffers, by the names that the whole model has for them."""
+    pieces: Mapping[str, Piece]
+    """Piece of the whole tensor that each of them is."""
+    computes: Mapping[int, Callable[..., tuple[Any, ...]]]
+    """By the number of each of its segments, from what that takes to what it gives, in their orders."""
+    loss: OwnValue | None
+    """The value that is the loss, at the partition that computes it."""
+    outputs: object
+    """The values that are the model's output, in its structure, at a partition that has it; None at others."""
+    layers: tuple[nn.Module, ...]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Segments of this partition, in order."""
+        return [segment for segment in self.split.segments if segment.partition == self.partition]
+
+
+def program_of(split: SplitGraph) -> SplitProgram:
+    """The segments of all partitions of a split model.
+
+    Raises:
+        LocalProtocolError: partitions wait for each other.
+    """
+    runs, nodes = _Runs(split), split.nodes
+    left = [
+        runs.of([node for node in nodes if split.partition[node] == partition]) for partition in range(split.partitions)
+    ]
+    segments: list[Segment] = []
+    sent: set[Transfer] = set()
+    while any(left):
+        before = len(segments)
+        for partition, waiting in enumerate(left):
+            while waiting:
+                segment = runs.segment(len(segments), partition, waiting[0])
+                if not sent.issuperset(segment.received):
+                    break
+                sent.update(segment.sent)
+                segments.append(segment)
+                del waiting[0]
+        if len(segments) == before:
+            raise LocalProtocolError(
+                f"partitions wait for each other before {[wait[0][0].meta['path'] for wait in left]}"
+            )
+    return SplitProgram(split.partitions, tuple(segments), tuple(split.transfers.values()))
+
+
+def build(split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None = None) -> PartitionProgram:
+    """The program of one partition.
 
     Args:
         split: the model, split.
-        home: 0 up to, not including, its partitions.
-        model: the model, whose tensors it takes: those that are whole at this home as they are, and copies of pieces of
-            others. What is not this home's may be on the meta device.
-        device: where the home computes, to which nothing is moved but what it has of the model; where that is, if None.
+        partition: 0 up to, not including, its partitions.
+        model: the model, whose tensors it takes: those that are whole at this partition as they are, and copies of
+            pieces of others. What is not this partition's may be on the meta device.
+        device: where the partition computes, to which nothing is moved but what it has of the model; where that is, if
+            None.
     """
-    return _Builder(split, home, model, device).program()
-
-
-def segment_graph(programs: Sequence[HomeProgram]) -> SegmentGraph:
-    """A split model as its schedules see it: the segments of all homes, each behind those whose transfers it takes.
-
-    A transfer is the boundary of its number, a sample of it as many bytes as a minibatch has more with one sample more.
-
-    Args:
-        programs: of each home, in their order.
-
-    Raises:
-        LocalProtocolError: homes wait for each other.
-    """
-    transfers = sorted((move for program in programs for move in program.transfers), key=lambda move: move.number)
-    number = {transfer: at for at, transfer in enumerate(transfers)}
-    boundaries = tuple(
-        Boundary(move.value, move.source, move.target, round(move.shape.bytes_more), move.shape.differentiable)
-        for move in transfers
-    )
-    left = [list(program.segments) for program in programs]
-    sent: set[int] = set()
-    home_segments: list[HomeSegment] = []
-    while any(left):
-        before = len(home_segments)
-        for home, segments in enumerate(left):
-            while segments:
-                takes = [number[source.transfer] for source in segments[0].takes if isinstance(source, Received)]
-                if not sent.issuperset(takes):
-                    break
-                segment = segments.pop(0)
-                gives = [number[transfer] for result in segment.gives for transfer in result.transfers]
-                sent.update(gives)
-                name = ", ".join(segment.paths) or f"segment {segment.number}"
-                home_segments.append(HomeSegment(name, home, tuple(takes), tuple(gives)))
-        if len(home_segments) == before:
-            raise LocalProtocolError(f"homes wait for each other before {[wait[0].paths for wait in left if wait]}")
-    return SegmentGraph(tuple(home_segments), boundaries)
+    return _Builder(split, partition, model, device).program()
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})
@@ -167,50 +201,24 @@ def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
     return sum(shape.elements_each for shape in node_shapes)
 
 
-class _Builder:
-    def __init__(self, split: SplitGraph, home: int, model: nn.Module, device: torch.device | None) -> None:
-        self._split, self._home = split, home
-        self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._elsewhere = {tensor.device for tensor in self._whole.values()} - {device}
-        self._device = device if self._elsewhere else None
-        """To which what it has is moved; None where it stays."""
-        self._there: dict[int, torch.Tensor] = {}
-        """Tensors that were moved, by the ids of the originals."""
-        self._nodes = [node for node in split.nodes if split.home[node] == home]
-        self._numbers = {node: number for number, node in enumerate(self._nodes)}
-        self._pieces = {name: piece for name, held in split.pieces.items() for piece in held if piece.home == home}
-        self._tensors = {name: self._cut(name, piece) for name, piece in self._pieces.items()}
-        called = dict.fromkeys(str(node.target) for node in self._nodes if node.op == "call_module")
-        self._layers = {key: self._filled(key) for key in called}
+class _Runs:
+    """Cuts the nodes of partitions into runs, each of which is a segment."""
+
+    def __init__(self, split: SplitGraph) -> None:
+        self._split = split
+        self._numbers = {node: number for number, node in enumerate(split.graph.nodes)}
         self._leaving: dict[fx.Node, list[Transfer]] = {}
         for node, transfer in split.transfers.items():
             self._leaving.setdefault(node.all_input_nodes[0], []).append(transfer)
+        self._wanted: set[fx.Node] = set()
+        fx.map_arg((*split.outputs.values(), split.loss), self._wanted.add)
 
-    def program(self) -> HomeProgram:
-        """Everything put together."""
-        split, home = self._split, self._home
-        runs = self._runs()
-        outputs: set[fx.Node] = set()
-        fx.map_arg((split.outputs.get(home),), outputs.add)
-        segments = tuple(self._segment(number, run, outputs) for number, run in enumerate(runs))
-        last = split.loss is not None and split.home[split.loss] == home
-        return HomeProgram(
-            home,
-            split.partitions,
-            self._tree(),
-            self._pieces,
-            segments,
-            OwnValue(self._numbers[split.loss]) if last and split.loss is not None else None,
-            mapped(split.outputs.get(home), self._source),
-            tuple(self._layers.values()),
-            sum(node.meta["flops"] for node in split.nodes),
-        )
-
-    def _runs(self) -> list[list[fx.Node]]:
+    def of(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """The runs of a partition, from its nodes in order."""
         runs: list[list[fx.Node]] = [[]]
         arrived: set[fx.Node] = set()
         left = False
-        for node in self._nodes:
+        for node in nodes:
             if node.op == "placeholder" or node in self._split.transfers:
                 continue
             waits = {input_node for input_node in node.all_input_nodes if input_node in self._split.transfers} - arrived
@@ -223,51 +231,101 @@ class _Builder:
             left = left or node in self._leaving
         return [run for run in runs if run]
 
-    def _segment(self, number: int, run: Sequence[fx.Node], wanted: set[fx.Node]) -> Segment:
-        graph, inside = fx.Graph(), set(run)
-        copies: dict[fx.Node, fx.Node] = {}
-        takes: list[Source] = []
-        for source in dict.fromkeys(
-            input_node for node in run for input_node in node.all_input_nodes if input_node not in inside
-        ):
-            copies[source] = graph.placeholder(f"take_{len(takes)}")
-            takes.append(self._source(source))
-        for node in run:
-            copied = copies[node] = graph.node_copy(node, copies.__getitem__)
-            if self._device is not None:  # tracing may have written down on which one it was
-                copied.args = map_aggregate(copied.args, self._device_of)
-                copied.kwargs = map_aggregate(copied.kwargs, self._device_of)
-        gives = [
+    def taken(self, run: Sequence[fx.Node]) -> list[fx.Node]:
+        """What a run takes from elsewhere."""
+        inside = set(run)
+        inputs = (input_node for node in run for input_node in node.all_input_nodes)
+        return list(dict.fromkeys(input_node for input_node in inputs if input_node not in inside))
+
+    def given(self, run: Sequence[fx.Node]) -> list[fx.Node]:
+        """What a run gives to elsewhere."""
+        inside = set(run)
+        return [
             node
             for node in run
-            if node in wanted
-            or node is self._split.loss
-            or any(user not in inside and user in self._split.home for user in node.users)
+            if node in self._wanted or any(user not in inside and user in self._split.partition for user in node.users)
         ]
-        graph.output(tuple(copies[node] for node in gives))
-        root = {str(node.target): self._attribute(node) for node in run if node.op in ("call_module", "get_attr")}
-        names = {target: f"part_{number}" for number, target in enumerate(root)}
-        for node in graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                node.target = names[str(node.target)]
-        module = fx.GraphModule({names[target]: held for target, held in root.items()}, graph)
+
+    def segment(self, number: int, partition: int, run: Sequence[fx.Node]) -> Segment:
+        """A run as a segment."""
+        results = (Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in self.given(run))
         return Segment(
             number,
-            tuple(takes),
-            tuple(Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in gives),
-            module.forward,
+            partition,
+            tuple(map(self.source, self.taken(run))),
+            tuple(results),
             sum(node.meta["flops"] for node in run),
             elements(run, self._split.shapes),
             len(run),
             tuple(dict.fromkeys(node.meta["path"] for node in run if node.op == "call_module")),
         )
 
-    def _source(self, node: fx.Node) -> Source:
+    def source(self, node: fx.Node) -> Source:
+        """Where a value comes from."""
         if node.op == "placeholder":
             return Supplied(node.meta["input"])
         if node in self._split.transfers:
             return Received(self._split.transfers[node])
         return OwnValue(self._numbers[node])
+
+
+class _Builder:
+    def __init__(self, split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None) -> None:
+        self._split, self._partition = split, partition
+        self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._elsewhere = {tensor.device for tensor in self._whole.values()} - {device}
+        self._device = device if self._elsewhere else None
+        """To which what it has is moved; None where it stays."""
+        self._there: dict[int, torch.Tensor] = {}
+        """Tensors that were moved, by the ids of the originals."""
+        self._nodes = [node for node in split.nodes if split.partition[node] == partition]
+        self._pieces = {
+            name: piece for name, held in split.pieces.items() for piece in held if piece.partition == partition
+        }
+        self._tensors = {name: self._cut(name, piece) for name, piece in self._pieces.items()}
+        called = dict.fromkeys(str(node.target) for node in self._nodes if node.op == "call_module")
+        self._layers = {key: self._filled(key) for key in called}
+
+    def program(self) -> PartitionProgram:
+        """Everything put together."""
+        split, partition, runs = self._split, self._partition, _Runs(self._split)
+        whole = program_of(split)
+        numbers = [segment.number for segment in whole.segments if segment.partition == partition]
+        loss = None if split.loss is None or split.partition[split.loss] != partition else runs.source(split.loss)
+        return PartitionProgram(
+            partition,
+            whole,
+            self._tree(),
+            self._pieces,
+            {
+                number: self._compiled(run, runs.taken(run), runs.given(run))
+                for number, run in zip(numbers, runs.of(self._nodes), strict=True)
+            },
+            loss if isinstance(loss, OwnValue) else None,
+            mapped(split.outputs.get(partition), runs.source),
+            tuple(self._layers.values()),
+        )
+
+    def _compiled(
+        self, run: Sequence[fx.Node], taken: Sequence[fx.Node], given: Sequence[fx.Node]
+    ) -> Callable[..., tuple[Any, ...]]:
+        """A run as a function of what it takes."""
+        graph = fx.Graph()
+        copies = {source: graph.placeholder(f"take_{number}") for number, source in enumerate(taken)}
+        for node in run:
+            copied = copies[node] = graph.node_copy(node, copies.__getitem__)
+            if self._device is not None:  # tracing may have written down on which one it was
+                copied.args = map_aggregate(copied.args, self._device_of)
+                copied.kwargs = map_aggregate(copied.kwargs, self._device_of)
+        graph.output(tuple(copies[node] for node in given))
+        root = {str(node.target): self._attribute(node) for node in run if node.op in ("call_module", "get_attr")}
+        names = {target: f"part_{number}" for number, target in enumerate(root)}
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = names[str(node.target)]
+        module = fx.GraphModule({names[target]: held for target, held in root.items()}, graph)
+        compute: Callable[..., tuple[Any, ...]] = module.forward
+        return compute
 
     def _attribute(self, node: fx.Node) -> object:
         name = str(node.target)
@@ -301,7 +359,7 @@ class _Builder:
         return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument
 
     def _filled(self, key: str) -> nn.Module:
-        """A module that computes here, on this home's tensors; those that it borrows have no values."""
+        """A module that computes here, on this partition's tensors; those that it borrows have no values."""
         holding = self._split.holdings[key]
         layer = plain(holding.layer)
         tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]

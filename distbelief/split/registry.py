@@ -21,7 +21,7 @@ PLACING = {
     "time": "the layers of a recurrent stack, over chunks of the sequence",
     "samples": "what comes before fully connected layers by samples, these by neurons, in a round for each part",
 }
-"""The ways that say at which home each node is."""
+"""The ways that say at which partition each node is."""
 DIVIDING = {
     "neurons": "fully connected layers by neurons, two at a time: columns, then rows",
     "columns": "fully connected layers by what they give",
@@ -30,7 +30,7 @@ DIVIDING = {
     "regions": "convolutions and pooling by rows of the image",
     "groups": "convolutions by groups, or filters where they have none; fully connected layers by columns",
 }
-"""The ways that divide each layer over all homes."""
+"""The ways that divide each layer over all partitions."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class LayerCall:
     path: str
     takes: tuple[Shape, ...]
     gives: Shape
-    homes: int
+    partitions: int
     owner: int
-    """The home to which tensors go that are not divided: the one that has the least."""
+    """The partition to which tensors go that are not divided: the one that has the least."""
 
     def sections(
         self,
@@ -52,7 +52,7 @@ class LayerCall:
         holds: Mapping[str, int],
         changed: Callable[[int, int], Mapping[str, object]],
     ) -> Divided:
-        """Each home has a run of what the layer gives along a dimension, and computes it by a layer of that shape.
+        """Each partition has a run of what the layer gives along a dimension, and computes it by a layer of that shape.
 
         Args:
             gives: the dimension.
@@ -62,24 +62,25 @@ class LayerCall:
             changed: from the same two indices to the attributes in which the layer of a run differs.
 
         Raises:
-            UsageError: there are fewer indices than homes.
+            UsageError: there are fewer indices than partitions.
         """
-        from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+        from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 
         length = self.gives.fixed[gives]
-        if length < self.homes:
+        if length < self.partitions:
             raise self.refuse(f"indices in dimension {gives} of what it gives", length)
-        bounds, parts = edges(length, self.homes), []
+        bounds, parts = edges(length, self.partitions), []
         for start, stop in pairwise(bounds):
             extents: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
             layer = part_of(self.layer, extents, **changed(start, stop))
-            parts.append(HomePart((Indices(*needs(start, stop)),), Indices(gives, start, stop), layer, extents))
+            parts.append(NodeShare((Indices(*needs(start, stop)),), Indices(gives, start, stop), layer, extents))
         return Divided(tuple(parts), gives, bounds)
 
     def refuse(self, what: str, most: int) -> UsageError:
-        """The error of a layer that has fewer of something than there are homes."""
+        """The error of a layer that has fewer of something than there are partitions."""
         return UsageError(
-            f"--partitions {self.homes}: {self.path} has {most} {what}; split it over at most {most}, or another way"
+            f"--partitions {self.partitions}: {self.path} has {most} {what}; split it over at most {most}, or "
+            f"another way"
         )
 
 
@@ -88,13 +89,14 @@ _RULES: dict[tuple[type, str], Rule] = {}
 
 
 def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
-    """Say how a kind of layer is divided over homes. Its class can say so itself: by `divisions`, from ways to rules.
+    """Say how a kind of layer is divided over partitions. Its class can say so itself: by `divisions`, from ways to
+    rules.
 
     Args:
         layer: its class; subclasses are not meant.
         way: a name, known or new, that `Split` then takes.
-        rule: from a call of such a layer to what each home computes, holds and takes of it, as `call.sections` makes
-            it. What a home takes and does not have is sent there; nothing else is.
+        rule: from a call of such a layer to what each partition computes, holds and takes of it, as `call.sections`
+            makes it. What a partition takes and does not have is sent there; nothing else is.
 
     Raises:
         UsageError: the way places nodes and divides none.

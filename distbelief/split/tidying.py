@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
-from distbelief.split.observing import NodeValues
+from distbelief.split.observing import SIZES, NodeValues, name_of
 
 
 @dataclass(frozen=True)
@@ -91,38 +91,27 @@ def size(samples: int, growth: int, fixed: int) -> int:
     return samples * growth + fixed
 
 
-def set_item(value: torch.Tensor, index: Any, to: Any) -> torch.Tensor:
-    """A copy of a tensor with some elements replaced."""
-    changed = value.clone()
-    changed[index] = to
-    return changed
+class InCopy:
+    """A function that writes in place, on a copy, which it returns."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function, self.__name__ = function, function.__name__
+
+    def __call__(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the copy that was written to."""
+        copied = value.clone()
+        self._function(copied, *args, **kwargs)
+        return copied
 
 
-_PLAIN: Mapping[object, Callable[..., object]] = {
-    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
-    operator.itruediv: operator.truediv, operator.imatmul: operator.matmul, operator.ipow: operator.pow,
-    operator.setitem: set_item,
-}  # fmt: skip
-"""Equivalents of Python's own operations in place."""
-
-
-_SIZES = frozenset({
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous",
-    "is_floating_point", "is_complex", "is_signed", "len", "__len__", "getattr", "sym_size", "sym_numel", "sym_stride",
-    "sym_storage_offset",
+_IN_PLACE = frozenset({
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul, operator.ipow, operator.setitem,
 })  # fmt: skip
-"""Functions whose numbers depend on a tensor's shape or kind, whatever its values."""
-_SUMS = frozenset({"add", "sub", "neg", "pos", "iadd", "isub"})
-"""Functions whose numbers are linear in those that they take."""
-
-
-def name_of(node: fx.Node) -> str:
-    """The name of the function or method that a node calls, without overloads."""
-    return str(getattr(node.target, "__name__", node.target)).split(".")[0]
+"""Python's own operations in place."""
 
 
 def tidy(
-    graph: fx.Graph, inputs: tuple[object, ...], observed: NodeValues, layer: Callable[[str], nn.Module]
+    graph: fx.Graph, observed: NodeValues, layer: Callable[[str], nn.Module]
 ) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
     """The graph made over, and the shape of each of its tensors.
 
@@ -130,9 +119,8 @@ def tidy(
         UsageError: something is written in place that another node has a view of.
     """
     tidied = _Tidied(observed, layer)
-    leaves = iter(range(len(pytree.tree_leaves(inputs))))
     for node in graph.nodes:
-        tidied.take(node, leaves)
+        tidied.take(node)
     tidied.drop_unused()
     tidied.graph.lint()
     return tidied.graph, tidied.shapes
@@ -146,22 +134,23 @@ class _Tidied:
         self._layer = layer
         self._new: dict[fx.Node, Any] = {}
         self._order: dict[fx.Node, int] = {}
-        self._of_values: set[fx.Node] = set()
-        """Nodes whose numbers depend on the values of tensors."""
         self._writes: set[fx.Node] = set()
         """Nodes that write to a parameter or buffer, and give it: a node that writes to these does so too."""
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 
-    def take(self, node: fx.Node, leaves: Iterator[int]) -> None:
+    def take(self, node: fx.Node) -> None:
         """Make over one node."""
         self._order[node] = len(self._order)
-        values = tuple(seen.get(node) for seen in self._observed.values)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda input_node: self._new[input_node])
         if node.op == "output":
             self.graph.output(args[0])
-        elif node.op == "placeholder":
-            self._new[node] = self._leaves_of(values, leaves)
+            return
+        values = self._observed.of(node)
+        if node.op == "placeholder":
+            new = self.graph.placeholder(str(node.target))
+            new.meta["path"] = ""
+            self._new[node] = self._taken_out(new, values)
         elif (
             node.target is operator.getitem
             and isinstance(args[0], tuple | list | dict)
@@ -169,7 +158,9 @@ class _Tidied:
         ):
             held: Any = args[0]
             self._new[node] = held[args[1]]
-        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])):
+        elif node.target is not operator.setitem and not any(
+            isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values[0])
+        ):
             self._new[node] = self._number(node, values, args, kwargs)
         elif (into := self._written(node)) is None:
             self._new[node] = self._made(node, node.op, node.target, args, kwargs, values)
@@ -195,21 +186,21 @@ class _Tidied:
         target: Target,
         args: tuple[Argument, ...],
         kwargs: dict[str, Argument],
-        values: tuple[object, ...],
+        values: tuple[object, object],
     ) -> Any:
         new = self.graph.create_node(op, target, args, kwargs, name=node.name)
         new.meta["path"] = str(target) if op == "call_module" else node.meta.get("path", "")
         new.meta["flops"] = self._observed.flops.get(node, 0)
         return self._taken_out(new, values)
 
-    def _taken_out(self, new: fx.Node, values: tuple[Any, ...]) -> Any:
+    def _taken_out(self, new: fx.Node, values: tuple[Any, Any]) -> Any:
         """A node, or a structure of nodes that each take one tensor out of what it gives."""
         value, other = values
         if isinstance(value, torch.Tensor):
             fixed, growth = [], []
             for first, second in zip(value.shape, other.shape, strict=True):
                 growth.append(int(second) - int(first))
-                fixed.append(int(first) - growth[-1] * self._observed.samples[0])
+                fixed.append(int(first) - growth[-1] * self._observed.samples)
             self.shapes[new] = Shape(tuple(fixed), tuple(growth), value.dtype, value.requires_grad)
             return new
         if isinstance(value, tuple | list):
@@ -218,7 +209,7 @@ class _Tidied:
             return {key: self._item(new, key, (value[key], other[key])) for key in value}
         return self._constant(value, other)
 
-    def _item(self, new: fx.Node, key: Argument, values: tuple[object, ...]) -> Any:
+    def _item(self, new: fx.Node, key: Argument, values: tuple[object, object]) -> Any:
         leaves = pytree.tree_leaves(values[0])
         tensors = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
         # of tensors with values, a number beside them may depend on these
@@ -227,62 +218,18 @@ class _Tidied:
             return self._constant(*values)
         item = self.graph.call_function(operator.getitem, (new, key))
         item.meta["path"], item.meta["flops"] = new.meta["path"], 0
-        self._of_values |= set() if tensors else {item}
         return self._taken_out(item, values) if tensors else item
 
-    def _leaves_of(self, values: tuple[object, ...], leaves: Iterator[int]) -> Any:
-        def leaf(value: Any, other: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return tuple(leaf(*pair) for pair in zip(value, other, strict=True))
-            if isinstance(value, dict):
-                return {key: leaf(value[key], other[key]) for key in value}
-            number = next(leaves, None)
-            if number is None:
-                return value
-            new = self.graph.placeholder(f"input_{number}")
-            new.meta["path"] = ""
-            return self._taken_out(new, (value, other)) if isinstance(value, torch.Tensor) else new
-
-        return leaf(*values)
-
     def _number(
-        self, node: fx.Node, values: tuple[object, ...], args: tuple[Argument, ...], kwargs: dict[str, Argument]
+        self, node: fx.Node, values: tuple[object, object], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """Return a number that is linear in the number of samples, or a node that computes it as before."""
-        pairs = [*zip(*map(pytree.tree_leaves, values), strict=True)]
-        known = all(
-            isinstance(value, int) or (isinstance(value, float | None) and value == other) for value, other in pairs
-        )
-        depends = self._depends(node)
-        if (
-            node.op in ("call_function", "call_method")
-            and known
-            and not depends
-            and self._is_linear(node, args, kwargs)
-        ):
+        """Return a number that is the same with any samples, or a side of a tensor, or a node that computes it."""
+        side = name_of(node) in SIZES and any(map(self._observed.is_tensor, node.all_input_nodes))
+        if node.op != "get_attr" and (side or node not in self._observed.varying):
             return self._constant(*values)
         new = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        self._of_values |= {new} if depends else set()
         new.meta["path"], new.meta["flops"] = node.meta.get("path", ""), 0
         return new
-
-    def _is_linear(self, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> bool:
-        """Return whether a node's numbers are linear in the number of samples: only then two of them tell a third."""
-        counts = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, fx.Node)]
-        name = name_of(node)
-        if name in _SIZES or not counts:
-            return True
-        sums = name in _SUMS or (name == "mul" and len(counts) == 1)
-        return sums and all(count is self._samples or count.target is size for count in counts)
-
-    def _depends(self, node: fx.Node) -> bool:
-        """Return whether the numbers that a node gives may depend on the values of tensors."""
-        return self._observed.real and any(
-            self._new[input_node] in self._of_values
-            or (name_of(node) not in _SIZES and isinstance(self._observed.values[0].get(input_node), torch.Tensor))
-            for input_node in node.all_input_nodes
-            if isinstance(self._new[input_node], fx.Node)
-        )
 
     def _constant(self, value: Any, other: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -292,7 +239,7 @@ class _Tidied:
         if value == other or not isinstance(value, int):
             return value
         growth = other - value
-        fixed = value - growth * self._observed.samples[0]
+        fixed = value - growth * self._observed.samples
         if (growth, fixed) == (1, 0):
             return self._samples
         new = self.graph.call_function(size, (self._samples, growth, fixed))
@@ -309,11 +256,9 @@ class _Tidied:
         elif node.op == "call_method":
             method = str(node.target)
             writes = method.endswith("_") and not method.endswith("__")
-        elif isinstance(node.target, torch._ops.OpOverload):
-            writes = node.target._schema.is_mutable
         else:
             name = getattr(node.target, "__name__", "")
-            writes = node.target in _PLAIN or (name.endswith("_") and not name.endswith("__")) or _inplace(node)
+            writes = node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or _inplace(node)
         return first if writes else None
 
     def _replace(
@@ -322,37 +267,31 @@ class _Tidied:
         into: fx.Node,
         args: tuple[Argument, ...],
         kwargs: dict[str, Argument],
-        values: tuple[object, ...],
+        values: tuple[object, object],
     ) -> None:
         """Compute what would be written in place, and let it stand for what it would be written to from here on."""
         old = self._new[into]
         self._refuse_views(node, into)
-        if node.op == "call_function" and node.target in _PLAIN:
-            values = tuple(seen[into] if seen[node] is None else seen[node] for seen in self._observed.values)
-            new = self._made(node, "call_function", _PLAIN[node.target], args, kwargs, values)
-        elif node.op == "call_function" and "inplace" in kwargs:
-            new = self._made(node, node.op, node.target, args, {**kwargs, "inplace": False}, values)
-        elif node.op == "call_module":
+        if node.op == "call_module":
             new = self._made(node, node.op, node.target, args, kwargs, values)
-            self._new[node] = new
+        elif "inplace" in kwargs:
+            new = self._made(node, node.op, node.target, args, {**kwargs, "inplace": False}, values)
         else:
-            copied = self.graph.call_method("clone", (args[0],))
-            copied.meta["path"], copied.meta["flops"] = node.meta.get("path", ""), 0
-            self._taken_out(copied, tuple(seen[into] for seen in self._observed.values))
-            new = self._made(node, node.op, node.target, (copied, *args[1:]), kwargs, values)
+            target: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+            new = self._made(node, "call_function", InCopy(target), args, kwargs, self._observed.of(into))
         for one, held in list(self._new.items()):
             if held is old:
                 self._new[one] = new
         self._new[node] = new
 
     def _refuse_views(self, node: fx.Node, into: fx.Node) -> None:
-        seen, old = self._observed.values[0], self._new[into]
-        written = seen[into]
+        old = self._new[into]
+        written, _ = self._observed.of(into)
         if not isinstance(written, torch.Tensor):
             return
         storage = written.untyped_storage()._cdata
         for view in self._order:
-            other = seen.get(view)
+            other, _ = self._observed.of(view)
             shares = isinstance(other, torch.Tensor) and other.untyped_storage()._cdata == storage
             if view is node or not shares or self._new.get(view) is old:
                 continue

@@ -1,16 +1,13 @@
-"""Tracing: a model as a graph, by torch.fx, where some modules stay whole, torch.export, or a list of modules."""
+"""Tracing: a model as a graph, by torch.fx; modules that cannot be traced stay whole."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import io
+import operator
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError, unknown
-from distbelief.split.observing import observe
+from distbelief.split.observing import NodeValues
 from distbelief.split.registry import ways_of
 from distbelief.split.tidying import Shape, tidy
 
@@ -37,14 +34,6 @@ def examples(samples: int) -> torch.Tensor:
     return torch.arange(EXAMPLES) % samples
 
 
-class TracedBy(Enum):
-    """Method by which a model was traced."""
-
-    FX = "torch.fx"
-    EXPORT = "torch.export"
-    MODULES = "a list of modules"
-
-
 @dataclass(frozen=True)
 class Traced:
     """A model as a graph in which each node gives one tensor, or is followed by those that take its tensors out of it.
@@ -59,7 +48,8 @@ class Traced:
     """A placeholder for each leaf of the inputs, `samples` first; `node.meta["path"]` is the module of a node."""
     shapes: Mapping[fx.Node, Shape]
     """Shapes of the nodes that give tensors."""
-    method: TracedBy
+    listed: bool
+    """True if the modules that follow each other were named, which were run in turn."""
     aliases: Mapping[str, str]
     """Names of tied tensors, to the first name of each."""
     samples: int
@@ -100,28 +90,30 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
     """
     if not any(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in pytree.tree_leaves(inputs)):
         raise UsageError(f"inputs {pytree.tree_map(type, inputs)}: give a tensor with samples in its first dimension")
-    failures: list[BaseException] = []
-    copies: list[TracedBy] = []
-    ways: list[tuple[TracedBy, Callable[[], tuple[nn.Module, fx.Graph]]]] = [
-        (TracedBy.FX, lambda: _by_fx(model, inputs)),
-        (TracedBy.EXPORT, lambda: _by_export(model, inputs, functional=False)),
-        (TracedBy.EXPORT, lambda: _by_export(model, inputs, functional=True)),
-    ]
     if modules:
-        ways = [(TracedBy.MODULES, lambda: _by_modules(model, modules))]
-    for method, make in ways:
+        known = dict(model.named_modules())
+        for name in modules:
+            if name not in known:
+                raise unknown("module", name, known)
+    leaves, real = set(modules), False
+    while True:
+        tracer = _Tracer(leaves, NodeValues(model, inputs, real), modules)
         try:
             with _buffers_kept():
-                root, graph = make()
-                values = observe(root, graph, inputs, functools.partial(copies.append, method))
-            tidied, shapes = tidy(graph, inputs, values, root.get_submodule)
+                graph, shapes = tidy(tracer.trace(model), tracer.values, model.get_submodule)
         except Exception as error:  # whatever a model's forward raises when it is run by a tracer
-            if modules and isinstance(error, UsageError):
-                raise
-            failures.append(error)
+            if tracer.uncomputed and not real and not any(tensor.is_meta for tensor in _tensors(model)):
+                real = True  # what depends on values has none to depend on
+            elif tracer.within and tracer.within[-1] not in leaves and not tracer.uncomputed:
+                leaves.add(tracer.within[-1])
+            else:
+                raise UsageError(_told(model, error)) from error
         else:
-            return Traced(root, tidied, shapes, method, _aliases(model), values.samples[0], bool(copies))
-    raise UsageError(_told(model, failures)) from failures[-1]
+            return Traced(model, graph, shapes, bool(modules), _aliases(model), tracer.values.samples, real)
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -134,15 +126,61 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
+FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.linspace, torch.eye, torch.rand,
+             torch.randn, torch.randint)  # fmt: skip
+"""Functions of numbers alone that make a tensor: torch.fx sees them where they are wrapped."""
+
+
+class _Proxy(fx.Proxy):
+    """A value that may be a number of the model, where it is the same with any samples, and written to."""
+
+    def __index__(self) -> int:
+        return int(self._known())
+
+    def __len__(self) -> int:
+        first, second = map(len, self._values().of(self.node))
+        if first != second:
+            raise fx.proxy.TraceError("the number of samples has no len(): take it by size(0) or shape[0]")
+        return first
+
+    def __setitem__(self, index: object, value: object) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def _values(self) -> NodeValues:
+        assert isinstance(self.tracer, _Tracer)
+        return self.tracer.values
+
+    def _known(self) -> Any:
+        values = self._values()
+        if values.is_tensor(self.node) or self.node in values.varying:
+            raise fx.proxy.TraceError(f"{self.node.name} depends on values, or on the number of samples")
+        return values.of(self.node)[0]
+
+
+# torch.fx runs the forward with stand-ins for tensors, and writes down what is done to them. Each node is computed as
+# soon as it is there, so that its number may steer the forward where it is that of any samples: torch.fx alone would
+# refuse. Modules of torch, and those that a way divides, stay whole; so does one in which tracing fails.
 class _Tracer(fx.Tracer):
-    """Leaves some modules whole, and knows in which module it is."""
+    """Traces a model, and computes each node meanwhile.
+
+    Args:
+        leaves: modules that stay whole, beside those of torch and those that ways divide.
+        values: of the nodes.
+        modules: those that are run one after the other instead of the model's forward; none for that.
+    """
 
     proxy_buffer_attributes = True  # or what a model computes of buffers alone is a constant, and written to them once
 
-    def __init__(self, leaves: set[str]) -> None:
-        super().__init__()
-        self._leaves = leaves
+    def __init__(self, leaves: set[str], values: NodeValues, modules: Sequence[str]) -> None:
+        super().__init__(autowrap_functions=FACTORIES)
+        self._autowrap_search.append(torch)
+        self._leaves, self._modules = leaves, modules
+        self.values = values
         self.within: list[str] = []
+        """Modules in which it is; where tracing has failed, in which it did."""
+        self.uncomputed = False
+        """True if a node could not be computed."""
+        self._computing = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -151,37 +189,64 @@ class _Tracer(fx.Tracer):
             or super().is_leaf_module(m, module_qualified_name)
         )
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., object], is_module: bool, concrete_args: object = None
+    ) -> tuple[Callable[[], object], list[object]]:
+        leaves, spec = pytree.tree_flatten(self.values.inputs)
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves[number] = self.create_proxy("placeholder", f"input_{number}", (), {})
+        placed, named = _by_place(root_fn, pytree.tree_unflatten(leaves, spec))
+
+        def run() -> object:
+            if not self._modules:
+                return root_fn(self.root, *placed, **named)
+            value = placed[0]
+            for name in self._modules:
+                value = self.root.get_submodule(name)(value)
+            return value
+
+        return run, []
+
     def call_module(
         self, m: nn.Module, forward: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
+        if self._computing:
+            return forward(*args, **kwargs)
         self.within.append(self.path_of_module(m))
         result = super().call_module(m, forward, args, kwargs)
         self.within.pop()
         return result
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
+        return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(kind, *args, **kwargs)
         node.meta["path"] = self.within[-1] if self.within else ""
+        if kind != "output":
+            self._computing = self.uncomputed = True
+            self.values.compute(node)
+            self._computing = self.uncomputed = False
         return node
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
-def _by_fx(model: nn.Module, inputs: tuple[object, ...]) -> tuple[nn.Module, fx.Graph]:
-    """Trace by fx. Modules that cannot be traced become leaves, from the inside out, until the rest can."""
-    leaves: set[str] = set()
-    while True:
-        tracer = _Tracer(leaves)
-        try:
-            return model, tracer.trace(model, concrete_args=_defaults(model, inputs))
-        except Exception:
-            if not tracer.within or tracer.within[-1] in leaves:
-                raise
-            leaves.add(tracer.within[-1])
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        assert isinstance(obj, _Proxy)
+        return bool(obj._known())
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        if self.values.is_tensor(obj.node):
+            return super().iter(obj)
+        return (obj[number] for number in range(len(obj)))  # type: ignore[index]  # as every stand-in is
 
 
 @contextlib.contextmanager
 def _buffers_kept() -> Iterator[None]:
-    """Refuse to assign a buffer anew while a model is traced: torch.fx leaves its own proxy in the model, torch.export
-    forgets it where it is of a submodule, and a home computes with a copy of a layer.
+    """Refuse to assign a buffer anew while a model is traced: torch.fx leaves its own proxy in the model, and a
+    partition computes with a copy of a layer.
     """
     plain = nn.Module.__setattr__
 
@@ -197,107 +262,26 @@ def _buffers_kept() -> Iterator[None]:
         nn.Module.__setattr__ = plain  # type: ignore[method-assign]  # its own again
 
 
-def _defaults(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, object] | None:
-    """The arguments of forward that are not given, with their defaults."""
-    left = list(inspect.signature(model.forward).parameters.values())[len(inputs) :]
-    return {parameter.name: parameter.default for parameter in left if parameter.default is not parameter.empty} or None
-
-
-def _by_place(model: nn.Module, inputs: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments that have a place, and those that have a name only."""
-    parameters = inspect.signature(model.forward).parameters.values()
+def _by_place(
+    forward: Callable[..., object], inputs: tuple[object, ...]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments that have a place, behind the module itself, and those that have a name only."""
+    parameters = inspect.signature(forward).parameters.values()
     named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     places = sum(
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
     )
-    count = places if named else len(inputs)
+    count = places - 1 if named else len(inputs)
     return inputs[:count], dict(zip(named, inputs[count:], strict=False))
 
 
-def _by_export(model: nn.Module, inputs: tuple[object, ...], functional: bool) -> tuple[nn.Module, fx.Graph]:
-    samples = next(len(leaf) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim)
-
-    def dynamic(leaf: object) -> object:
-        if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
-            return None
-        # what would hold for one number of samples only is an error, and not taken for such
-        return {0: torch.export.Dim.DYNAMIC if len(leaf) == samples else torch.export.Dim.AUTO}
-
-    shapes = pytree.tree_map(dynamic, inputs)
-    with warnings.catch_warnings(), _silenced():
-        warnings.simplefilter("ignore")  # of what torch itself deprecates, and of what its own layers set
-        placed, named = _by_place(model, inputs)
-        program = torch.export.export(model, placed, named, dynamic_shapes=shapes, strict=False)
-        module = (program.run_decompositions({}) if functional else program).module()
-    assert isinstance(module, fx.GraphModule)
-    graph = module.graph
-    for node in list(graph.nodes):
-        if node.op == "call_module" and node.target == "_guards_fn":
-            graph.erase_node(node)
-            continue
-        if node.target is torch.ops.aten.copy.default:
-            node.target = copied
-        stack = node.meta.get("nn_module_stack", {})
-        node.meta["path"] = next((path for path, _ in reversed(list(stack.values())) if not path.startswith("_")), "")
-    spec = graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]  # export's graphs have one
-    output = next(iter(reversed(graph.nodes)))
-    output.args = (pytree.tree_unflatten(list(output.args[0]), spec),)
-    root = nn.Module()  # what the graph names, without what exporting adds
-    for name, held in vars(module).items():
-        if name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set") or torch.is_tensor(held):
-            vars(root)[name] = held
-    root._modules.pop("_guards_fn", None)
-    return root, graph
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep torch from showing, beside its error, the graph of a model that it cannot export."""
-    from torch.export import _trace
-    from torch.fx.experimental import symbolic_shapes
-
-    loggers = [logger for logger in (_trace.log, symbolic_shapes.log) if not logger.disabled]
-    with contextlib.redirect_stderr(io.StringIO()):
-        for logger in loggers:
-            logger.disabled = True
-        try:
-            yield
-        finally:
-            for logger in loggers:
-                logger.disabled = False
-
-
-def copied(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A value as it is when it is written over another; torch's own has no derivative."""
-    return value.to(into.dtype).expand(into.shape)
-
-
-def _by_modules(model: nn.Module, modules: Sequence[str]) -> tuple[nn.Module, fx.Graph]:
-    names = dict(model.named_modules())
-    graph = fx.Graph()
-    value = graph.placeholder("x")
-    for name in modules:
-        if name not in names:
-            raise unknown("module", name, names)
-        value = graph.call_module(name, (value,))
-        value.meta["path"] = name
-    graph.output(value)
-    return model, graph
-
-
-def _told(model: nn.Module, failures: Sequence[BaseException]) -> str:
-    """Return where in the model's own code the last method failed that came to it, why, and what to do."""
-    kind = type(model).__name__
-    failure, where = failures[-1], ""
-    for error in failures:
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if not Path(frame.filename).is_relative_to(OURS)
-            and not {"torch", "<string>"} & set(Path(frame.filename).parts)
-        ]
-        if frames:
-            failure, where = error, f" at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+def _told(model: nn.Module, failure: BaseException) -> str:
+    """Return where in the model's own code tracing failed, why, and what to do."""
+    kind, where = type(model).__name__, ""
+    for frame in traceback.extract_tb(failure.__traceback__):
+        path = Path(frame.filename)
+        if not path.is_relative_to(OURS) and not {"torch", "<string>"} & set(path.parts):
+            where = f" at {frame.filename}:{frame.lineno}: {frame.line}"
     reason = str(failure).strip().split("\n")[0]
     if isinstance(failure, UsageError):  # it says what to do
         return f"{kind} cannot be traced{where}: {reason}"

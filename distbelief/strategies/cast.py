@@ -15,17 +15,16 @@ from distbelief.core.effects import Computed
 from distbelief.core.portions import OWN, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.home_part import HomeSchedule
-from distbelief.replica.split_compute import SplitPart
+from distbelief.replica.part import Part
 from distbelief.replica.vectors import PhantomVectors, Vectors
-from distbelief.runtime.player import Compute, Part, ScriptedLoop, cannot
+from distbelief.runtime.player import Compute, PlayedRole, ScriptedLoop, cannot
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph
-from distbelief.split.program import HomeProgram
+from distbelief.split.program import SplitProgram, program_of
 from distbelief.strategies.base import Strategy
 from distbelief.strategies.context import Context, Memory, Stage
-from distbelief.strategies.partition import PartitionTrainer, PhantomPartition, part_of, programs
+from distbelief.strategies.partition import PartitionTrainer, PhantomPart, part_of
 from distbelief.strategies.players import JobCoordinator, Players, Servers
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -76,7 +75,7 @@ class Cast:
 
     # stories
 
-    def replica(self, role: str, incarnation: int, stage: Stage) -> Part:
+    def replica(self, role: str, incarnation: int, stage: Stage) -> PlayedRole:
         """Make a replica that trains the task, or a partition of one."""
         settings = self.settings
         model = None if self.phantom else self.model(role)
@@ -111,7 +110,7 @@ class Cast:
         played = played._replace(worker=replace(played.worker, work=stage.work))
         return stage.reach(played, context.flat)
 
-    def scripted(self, role: str, incarnation: int, stage: Stage, loop: ScriptedLoop) -> Part:
+    def scripted(self, role: str, incarnation: int, stage: Stage, loop: ScriptedLoop) -> PlayedRole:
         """Make a replica whose loop is the user's."""
         flat = loop.flat
         task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
@@ -121,14 +120,14 @@ class Cast:
         )  # fmt: skip
         return stage.reach(self.players.replica(context), flat if flat.owned else None)
 
-    def evaluator(self, incarnation: int, stage: Stage) -> Part:
+    def evaluator(self, incarnation: int, stage: Stage) -> PlayedRole:
         """Make the evaluator, which refuses a model that cannot be measured."""
         vectors, compute = self.whole(), cannot("compute")
         check_measure(self.task, vectors.module)
         context = Context(
             roles.EVALUATOR, incarnation, self.settings, self.task, 0, vectors, lambda _: compute, stage, self.measured
         )
-        return Part(Evaluator(vectors, incarnation), self.players.reader(context))
+        return PlayedRole(Evaluator(vectors, incarnation), self.players.reader(context))
 
     # models and data
 
@@ -160,25 +159,21 @@ class Cast:
         layout = layout or layout_of(model, groups_of(model, self.settings.optimizer))
         return FlatModule(model, rows=self.players.rows, layout=layout)
 
-    def _vectors(
-        self, task: Task, role: str, model: nn.Module | None, stage: Stage
-    ) -> tuple[Vectors, SplitPart | None]:
+    def _vectors(self, task: Task, role: str, model: nn.Module | None, stage: Stage) -> tuple[Vectors, Part | None]:
         """Return what a replica, or a partition of one, holds of the model, and the partition's part of each step."""
         if self.settings.partitions == 1:
             return PhantomVectors(self.layout) if model is None else self._flat(model), None
         if model is None:
-            (program, way), data = self._programs[roles.partition_of(role)], load(task, "training")
-            part = PhantomPartition(program, way, len(data), self.settings.batch_size, stage.now)
-            return PhantomVectors(self.layout), part
+            samples, partition = len(load(task, "training")), roles.partition_of(role)
+            return PhantomVectors(self.layout), PhantomPart(self._program, partition, self.settings, samples, stage.now)
         graph, rows = self.graph(task, model), self.players.rows
         flat, program = part_of(graph, model, self.settings, role, rows, stage.device)
-        return flat, PartitionTrainer(task, program, self.settings, graph, stage.now)
+        return flat, PartitionTrainer(task, program, self.settings, stage.now)
 
     @functools.cached_property
-    def _programs(self) -> list[tuple[HomeProgram, HomeSchedule]]:
-        """Return what phantoms of each partition go through: the same in all replicas."""
-        model = self.model(roles.EVALUATOR)
-        return programs(self.graph(self.task, model), model, self.settings)
+    def _program(self) -> SplitProgram:
+        """Return what phantoms of the partitions go through: the same in all replicas."""
+        return program_of(self.graph(self.task, self.model(roles.EVALUATOR)))
 
 
 def phantom(samples: int, batch_size: int) -> Compute:

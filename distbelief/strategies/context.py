@@ -20,12 +20,13 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.order import in_order
+from distbelief.replica.part import Part
 from distbelief.replica.script import LoopRequest
 from distbelief.replica.siblings import Siblings
-from distbelief.replica.split_compute import SplitCompute, SplitPart
+from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.vectors import Vectors
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import Compute, Part, cannot
+from distbelief.runtime.player import Compute, PlayedRole, cannot
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import NetworkEndpoint
@@ -52,7 +53,7 @@ class Stage:
     """The time, in seconds."""
     device: torch.device | None = None
     """Where a replica computes; where its model is, if None."""
-    reach: Callable[[Part, FlatModule | None], Part] = lambda part, _: part
+    reach: Callable[[PlayedRole, FlatModule | None], PlayedRole] = lambda part, _: part
     """Has a replica's part reach the shards; with its model, where that may compute on their memory."""
     listen: Callable[[], str] = str
     """Has others reach this process; returns its address."""
@@ -128,8 +129,8 @@ class Context:
     """Where it is played: a `ProcessStage`, or a `VirtualStage` in simulation."""
     measured: bool = False
     """True if the model is measured."""
-    part: SplitPart | None = None
-    """Part of a split replica, computed together with the other partitions: the model is what it holds of it."""
+    part: Part | None = None
+    """PlayedRole of a split replica, computed together with the other partitions: the model is what it holds of it."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
     """Makes the model of which it holds a part, where its replica is split."""
     loop: LoopRequest | None = None
@@ -154,17 +155,17 @@ class Context:
         siblings = Siblings(self.role, self.incarnation, self.settings.partitions, self.stage.listen())
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
-    def _crossings(self, part: SplitPart) -> Crossings | None:
+    def _crossings(self, part: Part) -> Crossings | None:
         """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
         if self.stage.crossings is None or not in_order():
             return None
-        homes = self.settings.partitions
-        length = segment_bytes(homes, part.slots)
+        partitions = self.settings.partitions
+        length = segment_bytes(partitions, part.slots)
         start = roles.index_of(self.role) * length
         memory = self.stage.crossings(self.settings.replicas * length)[start : start + length]
         if part.copies is not None:
             part.copies.pin(memory)
-        crossings = Crossings(memory, roles.partition_of(self.role), homes, part.slots, part.copies)
+        crossings = Crossings(memory, roles.partition_of(self.role), partitions, part.slots, part.copies)
         self.stage.count(crossings.traffic)
         return crossings
 

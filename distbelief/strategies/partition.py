@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -14,17 +13,15 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
-from distbelief.errors import DataError, DistbeliefError, LocalProtocolError, TrainingError
-from distbelief.fabric.pinned import DeviceCopies
-from distbelief.replica.home_part import HomeSchedule, ModelPart, home_schedule
-from distbelief.schedules.pipeline import Pass
+from distbelief.errors import DataError, DistbeliefError, TrainingError
+from distbelief.replica.part import ModelPart, Part
+from distbelief.schedules.pipeline import Action, Pass, SegmentTask
 from distbelief.sharding.assignments import check_shards
 from distbelief.split.choosing import choose
-from distbelief.split.graph import SplitGraph, Transfer
-from distbelief.split.options import AUTO, Split, SplitSteps
-from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeEffect, Passes, RunSegment, Take, cut_minibatch, step
-from distbelief.split.program import HomeProgram, Received, Segment, build
+from distbelief.split.graph import SplitGraph
+from distbelief.split.options import Split, SplitSteps
+from distbelief.split.play import cut_minibatch
+from distbelief.split.program import PartitionProgram, SplitProgram, build
 from distbelief.split.tracing import examples, trace
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
@@ -33,8 +30,6 @@ from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order, key, seed_chance
 from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
-
-NOTHING = torch.empty(0)
 
 STREAM = 8
 """Batches of samples to be answered that follow each other through the partitions, as their split is priced."""
@@ -56,15 +51,11 @@ def split_graph(
         inputs, targets = (on_device(part, device) for part in data.batch(examples(len(data))))
     traced = trace(model, (inputs,))
     split = Split.parse(settings.split, settings.partitions, settings.chunks, task.split)
-    if split.ways == AUTO or tell:
-        steps = SplitSteps(
-            batch_size=settings.batch_size, schedule=settings.pipeline, microbatches=settings.microbatches
-        )
-        choice = choose(split, traced, model, loss, targets, steps)
-        split = choice.split
-        if tell:
-            tell(Parted(split.text, choice.told + traced.told))
-    return apply(split, traced, loss, targets)
+    steps = SplitSteps(batch_size=settings.batch_size, schedule=settings.pipeline, microbatches=settings.microbatches)
+    choice = choose(split, traced, loss, targets, steps)
+    if tell:
+        tell(Parted(choice.split.text, choice.told + traced.told))
+    return choice.graph
 
 
 def check_model(task: Task, settings: Settings) -> None:
@@ -92,7 +83,7 @@ def check_model(task: Task, settings: Settings) -> None:
 def _check_model(task: Task, model: nn.Module, settings: Settings) -> None:
     check_shards(settings.shards, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad))
     if settings.partitions > 1:
-        home_schedule(split_graph(task, model, settings), settings, 0)
+        split_graph(task, model, settings)
 
 
 def part_of(
@@ -102,7 +93,7 @@ def part_of(
     role: str,
     rows: bool,
     device: torch.device | None = None,
-) -> tuple[FlatModule, HomeProgram]:
+) -> tuple[FlatModule, PartitionProgram]:
     """Return what a partition holds of a model, and what it computes.
 
     Args:
@@ -113,179 +104,138 @@ def part_of(
         rows: whether sparse gradients may stay so.
         device: where the partition computes, to which its part alone is moved; where the model is, if None.
     """
-    home = roles.partition_of(role)
+    partition = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
-    program = build(graph, home, model, device)
-    return FlatModule(program.module, rows=rows, layout=layout, home=home), program
+    program = build(graph, partition, model, device)
+    return FlatModule(program.module, rows=rows, layout=layout, partition=partition), program
 
 
-def programs(graph: SplitGraph, model: nn.Module, settings: Settings) -> list[tuple[HomeProgram, HomeSchedule]]:
-    """Return what each partition computes of a model, and how minibatches go through it."""
-    return [(build(graph, home, model), home_schedule(graph, settings, home)) for home in range(settings.partitions)]
-
-
-class PhantomPartition:
-    """One home's part of each step, in which nothing is computed; what crosses has its length.
+class PhantomPart(Part):
+    """Part of each step, in which nothing is computed.
 
     Args:
-        program: of the home.
-        way: how minibatches go through it.
+        split: programs of all partitions.
+        partition: number of this one.
+        settings: of the job.
         samples: in the training set.
-        batch_size: of the job.
         clock: says how long a step takes.
     """
 
-    slots: Sequence[int] = ()
-    copies: DeviceCopies | None = None
-
     def __init__(
-        self, program: HomeProgram, way: HomeSchedule, samples: int, batch_size: int, clock: Callable[[], float]
+        self, split: SplitProgram, partition: int, settings: Settings, samples: int, clock: Callable[[], float]
     ) -> None:
-        self._program, self._way, self._all, self._batch_size = program, way, samples, batch_size
-        self._clock = clock
-        self.samples: list[int] = []
-        self._passes = {Pass.FORWARD: self._forward, Pass.BACKWARD: self._backward}
+        super().__init__(split, partition, settings, settings.batch_size)
+        self._all, self._clock, self._begun = samples, clock, 0.0
 
-    def play(self, batch: Batch) -> Generator[HomeEffect, object, Computed]:
-        """Its part of a step."""
-        begun = self._clock()
-        samples = min(self._batch_size, self._all - batch.index * self._batch_size)
-        self.samples = self._way.sizes(samples)
-        for direction, number in self._way.order(len(self.samples)):
-            yield from self._passes[direction](number)
-        return Computed(None, samples, self._clock() - begun)
+    def begin(self, batch: Batch) -> None:
+        """Begin a step."""
+        self._begun = self._clock()
+        self.cut(min(self.batch_size, self._all - batch.index * self.batch_size))
 
-    def _forward(self, number: int) -> Iterator[HomeEffect]:
-        for segment, new in self._begun:
-            for one in new:
-                yield Take(one, number, Pass.FORWARD)
-            yield RunSegment(segment, number, Pass.FORWARD)
-            for given in segment.gives:
-                for one in given.transfers:
-                    yield Give(one, number, Pass.FORWARD, NOTHING)
-
-    def _backward(self, number: int) -> Iterator[HomeEffect]:
-        for segment, new in reversed(self._begun):
-            for given in segment.gives:
-                for one in given.transfers:
-                    if one.shape.differentiable:
-                        yield Take(one, number, Pass.BACKWARD)
-            yield RunSegment(segment, number, Pass.BACKWARD)
-            for one in new:
-                if one.shape.differentiable:
-                    yield Give(one, number, Pass.BACKWARD, NOTHING)
-
-    @functools.cached_property
-    def _begun(self) -> list[tuple[Segment, list[Transfer]]]:
-        """Each segment, with what no segment before it has taken."""
-        here: set[Transfer] = set()
-        begun = []
-        for segment in self._program.segments:
-            taken = [one.transfer for one in segment.takes if isinstance(one, Received)]
-            begun.append((segment, [one for one in taken if one not in here]))
-            here |= {*taken}
-        return begun
-
-    def share(self, run: RunSegment) -> float:
-        """Return the share of a step's work that a segment has for its microbatch."""
-        return self._way.share(run, self._program, self.samples)
-
-    def slot(self, asked: Give | Take) -> int:
-        """Return which of all things that cross in a step it is."""
-        raise LocalProtocolError(f"{asked} has no bytes")
-
-    def size(self, asked: Give | Take) -> int:
-        """Return how many bytes cross."""
-        return asked.transfer.shape.bytes(self.samples[asked.microbatch])
-
-    def encode(self, given: Give) -> None:
-        """Nothing is computed."""
-
-    def shape(self, asked: Give | Take) -> tuple[int, ...]:
-        """Return the shape of what would cross."""
-        return asked.transfer.shape.at(self.samples[asked.microbatch])
-
-    def decode(self, wanted: Take, data: bytearray) -> None:
-        """Nothing has crossed."""
+    def end(self) -> Computed:
+        """End a step."""
+        return Computed(None, sum(self.samples), self._clock() - self._begun)
 
 
 class PartitionTrainer(ModelPart):
-    """Computes one home's part of the gradient of one minibatch after another.
+    """Computes one partition's part of the gradient of one minibatch after another.
 
     Args:
         task: whose training set and loss are used.
-        program: of the home.
+        program: of the partition.
         settings: of the job.
-        graph: of the model.
         clock: says how long a step takes.
     """
 
     def __init__(
         self,
         task: Task,
-        program: HomeProgram,
+        program: PartitionProgram,
         settings: Settings,
-        graph: SplitGraph,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(program, home_schedule(graph, settings, program.home), settings.batch_size)
+        super().__init__(program, settings, settings.batch_size)
         self._task, self._clock = task, clock
         self._data = load(task, "training")
-        self._seed, self._batch_size = settings.seed, settings.batch_size
+        self._seed = settings.seed
         self._order = Order.of(settings, len(self._data), self._data)
+        self._batch, self._begun = Batch(0, 0), 0.0
 
-    def play(self, batch: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
-        """Its part of a step.
+    def begin(self, batch: Batch) -> None:
+        """Begin a step.
 
         Raises:
-            TrainingError: the user's model or loss raised.
+            TrainingError: the user's data raised.
         """
-        begun = self._clock()
+        self._batch, self._begun = batch, self._clock()
         for parameter in self.parameters:
             parameter.grad = None
-        try:
+        with self._blamed():
             # what data draw is the same at every partition; what nodes draw has keys of its own
             seed_chance(self._seed, batch.epoch, batch.index)
             numbers = self._order.indices(batch.epoch, batch.index)
             inputs, targets = (on_device(one, self.device) for one in self._data.batch(numbers))
-            self.samples = self.way.sizes(len(numbers))
-            count, chance = len(self.samples), key(self._seed, batch.epoch, batch.index)
-            cut = cut_minibatch((inputs,), targets, count, chance)
-            result = yield from step(self.program, cut, self.way.order(count))
+            count = len(self.cut(len(numbers)))
+            self.compute(cut_minibatch((inputs,), targets, count, key(self._seed, batch.epoch, batch.index)))
+
+    def run(self, task: SegmentTask) -> None:
+        """Compute a segment.
+
+        Raises:
+            TrainingError: the user's model or loss raised.
+        """
+        with self._blamed():
+            super().run(task)
+
+    def end(self) -> Computed:
+        """End a step."""
+        return Computed(self.passes.loss, sum(self.samples), self._clock() - self._begun)
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
         except DistbeliefError:
             raise
         except (Exception, SystemExit) as error:
-            raise raised_at(self._task, batch, error, f", partition {self.program.home}") from error
-        return Computed(result.loss, len(numbers), self._clock() - begun)
+            raise raised_at(self._task, self._batch, error, f", partition {self.partition}") from error
 
 
 class AnsweringPart(ModelPart):
-    """One partition's part of a model that answers, and is not trained.
+    """Part of a model that answers, and is not trained.
 
     Args:
         program: of the partition.
-        way: how batches go through it.
         batch_size: most samples of a batch.
         split: text of the model's split.
         last: the partition that has the output.
     """
 
-    def __init__(self, program: HomeProgram, way: HomeSchedule, batch_size: int, split: str, last: int) -> None:
-        super().__init__(program, way, batch_size)
-        self.split, self.last = split, last
+    def __init__(self, program: PartitionProgram, batch_size: int, split: str, last: int) -> None:
+        super().__init__(program, Settings(), batch_size)
+        self.text, self.last = split, last
         self.inputs: object = None
         """Inputs of the batch that is computed next."""
-        self.output: object = None
-        """Output of the last one, at the partition that has it."""
         for layer in program.layers:
             layer.eval()
 
-    def play(self, _: Batch) -> Generator[HomeEffect, torch.Tensor | None, Computed]:
-        """Its part of one answer."""
-        [batch] = cut_minibatch((self.inputs,), None, 1)
-        self.samples = [batch.given["samples"]]
-        _, self.output = yield from Passes(self.program).forward(0, batch)
-        return Computed(None, self.samples[0], 0.0)
+    @property
+    def output(self) -> object:
+        """Output of the last batch, at the partition that has it."""
+        return self.passes.outputs[0]
+
+    def actions(self, direction: Pass | None = None) -> Sequence[Action]:
+        """Return what is computed, given and taken: forward alone."""
+        return super().actions(Pass.FORWARD)
+
+    def begin(self, _: Batch) -> None:
+        """Begin an answer."""
+        [batch] = self.compute(cut_minibatch((self.inputs,), None, 1)).batches
+        self.cut(batch.given["samples"])
+
+    def end(self) -> Computed:
+        """End an answer."""
+        return Computed(None, sum(self.samples), 0.0)
 
 
 def answering_part(
@@ -308,6 +258,6 @@ def answering_part(
     for parameter in model.eval().parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     graph = split_graph(task, model, settings, inputs=inputs)
-    program = build(graph, home := roles.partition_of(role), model, device)
+    program = build(graph, roles.partition_of(role), model, device)
     batch_size, [last] = settings.batch_size // settings.microbatches, graph.outputs
-    return AnsweringPart(program, home_schedule(graph, Settings(), home), batch_size, graph.text, last)
+    return AnsweringPart(program, batch_size, graph.text, last)

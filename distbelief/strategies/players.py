@@ -30,7 +30,7 @@ from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import Part, Shown, Worker
+from distbelief.runtime.player import PlayedRole, Shown, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
@@ -83,7 +83,7 @@ class Players:
     """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it
     again.
     """
-    replica: Callable[[Context], Part]
+    replica: Callable[[Context], PlayedRole]
     """Builds a replica's part, as a process, in a user's own loop, and in a simulation, where it may be a phantom."""
     reader: Callable[[Context], Worker] = served_reader
     """Builds the evaluator's worker, as a process and in a simulation."""

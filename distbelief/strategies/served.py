@@ -8,20 +8,20 @@ import torch
 
 from distbelief.core.settings import Plan
 from distbelief.fabric.copying import copy_bytes
-from distbelief.runtime.player import HasStory, Part, Worker
+from distbelief.runtime.player import HasStory, PlayedRole, Worker
 from distbelief.strategies.context import Context
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 
 
-def served(context: Context, story: HasStory) -> Part:
+def served(context: Context, story: HasStory) -> PlayedRole:
     """Return what a replica plays that shards serve, by its story: it computes gradients on what it fetches.
 
     A partition of a split replica does not know what to clip its part of a gradient to; its story does.
     """
     clip_norm = context.settings.clip_norm if context.part is None else 0.0
-    return Part(story, Worker(_attach(context), context.computes(clip_norm)))
+    return PlayedRole(story, Worker(_attach(context), context.computes(clip_norm)))
 
 
 def served_reader(context: Context) -> Worker:

@@ -226,7 +226,7 @@ class FlatModule:
         groups: parameter groups, as for `layout_of`.
         rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
         layout: of the whole model, where it is split; that of the module where None.
-        home: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
+        partition: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
         owned: whether the module is a user's, whose tensors are never replaced.
     """
 
@@ -236,7 +236,7 @@ class FlatModule:
         groups: Sequence[ParameterGroup] | None = None,
         rows: bool = False,
         layout: Layout | None = None,
-        home: int = -1,
+        partition: int = -1,
         owned: bool = False,
     ) -> None:
         self.module, self.owned = module, owned
@@ -244,11 +244,11 @@ class FlatModule:
         for part in [] if rows else sparse_parts(module):
             part.sparse = False
         self.device = next(module.parameters()).device
-        self.held = self.layout.held(home)
+        self.held = self.layout.held(partition)
         """Range of the flat vector that its vectors hold."""
-        self._moving = self.layout.homes[home].moving.stop - self.held.start
+        self._moving = self.layout.partitions[partition].moving.stop - self.held.start
         """Bytes up to which these are pushed and fetched."""
-        self._entries = [entry for entry in self.layout.entries if home in (-1, entry.piece.home)]
+        self._entries = [entry for entry in self.layout.entries if partition in (-1, entry.piece.partition)]
         tensors = {name: tensor for _, name, tensor in named_tensors(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
         self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
@@ -274,7 +274,7 @@ class FlatModule:
         self._working: list[torch.Tensor] = []
         self._slots: list[list[torch.Tensor]] = []
         self._buffers: list[list[tuple[torch.Tensor, int, int]]] = []
-        self._homes: list[list[torch.Tensor]] = []
+        self._partitions: list[list[torch.Tensor]] = []
         self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
     @property
@@ -316,12 +316,12 @@ class FlatModule:
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         )
         self._current = -1
-        homes = self._parameters
+        partitions = self._parameters
         if self._staged:
             cuda = CudaDevice(self.device)
             for vector in (*self._gradients, *self._parameters):
                 pin(vector, cuda, self)
-            homes = [torch.empty(self.held.size, dtype=torch.uint8, device=self.device)]
+            partitions = [torch.empty(self.held.size, dtype=torch.uint8, device=self.device)]
         slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
         self._buffers = [
@@ -333,13 +333,13 @@ class FlatModule:
             for slot in slots
         ]
         # the frozen parameters are fetched once, into the first vector
-        first, *others = [self._views(home) for home in homes]
+        first, *others = [self._views(partition) for partition in partitions]
         kinds = [entry.tensor.kind for entry in self._entries]
-        self._homes = [
+        self._partitions = [
             first,
             *([f if k == "frozen" else v for f, v, k in zip(first, other, kinds, strict=True)] for other in others),
         ]
-        self._live = homes[0]
+        self._live = partitions[0]
 
     def _views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         return [_view(vector, entry, self.held.start) for entry in self._entries]
@@ -385,14 +385,14 @@ class FlatModule:
             landing = 0
         before, self._current = self._current, landing
         if self._users is not None:
-            self._copy(self._homes[landing], parts, frozen=before < 0)
+            self._copy(self._partitions[landing], parts, frozen=before < 0)
             return
         if landing != before:
-            for tensor, view, cut in zip(self._tensors, self._homes[landing], self._cut, strict=True):
+            for tensor, view, cut in zip(self._tensors, self._partitions[landing], self._cut, strict=True):
                 if not cut:
                     tensor.data = view
         if any(self._cut):
-            for held, view, cut in zip(self._own(), self._homes[landing], self._cut, strict=True):
+            for held, view, cut in zip(self._own(), self._partitions[landing], self._cut, strict=True):
                 if cut:
                     held.copy_(view)
         if self._unwritten is not None:

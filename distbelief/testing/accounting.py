@@ -40,7 +40,8 @@ class Accounting:
       as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
       made in vain.
     - A standby that takes a shard's place holds every update that the shard had acknowledged.
-    - All partitions of a split replica push the same minibatches in the same push, each to the shards of its own home;
+    - All partitions of a split replica push the same minibatches in the same push, each to the shards of its own
+      partition;
       here they are one replica, by the name of the one that leads.
     - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has
       died and all were waited for.

@@ -17,7 +17,9 @@ PATCH, MAPS = 10, 8
 
 
 def _rows(call: Any) -> Any:
-    """Each home has some rows of the output, with their filters, and takes the rows of the input that these see."""
+    """Each partition has some rows of the output, with their filters, and takes the rows of the input that these
+    see.
+    """
     layer = call.layer
 
     def seen(start: int, stop: int) -> tuple[int, int, int]:

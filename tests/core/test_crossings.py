@@ -1,4 +1,4 @@
-"""What crosses between the homes of a split replica in shared memory: both ends here, on one piece of memory."""
+"""What crosses between the partitions of a split replica in shared memory: both ends here, on one piece of memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SLOTS = (48, 48)
 SHAPE = (3, 4)
 
 
-def homes(count: int = 2) -> list[Crossings]:
+def partitions(count: int = 2) -> list[Crossings]:
     memory = torch.zeros(segment_bytes(count, SLOTS), dtype=torch.uint8)
-    made = [Crossings(memory, home, count, SLOTS) for home in range(count)]
+    made = [Crossings(memory, partition, count, SLOTS) for partition in range(count)]
     for one in made:
         one.begin(0)
     return made
@@ -27,8 +27,8 @@ def begin(step: int, *those: Crossings) -> None:
         one.begin(step)
 
 
-def take(home: Crossings, slot: int = 0) -> torch.Tensor | None:
-    return home.take(slot, torch.float32, SHAPE)
+def take(partition: Crossings, slot: int = 0) -> torch.Tensor | None:
+    return partition.take(slot, torch.float32, SHAPE)
 
 
 def value(number: float) -> torch.Tensor:
@@ -36,7 +36,7 @@ def value(number: float) -> torch.Tensor:
 
 
 def test_what_is_given_is_taken_with_its_dtype_and_sides() -> None:
-    first, second = homes()
+    first, second = partitions()
     for step in range(1, 6):
         begin(step, first, second)
         assert first.give(0, 1, value(step))
@@ -49,14 +49,14 @@ def test_what_is_given_is_taken_with_its_dtype_and_sides() -> None:
 
 
 def test_what_is_no_contiguous_tensor_crosses_as_its_values() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     assert first.give(0, 1, value(0).t().contiguous().t())
     assert torch.equal(take(second), value(0))  # type: ignore[arg-type]  # it is there
 
 
 def test_nothing_is_taken_before_it_is_given_in_this_step() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     assert first.give(0, 1, value(1))
     for step in (2, 3):
@@ -68,7 +68,7 @@ def test_nothing_is_taken_before_it_is_given_in_this_step() -> None:
 
 
 def test_what_was_taken_stays_until_the_step_after_the_next_begins() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     first.give(0, 1, value(1))
     held = take(second)
@@ -84,7 +84,7 @@ def test_what_was_taken_stays_until_the_step_after_the_next_begins() -> None:
 
 
 def test_a_later_life_takes_nothing_of_one_before() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     first.give(0, 1, value(1))
     later = 1 << 34
@@ -98,7 +98,7 @@ def test_a_later_life_takes_nothing_of_one_before() -> None:
 
 
 def test_who_is_in_a_later_life_writes_nothing_over_what_another_reads_of_one_before() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     first.begin(1 << 34)
     first.begin((1 << 34) + 1)
@@ -106,7 +106,7 @@ def test_who_is_in_a_later_life_writes_nothing_over_what_another_reads_of_one_be
 
 
 def test_who_looks_in_vain_sleeps_and_is_woken_by_what_it_waits_for() -> None:
-    first, second = homes()
+    first, second = partitions()
     begin(1, first, second)
     assert not first.sleeps(1)
     assert take(second) is None
@@ -118,7 +118,7 @@ def test_who_looks_in_vain_sleeps_and_is_woken_by_what_it_waits_for() -> None:
 
 
 def test_a_step_that_begins_wakes_whoever_waits_for_it_and_nobody_else() -> None:
-    first, second, _ = homes(3)
+    first, second, _ = partitions(3)
     first.begin(1)
     first.begin(2)
     assert not first.give(0, 1, value(2))
@@ -128,7 +128,7 @@ def test_a_step_that_begins_wakes_whoever_waits_for_it_and_nobody_else() -> None
 
 
 def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() -> None:
-    first, second = homes()
+    first, second = partitions()
     for step in (1, 2):
         begin(step, first, second)
         first.give(0, 1, value(step))
@@ -145,31 +145,31 @@ def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() ->
 @pytest.mark.parametrize("steps", [2000])
 def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distbelief.fabric.crossings.LOOK_SECONDS", 0.0)
-    pair, bells = homes(), [threading.Event(), threading.Event()]
+    pair, bells = partitions(), [threading.Event(), threading.Event()]
     seen: list[float] = []
 
-    def wait(home: int) -> None:
-        assert bells[home].wait(20 * SLOWNESS), f"home {home} was not woken"
-        bells[home].clear()
+    def wait(partition: int) -> None:
+        assert bells[partition].wait(20 * SLOWNESS), f"partition {partition} was not woken"
+        bells[partition].clear()
 
-    def play(home: int) -> None:
-        own, other = pair[home], 1 - home
+    def play(partition: int) -> None:
+        own, other = pair[partition], 1 - partition
         for step in range(1, steps + 1):
             for woken in own.begin(step):
                 bells[woken].set()
-            for turn in (0, 1) if home == 0 else (1, 0):
+            for turn in (0, 1) if partition == 0 else (1, 0):
                 if turn == 0:
-                    while not own.give(home, other, value(step + home)):
-                        wait(home)
+                    while not own.give(partition, other, value(step + partition)):
+                        wait(partition)
                     if own.sleeps(other):
                         bells[other].set()
                 else:
                     while (taken := take(own, other)) is None:
-                        wait(home)
-                    if home == 0:
+                        wait(partition)
+                    if partition == 0:
                         seen.append(float(taken[0, 0]))
 
-    threads = [threading.Thread(target=play, args=(home,)) for home in (0, 1)]
+    threads = [threading.Thread(target=play, args=(partition,)) for partition in (0, 1)]
     for one in threads:
         one.start()
     for one in threads:
@@ -177,10 +177,10 @@ def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypa
     assert seen == [step + 1.0 for step in range(1, steps + 1)]
 
 
-def test_a_home_says_which_step_it_has_ended() -> None:
+def test_a_partition_says_which_step_it_has_ended() -> None:
     """Who waits for what it has not given in a step knows then that it never will."""
     memory = torch.zeros(segment_bytes(2, [8]), dtype=torch.uint8)
-    one, other = (Crossings(memory, home, 2, [8]) for home in range(2))
+    one, other = (Crossings(memory, partition, 2, [8]) for partition in range(2))
     for step in (1, 2):
         one.begin(step), other.begin(step)
         assert not other.ended(0)

@@ -29,7 +29,7 @@ from benchmarks import (
     train,
     wire,
 )
-from benchmarks.parts import homes, loops, torch_split, workloads
+from benchmarks.parts import loops, partitions, torch_split, workloads
 from benchmarks.parts.timing import figure
 from distbelief import tasks
 from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
@@ -354,7 +354,7 @@ PLAN = planning.TrainingPlan(task="mnist", machines="1x2", batch_size=64, optimi
                                  memory=0, measured=TERMS)])  # fmt: skip
 MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (workloads, "run", RESULT), (loops, "independent", 1.0), (loops, "beside", 1.0), (loops, "ddp", 1.0),
-    (homes, "split", 1.0), (homes, "crossing_seconds", 1.0), (homes, "copying_seconds", 1.0),
+    (partitions, "split", 1.0), (partitions, "crossing_seconds", 1.0), (partitions, "copying_seconds", 1.0),
     (split, "placed", None), (split, "_held", {}),
     (torch_split, "pipeline", 1.0), (torch_split, "tensors", 1.0),
     (wire, "_of_size", {}), (wire, "_figures", [figure("speed", 1.0, 1.0)]), (wire, "_tables", []),

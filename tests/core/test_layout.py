@@ -16,8 +16,8 @@ from distbelief.sharding.layout import (
     ALIGNMENT,
     ITEM_SIZES,
     TRAINABLE,
-    HomeRanges,
     Layout,
+    PartitionRanges,
     Range,
     Tensor,
     check_same,
@@ -53,9 +53,9 @@ def test_every_tensor_lies_once_in_a_section_of_its_kind_dtype_and_group(made: l
         position = entry.start + t.size
         assert t.elements == math.prod(t.shape)
         assert entry.start % ITEM_SIZES[t.dtype] == 0
-        (home,) = [s for s in layout.sections if (s.kind, s.dtype, s.group) == (t.kind, t.dtype, t.group)]
-        assert home.start <= entry.start
-        assert position <= home.stop
+        (partition,) = [s for s in layout.sections if (s.kind, s.dtype, s.group) == (t.kind, t.dtype, t.group)]
+        assert partition.start <= entry.start
+        assert position <= partition.stop
     assert layout.total == position
     assert all(s.start % ALIGNMENT == 0 for s in layout.sections)
     assert len({(s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
@@ -186,4 +186,4 @@ def test_the_same_model_is_welcome(made: list[Tensor]) -> None:
 
 def test_a_layout_without_trained_parameters_trains_nothing() -> None:
     nothing = Range(0, 0)
-    assert Layout((), (), (), {}, (HomeRanges(nothing, nothing, nothing),)).trained == nothing
+    assert Layout((), (), (), {}, (PartitionRanges(nothing, nothing, nothing),)).trained == nothing

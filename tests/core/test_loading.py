@@ -36,7 +36,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import DataError, UsageError
 from distbelief.runtime.loading import Ahead, Batches, InLine, Loader, Wanted, source_of
 from distbelief.runtime.loop import Replica
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.runtime.script_story import ScriptStage
 from distbelief.runtime.streams import StreamPart, WorkerBegin, held, same_loader
 from distbelief.strategies import Downpour
@@ -533,7 +533,7 @@ def test_the_last_minibatch_of_a_replica_is_known_where_it_can_be() -> None:
 def test_a_replica_that_is_dealt_nothing_has_done_its_part() -> None:
     """What its script does with the loss of its last minibatch, when there was none, ends no job."""
     nobody: Any = Mock()
-    replica = Replica("replica 1", ScriptStage(nobody, nobody, lambda _: Part(nobody, Worker())))
+    replica = Replica("replica 1", ScriptStage(nobody, nobody, lambda _: PlayedRole(nobody, Worker())))
     replica._script = Mock(paused=False)
     replica.optimizer(nn.Linear(2, 2))
     assert not replica.over

@@ -21,8 +21,8 @@ from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
     Boundary,
     Crossing,
-    HomeSegment,
-    HomeTask,
+    PartitionSegment,
+    PartitionTask,
     Pass,
     Pipeline,
     SegmentGraph,
@@ -34,24 +34,28 @@ from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 
 
-def graph(homes: list[int], edges: list[list[int]], lacking: frozenset[int] = frozenset()) -> SegmentGraph:
-    """Segments at some homes, each with the earlier segments whose one value it takes; some values have no gradient."""
-    numbers = {home: number for number, home in enumerate(dict.fromkeys(homes))}
-    homes = [numbers[home] for home in homes]
+def graph(partitions: list[int], edges: list[list[int]], lacking: frozenset[int] = frozenset()) -> SegmentGraph:
+    """Segments at some partitions, each with the earlier segments whose one value it takes; some values have no
+    gradient.
+    """
+    numbers = {partition: number for number, partition in enumerate(dict.fromkeys(partitions))}
+    partitions = [numbers[partition] for partition in partitions]
     crossing: dict[tuple[int, int], None] = {}
     for segment, sources in enumerate(edges):
-        crossing |= {(source, homes[segment]): None for source in sources if homes[source] != homes[segment]}
+        crossing |= {
+            (source, partitions[segment]): None for source in sources if partitions[source] != partitions[segment]
+        }
     number = {pair: at for at, pair in enumerate(sorted(crossing))}
-    boundaries = [Boundary(f"value {s}", homes[s], target, 4, s not in lacking) for s, target in number]
+    boundaries = [Boundary(f"value {s}", partitions[s], target, 4, s not in lacking) for s, target in number]
     return SegmentGraph(
         tuple(
-            HomeSegment(
+            PartitionSegment(
                 f"segment {at}",
-                home,
-                tuple(sorted({number[s, home] for s in edges[at] if homes[s] != home})),
+                partition,
+                tuple(sorted({number[s, partition] for s in edges[at] if partitions[s] != partition})),
                 tuple(number[pair] for pair in number if pair[0] == at),
             )
-            for at, home in enumerate(homes)
+            for at, partition in enumerate(partitions)
         ),
         tuple(boundaries),
     )
@@ -59,15 +63,15 @@ def graph(homes: list[int], edges: list[list[int]], lacking: frozenset[int] = fr
 
 @st.composite
 def graphs(draw: st.DrawFn) -> SegmentGraph:
-    """Any graph, and half of the time one whose homes follow each other, with connections that skip some."""
+    """Any graph, and half of the time one whose partitions follow each other, with connections that skip some."""
     count = draw(st.integers(1, 9))
-    homes = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    partitions = draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
     edges = [
         draw(st.lists(st.integers(0, at - 1), unique=True, max_size=3)) if at else list[int]() for at in range(count)
     ]
     if draw(st.booleans()):
-        homes, edges = sorted(homes), [sorted({*of, at - 1} - {-1}) for at, of in enumerate(edges)]
-    return graph(homes, edges, frozenset(draw(st.lists(st.integers(0, count), max_size=2))))
+        partitions, edges = sorted(partitions), [sorted({*of, at - 1} - {-1}) for at, of in enumerate(edges)]
+    return graph(partitions, edges, frozenset(draw(st.lists(st.integers(0, count), max_size=2))))
 
 
 @given(graphs(), st.sampled_from(PIPELINES), st.integers(1, 6), st.integers(0, 2))
@@ -80,21 +84,23 @@ def test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_mor
     assert msgspec.structs.replace(prove(made, most + more), waits=0) == msgspec.structs.replace(seen, waits=0)
     assert seen.in_flight == made.in_flight
     assert seen.waits == 0 or not all(boundary.gradient for boundary in over.boundaries)
-    for home, depth in enumerate(over.depths):
-        assert seen.in_flight[home] <= (made.microbatches if way == "gpipe" else min(depth, made.microbatches))
+    for partition, depth in enumerate(over.depths):
+        assert seen.in_flight[partition] <= (made.microbatches if way == "gpipe" else min(depth, made.microbatches))
     crossings = [one for actions in made.actions for one in actions if isinstance(one, Crossing)]
     both = sum(1 + boundary.gradient for boundary in over.boundaries)
     assert len(crossings) == 2 * len(set(crossings)) == 2 * both * made.microbatches
     assert price_pipeline(made, [SegmentCost(1, 2)] * len(over.segments)).seconds > 0
 
 
-def test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between() -> None:
-    """The first segment's value is taken by two of home 1, skips to home 2, and never goes through home 1 to it."""
+def test_a_value_crosses_once_to_each_partition_that_takes_it_and_passes_by_those_between() -> None:
+    """The first segment's value is taken by two of partition 1, skips to partition 2, and never goes through partition
+    1 to it.
+    """
     over = graph([0, 1, 1, 2], [[], [0], [0, 1], [0, 2]])
     made = pipeline("gpipe", over, 2)
     sent = [one for one in made.actions[0] if isinstance(one, Crossing) and one.direction is Pass.FORWARD]
     assert [(over.boundaries[one.boundary].target, one.microbatch) for one in sent] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    # its gradient leaves home 1 when the first of the two, which goes back last, has added to it
+    # its gradient leaves partition 1 when the first of the two, which goes back last, has added to it
     back = [one for one in made.actions[1] if isinstance(one, SegmentTask) or one.direction is Pass.BACKWARD]
     at = back.index(SegmentTask(Pass.BACKWARD, 1, 0))
     assert back[at + 1] == Crossing(0, 0, Pass.BACKWARD)
@@ -105,16 +111,16 @@ F, B = Pass.FORWARD, Pass.BACKWARD
 CHAIN = pipeline("gpipe", chain(2), 2)
 
 
-def changed(made: Pipeline, home: int, *tasks: tuple[Pass, int]) -> Pipeline:
+def changed(made: Pipeline, partition: int, *tasks: tuple[Pass, int]) -> Pipeline:
     orders = list(made.orders)
-    orders[home] = tuple(HomeTask(*task) for task in tasks)
+    orders[partition] = tuple(PartitionTask(*task) for task in tasks)
     return msgspec.structs.replace(made, orders=tuple(orders))
 
 
-def edited(made: Pipeline, home: int, edit: Callable[[list[object]], object]) -> Pipeline:
+def edited(made: Pipeline, partition: int, edit: Callable[[list[object]], object]) -> Pipeline:
     """A pipeline whose actions do not follow from its tasks."""
     actions = [list[object](of) for of in made.actions]
-    edit(actions[home])
+    edit(actions[partition])
     # what a msgspec struct with a dict has cached is read from there
     changed = msgspec.structs.replace(made)
     changed.__dict__["actions"] = tuple(tuple(of) for of in actions)
@@ -142,11 +148,11 @@ WRONG = {
     "sent before it is made": (edited(CHAIN, 0, swap(0, 1)), "sent before it is made"),
     "sent twice": (edited(CHAIN, 0, lambda of: of.insert(2, of[1])), "a second time"),
     "never sent": (edited(CHAIN, 0, lambda of: of.pop(1)), "in its slot"),
-    "another home's task": (
-        edited(CHAIN, 0, lambda of: of.insert(0, SegmentTask(F, 1, 0))), "is of another home",
+    "another partition's task": (
+        edited(CHAIN, 0, lambda of: of.insert(0, SegmentTask(F, 1, 0))), "is of another partition",
     ),
-    "another home's crossing": (
-        edited(pipeline("gpipe", chain(3), 1), 0, lambda of: of.append(Crossing(1, 0, F))), "is of other homes",
+    "another partition's crossing": (
+        edited(pipeline("gpipe", chain(3), 1), 0, lambda of: of.append(Crossing(1, 0, F))), "is of other partitions",
     ),
 }  # fmt: skip
 
@@ -158,7 +164,7 @@ def test_what_does_not_run_to_its_end_with_every_gradient_is_refused(what: str) 
         prove(made)
 
 
-def test_one_back_and_one_forward_by_turns_at_the_first_home_is_slow_but_ends() -> None:
+def test_one_back_and_one_forward_by_turns_at_the_first_partition_is_slow_but_ends() -> None:
     made, _ = WRONG["both wait for each other"]
     with pytest.raises(LocalProtocolError, match="waits forever"):
         prove(made)
@@ -175,8 +181,8 @@ def test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever() -> None:
         prove(made, 3)
 
 
-def test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight() -> None:
-    """With as many as its target holds, the first and the last of four homes would wait for each other."""
+def test_what_skips_partitions_has_slots_for_all_that_its_source_has_in_flight() -> None:
+    """With as many as its target holds, the first and the last of four partitions would wait for each other."""
     over = graph([0, 1, 2, 3], [[], [0], [0, 1], [0, 1, 2]])
     made = pipeline("1f1b", over, 7)
     assert prove(made).waits == 0
@@ -187,18 +193,20 @@ def test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight() -> N
 
 
 BROKEN = {
-    "first": ((HomeSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "nobody before it gives"),
-    "number": ((HomeSegment("a", 0, (), (3,)),), (), "boundary 3 of 0"),
+    "first": ((PartitionSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "nobody before it gives"),
+    "number": ((PartitionSegment("a", 0, (), (3,)),), (), "boundary 3 of 0"),
     "given twice": (
-        (HomeSegment("a", 0, (), (0,)), HomeSegment("b", 0, (), (0,)), HomeSegment("c", 1, (0,))),
+        (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 0, (), (0,)), PartitionSegment("c", 1, (0,))),
         (Boundary("x", 0, 1),), "another segment's to give",
     ),
-    "not taken": ((HomeSegment("a", 0, (), (0,)), HomeSegment("b", 1)), (Boundary("x", 0, 1),), "crosses once"),
-    "twice to one home": (
-        (HomeSegment("a", 0, (), (0, 1)), HomeSegment("b", 1, (0, 1))),
+    "not taken": (
+        (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 1)), (Boundary("x", 0, 1),), "crosses once",
+    ),
+    "twice to one partition": (
+        (PartitionSegment("a", 0, (), (0, 1)), PartitionSegment("b", 1, (0, 1))),
         (Boundary("x", 0, 1), Boundary("x", 0, 1)), "crosses once",
     ),
-    "a home without": ((HomeSegment("a", 1),), (), "some have no segment"),
+    "a partition without": ((PartitionSegment("a", 1),), (), "some have no segment"),
 }  # fmt: skip
 
 
@@ -222,7 +230,7 @@ def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, says:
         pipeline(algorithm, chain(2), microbatches)
 
 
-def test_homes_that_need_values_of_each_other_have_the_same_in_flight() -> None:
+def test_partitions_that_need_values_of_each_other_have_the_same_in_flight() -> None:
     """Two halves of a layer that gather each other's values, and a stage behind them."""
     over = graph([0, 1, 0, 1, 2], [[], [], [0, 1], [0, 1], [2, 3]])
     assert over.depths == (2, 2, 1)
@@ -258,17 +266,17 @@ def test_the_orders_are_those_of_pytorchs_pipelining_and_its_simulator_ends_them
         (False, F): kinds.RECV_F, (True, F): kinds.SEND_F, (False, B): kinds.RECV_B, (True, B): kinds.SEND_B,
     }  # fmt: skip
     order = {
-        home: [
-            torch._Action(home, kinds.FORWARD if one.direction is F else kinds.FULL_BACKWARD, one.microbatch)
+        partition: [
+            torch._Action(partition, kinds.FORWARD if one.direction is F else kinds.FULL_BACKWARD, one.microbatch)
             if isinstance(one, SegmentTask)
             else torch._Action(
-                home,
-                ways[made.graph.boundaries[one.boundary].ends(one.direction)[0] == home, one.direction],
+                partition,
+                ways[made.graph.boundaries[one.boundary].ends(one.direction)[0] == partition, one.direction],
                 one.microbatch,
             )
             for one in actions
         ]
-        for home, actions in enumerate(made.actions)
+        for partition, actions in enumerate(made.actions)
     }
     torch._simulate_comms_compute(order, lambda stage: stage, stages)
 
@@ -306,11 +314,11 @@ def test_messages_cost_latency_and_bytes_of_each_sample() -> None:
 
 
 def test_who_sends_waits_for_a_slot_that_is_still_in_use() -> None:
-    """No gradient comes back, so that the first home runs ahead, but by its two slots only: F0 F1 B0 F2, and then waits
-    until the second, which takes 10 s each way, has the first microbatch back.
+    """No gradient comes back, so that the first partition runs ahead, but by its two slots only: F0 F1 B0 F2, and then
+    waits until the second, which takes 10 s each way, has the first microbatch back.
     """
     over = SegmentGraph(
-        (HomeSegment("a", 0, (), (0,)), HomeSegment("b", 1, (0,))), (Boundary("x", 0, 1, gradient=False),)
+        (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 1, (0,))), (Boundary("x", 0, 1, gradient=False),)
     )
     made = pipeline("1f1b", over, 3)
     assert made.slots(0) == 2
@@ -339,11 +347,11 @@ def test_memory_is_what_is_in_flight() -> None:
 def test_a_drawing_has_every_task_once_and_says_what_is_in_flight() -> None:
     made = pipeline("1f1b", chain(3), 4)
     lines = draw_pipeline(made).splitlines()
-    for home, line in enumerate(lines[1:]):
+    for partition, line in enumerate(lines[1:]):
         cells = line.split("  ", 2)[2].rsplit("  ", 1)[0].split()
         tasks = [cell for cell in cells if cell[0] in "FB"]
-        assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[home]]
-        assert line.endswith(f"{3 - home} in flight")
+        assert tasks == [f"{way.name[0]}{number}" for way, number in made.orders[partition]]
+        assert line.endswith(f"{3 - partition} in flight")
 
 
 def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import distbelief as db
 from distbelief.cli import main, plan_tables
 from distbelief.errors import Interrupted, UsageError
-from distbelief.lab.cost.splitting import HomeCost, SplitCost, WholeStep
+from distbelief.lab.cost.splitting import PartitionCost, SplitCost, WholeStep
 from distbelief.lab.cost.trace import Tracer
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
@@ -311,15 +311,15 @@ def test_messages_cost_who_has_a_shard_and_memory_costs_who_shares_it() -> None:
     assert steps(INSTANT, memory, alone, mapped, both) == pytest.approx([3.0, 3.0, 1.0], rel=0.05)
 
 
-def split_cost(computes: float, split: str = "neurons", homes: int = 2) -> SplitCost:
-    """Of homes alike, beside a whole model of 1 ms."""
+def split_cost(computes: float, split: str = "neurons", partitions: int = 2) -> SplitCost:
+    """Of partitions alike, beside a whole model of 1 ms."""
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
-    own = [HomeCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(homes)]
+    own = [PartitionCost(number, 10, held, computes, 0.0, 0.1e-3, 2, 100) for number in range(partitions)]
     whole = WholeStep(0.0, 1e-3, 0.1e-3, {"parameters": 9_000_000})
     step: dict[str, Any] = {"traced": "", "batch_size": 64, "schedule": "sequential", "microbatches": 1, "step": 1.0,
         "sending": 0.0}  # fmt: skip
     nowhere: dict[str, Any] = {"placements": [], "crossings": [], "ways": []}
-    return SplitCost(task="", split=Split(split, homes), homes=own, whole=whole, **step, **nowhere)
+    return SplitCost(task="", split=Split(split, partitions), partition_costs=own, whole=whole, **step, **nowhere)
 
 
 LAYERS = Task(
@@ -334,7 +334,7 @@ def split_step(strategy: db.Strategy, cost: SplitCost, **more: Any) -> Terms:
 
 
 def test_a_split_model_takes_the_time_of_its_schedule_on_the_virtual_cluster() -> None:
-    """Homes that compute at the same time, and slow each other down; or one after the other."""
+    """Partitions that compute at the same time, and slow each other down; or one after the other."""
     one = db.Single(partitions=2, optimizer=SGD)
     together = split_step(one, split_cost(0.6e-3), together=0.5)
     assert together.step == pytest.approx(2 * 0.6e-3 / 0.5, rel=0.05)
@@ -346,9 +346,9 @@ def test_a_split_model_takes_the_time_of_its_schedule_on_the_virtual_cluster() -
     assert slow.step == pytest.approx(2 * in_turn.step, rel=0.05)
 
 
-def test_each_home_of_a_split_model_updates_its_part_and_messages_cost_it_time() -> None:
-    """Each of two homes holds half of two layers, of whose parameters an update touches two vectors, after its sum was
-    copied.
+def test_each_partition_of_a_split_model_updates_its_part_and_messages_cost_it_time() -> None:
+    """Each of two partitions holds half of two layers, of whose parameters an update touches two vectors, after its sum
+    was copied.
     """
     one, usual = (
         db.Single(partitions=2, optimizer=SGD),
@@ -361,7 +361,7 @@ def test_each_home_of_a_split_model_updates_its_part_and_messages_cost_it_time()
 
 
 def test_split_replicas_are_priced_as_jobs_of_theirs() -> None:
-    """Two replicas of two homes each, on four cores, compute as one does; on two, they take turns."""
+    """Two replicas of two partitions each, on four cores, compute as one does; on two, they take turns."""
     cost, four = split_cost(0.6e-3), Machines(1, 4)
     for strategy in (
         db.Allreduce(2, optimizer=SGD, partitions=2),
@@ -394,7 +394,7 @@ def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeyp
     assert [row.what for row in apart if row.machines == "8x1"] == ["single"]
     found = planning.plan(LAYERS, "2x4", strategies=("downpour", "allreduce"))
     both = {row.what: row for row in found.rows if row.machines == "2x4"}
-    for replicas in (1, 2, 4):  # two homes each, on hosts of four cores
+    for replicas in (1, 2, 4):  # two partitions each, on hosts of four cores
         split = both[f"downpour, {_named(replicas)}, 2 partitions, 2 shards"]
         assert split.terms is not None
         assert split.command == f"downpour --replicas {replicas} --partitions 2 --shards 2"

@@ -147,18 +147,20 @@ def test_a_checkpoint_cut_anew_is_what_a_job_with_that_cut_would_have_saved(shap
 
 @st.composite
 def splits(draw, tensors):
-    """By name, how some tensors are cut along a dimension, over as many homes as each has a parameter at."""
-    homes = draw(st.integers(1, 3))
+    """By name, how some tensors are cut along a dimension, over as many partitions as each has a parameter at."""
+    partitions = draw(st.integers(1, 3))
     found = {}
     for tensor in tensors:
         along = draw(st.integers(0, len(tensor.shape) - 1))
-        inner = draw(st.sets(st.integers(1, tensor.shape[along] - 1), max_size=homes - 1))
+        inner = draw(st.sets(st.integers(1, tensor.shape[along] - 1), max_size=partitions - 1))
         edges = [0, *sorted(inner), tensor.shape[along]]
-        order = draw(st.permutations(range(homes)))
-        found[tensor.name] = [Piece(along, *edge, home=order[at]) for at, edge in enumerate(itertools.pairwise(edges))]
-    for home in range(homes):  # each has to train something
-        found[f"own.{home}"] = [Piece(0, 0, 3, home)]
-    return homes, found
+        order = draw(st.permutations(range(partitions)))
+        found[tensor.name] = [
+            Piece(along, *edge, partition=order[at]) for at, edge in enumerate(itertools.pairwise(edges))
+        ]
+    for partition in range(partitions):  # each has to train something
+        found[f"own.{partition}"] = [Piece(0, 0, 3, partition)]
+    return partitions, found
 
 
 def numbered(plan):
@@ -196,13 +198,13 @@ def test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none(data):
     ]
 
     def plan():
-        homes, split = data.draw(splits(tensors))
-        tensors_of_all = [*tensors, *(Tensor(f"own.{home}", (3,), "float32") for home in range(3))]
-        for home in range(homes, 3):
-            split[f"own.{home}"] = [Piece(0, 0, 3, 0)]
+        partitions, split = data.draw(splits(tensors))
+        tensors_of_all = [*tensors, *(Tensor(f"own.{partition}", (3,), "float32") for partition in range(3))]
+        for partition in range(partitions, 3):
+            split[f"own.{partition}"] = [Piece(0, 0, 3, 0)]
         layout = lay_out(tensors_of_all, ({}, {}), split=split)
-        shards = data.draw(st.integers(homes, homes + 3))
-        return Plan(Settings(strategy=Downpour(2, shards)), layout, cut(layout, homes, shards), 100)
+        shards = data.draw(st.integers(partitions, partitions + 3))
+        return Plan(Settings(strategy=Downpour(2, shards)), layout, cut(layout, partitions, shards), 100)
 
     before, after = plan(), plan()
     with tempfile.TemporaryDirectory() as run:

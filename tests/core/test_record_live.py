@@ -118,7 +118,7 @@ def test_what_was_sent_and_what_was_read_in_memory_are_told_with_progress_and_at
 def test_partitions_that_build_their_parts_for_long_say_how_many_have():
     """Every ten seconds, until the job begins, and never of one that begins at once."""
     clock = Clock(step=4.0)
-    built = [(0.0, r.PartBuilt(f"replica 0.{home}", 20)) for home in range(6)]
+    built = [(0.0, r.PartBuilt(f"replica 0.{partition}", 20)) for partition in range(6)]
     told = [f"{done} of 20 partitions have built their part of the model" for done in (3, 6)]
     assert shown(io.StringIO(), built, now=clock).splitlines() == told
     assert shown(io.StringIO(), built).splitlines() == []

@@ -140,10 +140,10 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(name: str) -> None:
 @pytest.mark.parametrize("per_host", [1, 2, 4, 8])
 def test_between_hosts_a_hierarchical_all_reduce_moves_what_one_rank_of_each_would(per_host: int) -> None:
     hosts = by_host(8, per_host)
-    home = {rank: number for number, members in enumerate(hosts) for rank in members}
+    partition = {rank: number for number, members in enumerate(hosts) for rank in members}
     for name, moved in (("hierarchical", 2 * (len(hosts) - 1) * 1000), ("naive", 2 * (8 - per_host) * 1000)):
         moves = schedule(name, 8, 1000, hosts if name == "hierarchical" else ()).moves
-        assert sum(move.length for move in moves if home[move.source] != home[move.target]) == moved
+        assert sum(move.length for move in moves if partition[move.source] != partition[move.target]) == moved
 
 
 TABLE = {

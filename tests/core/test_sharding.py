@@ -1,5 +1,5 @@
-"""The mesh, and a layout that is split over homes: each piece lies once, with its home, where it can be counted by
-hand; and each shard holds a range of one home.
+"""The mesh, and a layout that is split over partitions: each piece lies once, with its partition, where it can be
+counted by hand; and each shard holds a range of one partition.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import (
     ALIGNMENT,
     ITEM_SIZES,
-    HomeRanges,
     Layout,
+    PartitionRanges,
     Piece,
     Range,
     Tensor,
@@ -67,12 +67,16 @@ def test_the_roles_of_a_mesh_are_those_of_replicas_where_they_are_whole() -> Non
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[list[Tensor], dict[str, list[Piece]], int]:
-    """Tensors of a model, the pieces of those that are split or elsewhere than at home 0, and the number of homes; each
-    home has a trained parameter.
+    """Tensors of a model, the pieces of those that are split or elsewhere than at partition 0, and the number of
+    partitions; each partition has a trained parameter.
     """
-    homes = draw(st.integers(1, 4))
-    made = [Tensor(f"always{home}", (draw(st.integers(1, 60)),), "float32") for home in range(homes)]
-    split = {f"always{home}": [whole(made[home], home)] for home in range(homes) if home or draw(st.booleans())}
+    partitions = draw(st.integers(1, 4))
+    made = [Tensor(f"always{partition}", (draw(st.integers(1, 60)),), "float32") for partition in range(partitions)]
+    split = {
+        f"always{partition}": [whole(made[partition], partition)]
+        for partition in range(partitions)
+        if partition or draw(st.booleans())
+    }
     for index in range(draw(st.integers(0, 6))):
         kind = draw(st.sampled_from(KINDS))
         dtype = draw(
@@ -88,58 +92,68 @@ def models(draw: st.DrawFn) -> tuple[list[Tensor], dict[str, list[Piece]], int]:
                 sorted(draw(st.sets(st.integers(1, max(1, sides[along] - 1)), max_size=3))) if sides[along] > 1 else []
             )
             edges = [0, *sorted(inner), sides[along]]
-            at = st.integers(0, homes - 1)
+            at = st.integers(0, partitions - 1)
             split[tensor.name] = [Piece(along, a, b, draw(at)) for a, b in itertools.pairwise(edges)]
-    return draw(st.permutations(made)), split, homes
+    return draw(st.permutations(made)), split, partitions
 
 
 @given(models())
-def test_every_piece_lies_once_at_its_home_in_the_order_of_kind_dtype_and_group(
+def test_every_piece_lies_once_at_its_partition_in_the_order_of_kind_dtype_and_group(
     made: tuple[list[Tensor], dict[str, list[Piece]], int],
 ) -> None:
-    tensors, split, homes = made
+    tensors, split, partitions = made
     layout = lay_out(tensors, ({}, {}), split=split)
-    assert len(layout.homes) == homes
+    assert len(layout.partitions) == partitions
     wanted = [(t.name, piece) for t in tensors for piece in split.get(t.name, [whole(t)])]
     assert sorted(map(repr, wanted)) == sorted(repr((e.tensor.name, e.piece)) for e in layout.entries)
     assert sum(e.elements for e in layout.entries) == sum(t.elements for t in tensors)
-    order = [(e.piece.home, KINDS.index(e.tensor.kind), e.tensor.dtype, e.tensor.group) for e in layout.entries]
+    order = [(e.piece.partition, KINDS.index(e.tensor.kind), e.tensor.dtype, e.tensor.group) for e in layout.entries]
     assert order == sorted(order)
     position = 0
     for entry in layout.entries:
         assert position <= entry.start < position + ALIGNMENT
         assert entry.start % ITEM_SIZES[entry.tensor.dtype] == 0
         position = entry.stop
-        home = layout.homes[entry.piece.home]
-        held = {"parameter": home.trained, "buffer": home.moving, "frozen": home.frozen}[entry.tensor.kind]
+        partition = layout.partitions[entry.piece.partition]
+        held = {"parameter": partition.trained, "buffer": partition.moving, "frozen": partition.frozen}[
+            entry.tensor.kind
+        ]
         assert held.start <= entry.start <= entry.stop <= held.stop
         if entry.tensor.kind == "buffer":
-            assert entry.start >= home.trained.stop
+            assert entry.start >= partition.trained.stop
     assert layout.total == position
-    for home, before in zip(layout.homes, [None, *layout.homes], strict=False):
-        assert home.trained.start == home.moving.start <= home.trained.stop <= home.moving.stop == home.frozen.start
-        assert home.all.start % ALIGNMENT == 0
-        assert before is None or 0 <= home.all.start - before.all.stop < ALIGNMENT
-    assert len({(s.home, s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
+    for partition, before in zip(layout.partitions, [None, *layout.partitions], strict=False):
+        assert (
+            partition.trained.start
+            == partition.moving.start
+            <= partition.trained.stop
+            <= partition.moving.stop
+            == partition.frozen.start
+        )
+        assert partition.all.start % ALIGNMENT == 0
+        assert before is None or 0 <= partition.all.start - before.all.stop < ALIGNMENT
+    assert len({(s.partition, s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
 
 
 def packed(values: dict[str, np.ndarray[Any, Any]], tensors: list[Tensor], split: dict[str, list[Piece]]) -> bytes:
-    """The flat vector, written from the description alone: home after home, kind after kind, dtype and group sorted."""
-    homes = 1 + max(piece.home for t in tensors for piece in split.get(t.name, [whole(t)]))
+    """The flat vector, written from the description alone: partition after partition, kind after kind, dtype and group
+    sorted.
+    """
+    partitions = 1 + max(piece.partition for t in tensors for piece in split.get(t.name, [whole(t)]))
     vector = b""
-    for home, kind in itertools.product(range(homes), KINDS):
+    for partition, kind in itertools.product(range(partitions), KINDS):
         if kind == KINDS[0]:
             vector += b"\0" * (-len(vector) % 128)
         for key in sorted({(t.dtype, t.group) for t in tensors}):
             run = b""
             for t in tensors:
                 for piece in split.get(t.name, [whole(t)]):
-                    if (piece.home, t.kind, (t.dtype, t.group)) == (home, kind, key):
+                    if (piece.partition, t.kind, (t.dtype, t.group)) == (partition, kind, key):
                         of = values[t.name]
                         cut_out = of.take(range(piece.start, piece.stop), axis=piece.dimension) if of.ndim else of
                         run += cut_out.tobytes()
             if any(
-                (p.home, t.kind, (t.dtype, t.group)) == (home, kind, key)
+                (p.partition, t.kind, (t.dtype, t.group)) == (partition, kind, key)
                 for t in tensors
                 for p in split.get(t.name, [whole(t)])
             ):
@@ -147,8 +161,8 @@ def packed(values: dict[str, np.ndarray[Any, Any]], tensors: list[Tensor], split
     return vector
 
 
-@pytest.mark.parametrize("homes", [1, 2, 3])
-def test_a_vector_of_several_homes_is_that_which_is_packed_by_hand(homes: int) -> None:
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_a_vector_of_several_partitions_is_that_which_is_packed_by_hand(partitions: int) -> None:
     chance = np.random.default_rng(0)
     tensors = [
         Tensor("embedding", (7, 6), "float32", "parameter", 1),
@@ -159,12 +173,12 @@ def test_a_vector_of_several_homes_is_that_which_is_packed_by_hand(homes: int) -
         Tensor("table", (5, 3), "float32", "frozen"),
     ]
     values = {t.name: np.asarray(chance.integers(-99, 99, t.shape)).astype(t.dtype) for t in tensors}
-    share = 12 // homes
+    share = 12 // partitions
     split = {
-        "weight": [Piece(1, home * share, (home + 1) * share, home) for home in range(homes)],
-        "bias": [Piece(0, home * share, (home + 1) * share, home) for home in range(homes)],
-        "mean": [Piece(0, 0, 5, homes - 1), Piece(0, 5, 12, 0)],
-        "table": [Piece(0, 0, 5, homes - 1)],
+        "weight": [Piece(1, partition * share, (partition + 1) * share, partition) for partition in range(partitions)],
+        "bias": [Piece(0, partition * share, (partition + 1) * share, partition) for partition in range(partitions)],
+        "mean": [Piece(0, 0, 5, partitions - 1), Piece(0, 5, 12, 0)],
+        "table": [Piece(0, 0, 5, partitions - 1)],
     }
     layout = lay_out(tensors, ({}, {}), split=split)
     vector = np.zeros(layout.total, np.uint8)
@@ -178,7 +192,7 @@ def test_a_vector_of_several_homes_is_that_which_is_packed_by_hand(homes: int) -
     assert vector.tobytes() == packed(values, tensors, split)
 
 
-def test_two_homes_lie_where_a_reader_counts_them() -> None:
+def test_two_partitions_lie_where_a_reader_counts_them() -> None:
     made = [Tensor("weight", (4, 10), "float32"), Tensor("mean", (3,), "float64", "buffer")]
     made.append(Tensor("table", (8,), "int8", "frozen"))
     split = {"weight": [Piece(1, 0, 4, 0), Piece(1, 4, 10, 1)], "mean": [Piece(0, 0, 3, 1)]}
@@ -189,16 +203,16 @@ def test_two_homes_lie_where_a_reader_counts_them() -> None:
         ("weight", (4, 6), 256, 352),
         ("mean", (3,), 384, 408),
     ]
-    assert layout.homes == (
-        HomeRanges(Range(0, 64), Range(0, 64), Range(64, 136)),
-        HomeRanges(Range(256, 352), Range(256, 408), Range(408, 408)),
+    assert layout.partitions == (
+        PartitionRanges(Range(0, 64), Range(0, 64), Range(64, 136)),
+        PartitionRanges(Range(256, 352), Range(256, 408), Range(408, 408)),
     )
-    with pytest.raises(UsageError, match="the model is split over 2 homes; this needs a model that is not split"):
+    with pytest.raises(UsageError, match="the model is split over 2 partitions; this needs a model that is not split"):
         _ = layout.moving
 
 
 @given(models())
-def test_a_model_at_one_home_lies_as_if_nobody_had_spoken_of_homes(
+def test_a_model_at_one_partition_lies_as_if_nobody_had_spoken_of_partitions(
     made: tuple[list[Tensor], dict[str, list[Piece]], int],
 ) -> None:
     tensors, _, _ = made
@@ -217,7 +231,7 @@ W = Tensor("w", (6, 4), "float32")
         ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not go on from index 3 of one dimension"),
         ([Piece(2, 0, 4, 0)], "does not go on from index 0"),
         ([Piece(-1, 0, 4, 0)], "does not go on from index 0"),
-        ([Piece(0, 0, 6, -1)], "home=-1"),
+        ([Piece(0, 0, 6, -1)], "partition=-1"),
         ([Piece(0, 0, 5, 0)], "which end at index 5"),
         ([Piece(0, 0, 7, 0)], "which end at index 7"),
         ([Piece(0, 0, -1, 0)], "does not go on from index 0"),
@@ -243,8 +257,8 @@ def test_pieces_that_are_not_their_tensor_are_refused(pieces: list[Piece], says:
         lay_out([W], split={"w": pieces})
 
 
-def test_a_home_without_a_trained_parameter_is_refused() -> None:
-    with pytest.raises(UsageError, match="home 1 has no trained parameter: split the model over fewer homes"):
+def test_a_partition_without_a_trained_parameter_is_refused() -> None:
+    with pytest.raises(UsageError, match="partition 1 has no trained parameter: split the model over fewer"):
         lay_out([W], split={"w": [Piece(0, 0, 3, 0), Piece(0, 3, 6, 2)]})
 
 
@@ -255,18 +269,18 @@ def test_a_model_that_is_split_otherwise_does_not_fit() -> None:
 
 
 @given(models(), st.data())
-def test_every_byte_of_a_home_belongs_to_one_shard_and_no_shard_has_two_homes(
+def test_every_byte_of_a_partition_belongs_to_one_shard_and_no_shard_has_two_partitions(
     made: tuple[list[Tensor], dict[str, list[Piece]], int], data: st.DataObject
 ) -> None:
-    tensors, split, homes = made
+    tensors, split, partitions = made
     layout = lay_out(tensors, ({}, {}), split=split)
-    shards = data.draw(st.integers(homes, max(homes, min(layout.parameters, 12))))
-    found = cut(layout, homes, shards)
+    shards = data.draw(st.integers(partitions, max(partitions, min(layout.parameters, 12))))
+    found = cut(layout, partitions, shards)
     assert len(found) == shards
     for kind in ("moving", "frozen"):
         ranges = [getattr(one, kind) for one in found if getattr(one, kind).size]
-        for home in layout.homes:
-            held: Range = getattr(home, kind)
+        for partition in layout.partitions:
+            held: Range = getattr(partition, kind)
             own = [one for one in ranges if held.start <= one.start and one.stop <= held.stop]
             ranges = ranges[len(own) :]
             assert [one.start for one in own] == [held.start, *(one.stop for one in own)][: len(own)]
@@ -274,7 +288,7 @@ def test_every_byte_of_a_home_belongs_to_one_shard_and_no_shard_has_two_homes(
             assert all(one.stop % ALIGNMENT == 0 for one in own[:-1])
         assert not ranges, "a range that is of no home, or of two"
     for one in found:
-        assert len({e.piece.home for e in layout.entries for part in (one.moving, one.frozen)
+        assert len({e.piece.partition for e in layout.entries for part in (one.moving, one.frozen)
                     if max(e.start, part.start) < min(e.stop, part.stop)}) <= 1  # fmt: skip
 
 
@@ -286,9 +300,9 @@ def parts(total: int, count: int) -> list[tuple[int, ...]]:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(0, 6))
-def test_no_other_sharing_of_the_homes_has_a_smaller_largest_shard(sizes: list[int], more: int) -> None:
-    tensors = [Tensor(f"w{home}", (32 * size,), "float32") for home, size in enumerate(sizes)]
-    layout: Layout = lay_out(tensors, split={t.name: [whole(t, home)] for home, t in enumerate(tensors)})
+def test_no_other_sharing_of_the_partitions_has_a_smaller_largest_shard(sizes: list[int], more: int) -> None:
+    tensors = [Tensor(f"w{partition}", (32 * size,), "float32") for partition, size in enumerate(sizes)]
+    layout: Layout = lay_out(tensors, split={t.name: [whole(t, partition)] for partition, t in enumerate(tensors)})
     count = len(sizes) + more
     found = cut(layout, len(sizes), count)
     least = min(

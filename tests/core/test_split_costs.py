@@ -56,14 +56,16 @@ def cost_of(optimizer: str = "sgd", link: LinkModel = splitting.LINE, **asked: A
     return measure(TASK, Split.parse("stages", 2), request, optim(optimizer), link).cost
 
 
-def test_a_step_is_the_price_of_its_segments_with_what_each_home_does_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_the_price_of_its_segments_with_what_each_partition_does_besides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known(monkeypatch, [SegmentCost(2e-3, 4e-3), SegmentCost(1e-3, 3e-3)], 5e-3)
     found = cost_of(link=LinkModel(1e-4, 32e6))
     # gathering, both segments there and back, 8 floats of 10 samples each way, and the update of 56 parameters
     assert found.step == pytest.approx(1e-3 + 10e-3 + 2 * (1e-4 + 320 / 32e6) + 56e-6)
     assert found.whole.step == pytest.approx(1e-3 + 5e-3 + 92e-6)
-    assert [home.computes for home in found.homes] == pytest.approx([6e-3, 4e-3])
-    assert [(home.messages, home.sent) for home in found.homes] == [(1, 320), (1, 320)]
+    assert [partition.computes for partition in found.partition_costs] == pytest.approx([6e-3, 4e-3])
+    assert [(partition.messages, partition.sent) for partition in found.partition_costs] == [(1, 320), (1, 320)]
     assert "does not pay in time" in found.verdict
     assert f"{found.whole.step / found.step:.2f} times as fast" in found.verdict
     known(monkeypatch, [SegmentCost(2e-3, 4e-3), SegmentCost(1e-3, 3e-3)], 20e-3)
@@ -75,7 +77,7 @@ def test_microbatches_are_priced_by_their_schedule(monkeypatch: pytest.MonkeyPat
     for schedule in ("gpipe", "1f1b"):
         found = cost_of(schedule=schedule, microbatches=5, link=LinkModel(0.0, float("inf")))
         assert found.step == pytest.approx(1e-3 + (2 + 4) * 3e-3 + 56e-6)
-        assert found.homes[0].messages == 5
+        assert found.partition_costs[0].messages == 5
     with pytest.raises(UsageError, match="11 microbatches need a sample each"):
         cost_of(microbatches=11)
 
@@ -109,15 +111,15 @@ def test_segments_are_timed_by_the_clock_of_their_device(monkeypatch: pytest.Mon
     assert (found.whole.gathers, found.whole.computes) == (1.0, 1.0)
     # of the first forward, up to what it gives, up to what it takes, and up to its way back; that; and of the second
     # forward, its way back up to what it gives, and the end
-    assert [home.computes for home in found.homes] == [4.0, 3.0]
+    assert [partition.computes for partition in found.partition_costs] == [2.0, 2.0]
     assert not any("busy" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("ways", "homes"), [(ways, 2) for ways in WAYS] + [("groups", 3), ("stages", 4)])
-def test_what_is_where_adds_up_to_the_whole(ways: str, homes: int) -> None:
+@pytest.mark.parametrize(("ways", "partitions"), [(ways, 2) for ways in WAYS] + [("groups", 3), ("stages", 4)])
+def test_what_is_where_adds_up_to_the_whole(ways: str, partitions: int) -> None:
     model = lenet()
     traced = trace(model, (torch.zeros(2, 1, 28, 28),))
-    graph = apply(Split.parse(ways, homes), traced, nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64))
+    graph = apply(Split.parse(ways, partitions), traced, nn.functional.cross_entropy, torch.zeros(2, dtype=torch.int64))
     rows = splitting.placements(graph)
     assert sum(row.parameters for row in rows) == sum(one.numel() for one in model.parameters())
     # 2 operations for each multiply-add of 5x5 filters at 28x28 and 10x10 places and of the dense layers, by hand
@@ -125,7 +127,7 @@ def test_what_is_where_adds_up_to_the_whole(ways: str, homes: int) -> None:
         (one for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear)), (576, 64, 1, 1), strict=True
     ))  # fmt: skip
     assert sum(row.operations for row in rows) == pytest.approx(by_hand, rel=1e-3)
-    assert {row.home for row in rows} == set(range(homes))
+    assert {row.partition for row in rows} == set(range(partitions))
 
 
 def test_memory_is_what_is_held_for_a_step() -> None:
@@ -137,7 +139,7 @@ def test_memory_is_what_is_held_for_a_step() -> None:
         STATE: pytest.approx(736, abs=8),
         KEPT: 240 + 320 + 160 + 80 + 4,
     }
-    first, second = found.homes
+    first, second = found.partition_costs
     assert (first.memory[PARAMETERS], second.memory[PARAMETERS]) == (56 * 4, 36 * 4)
     # each beside slots for what crosses: the value at the second, its gradient at the first
     assert (first.memory[KEPT], second.memory[KEPT]) == (240 + 320 + 320, 160 + 80 + 4 + 320)
@@ -149,10 +151,10 @@ def test_a_picture_has_each_module_where_it_is_and_each_crossing_once(ways: str)
     model, targets = lenet(), torch.zeros(2, dtype=torch.int64)
     traced = trace(model, (torch.zeros(2, 1, 28, 28),))
     graph = apply(Split.parse(ways, 2), traced, nn.functional.cross_entropy, targets)
-    programs = [build(graph, home, model) for home in (0, 1)]
+    programs = [build(graph, partition, model) for partition in (0, 1)]
     picture = draw_split(programs)
     assert picture.count("<path") == len(graph.transfers)
-    assert all(f"partition {home}:" in picture for home in (0, 1))
+    assert all(f"partition {partition}:" in picture for partition in (0, 1))
     for program in programs:
         for name, piece in program.pieces.items():
             if name.endswith("weight"):
@@ -174,7 +176,7 @@ def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], t
     more = ["--microbatches", "2", "--draw-step", str(when)]
     assert main.run(["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "stages", *more]) == 0
     assert "1f1b with 2 microbatches" in capsys.readouterr().out
-    # forward and back of two microbatches at two homes, and what is behind them
+    # forward and back of two microbatches at two partitions, and what is behind them
     assert when.read_text().count("<rect") == 2 * 2 * 2 + 1
     words = ["split", "mnist-gru", "--split", "time", "--chunks", "3", "--seconds", "0.01", "--batch-size", "4"]
     assert main.run([*words, "--json"]) == 0

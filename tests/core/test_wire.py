@@ -23,7 +23,7 @@ from distbelief.core.settings import Plan, Settings, StrategyOptions
 from distbelief.core.values import hints_of
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.sharding.assignments import Assignment
-from distbelief.sharding.layout import Entry, HomeRanges, Layout, Piece, Range, Section, Tensor, lay_out
+from distbelief.sharding.layout import Entry, Layout, PartitionRanges, Piece, Range, Section, Tensor, lay_out
 from distbelief.strategies import STRATEGIES
 
 # msgpack has 64 bits
@@ -63,7 +63,7 @@ layouts = st.builds(
     sections=st.lists(built(Section, kind=kinds), max_size=2).map(tuple),
     groups=st.lists(st.dictionaries(texts, floats, max_size=2), max_size=2).map(tuple),
     aliases=st.dictionaries(texts, texts, max_size=2),
-    homes=st.lists(built(HomeRanges), max_size=2).map(tuple),
+    partitions=st.lists(built(PartitionRanges), max_size=2).map(tuple),
     models=st.lists(built(Range), max_size=2).map(tuple),
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from splitting import Played, check_buffers
+from splitting import Played, check_buffers, play_programs
 from torch import nn
 
 import distbelief as db
@@ -23,10 +23,9 @@ from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.places.processes.local import Local
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import cut_minibatch, step
+from distbelief.split.play import cut_minibatch
 from distbelief.split.program import build
 from distbelief.split.tracing import trace
 from distbelief.tasks import as_data, resolve
@@ -70,7 +69,7 @@ def test_large_tensors_cross_as_they_are_while_the_device_is_busy(pinned: bool) 
     memory = torch.zeros(segment_bytes(2, [4 * size]), dtype=torch.uint8)
     if pinned:
         first.pin(memory)
-    ends = [Crossings(memory, home, 2, [4 * size], copies=own) for home, own in enumerate((first, second))]
+    ends = [Crossings(memory, partition, 2, [4 * size], copies=own) for partition, own in enumerate((first, second))]
     busy, got = torch.randn(4096, 4096, device=DEVICE), list[torch.Tensor]()
     for number in range(1, 9):
         for one in ends:
@@ -96,7 +95,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_a_split_model_is_the_whole_one(name: str, way: str) -> None:
-    """In float64; it is built on the host, and each home moves its part to its device."""
+    """In float64; it is built on the host, and each partition moves its part to its device."""
     task = resolve(name)
     torch.manual_seed(0)
     model, (inputs, targets) = task.model().double(), as_data(task.train()).batch(torch.arange(3))
@@ -105,10 +104,10 @@ def test_a_split_model_is_the_whole_one(name: str, way: str) -> None:
     whole = copy.deepcopy(model).to(DEVICE)
     value = task.loss(whole(on_device(inputs, DEVICE)), on_device(targets, DEVICE))
     value.backward()
-    programs = [build(graph, home, model, DEVICE) for home in range(2)]
+    programs = [build(graph, partition, model, DEVICE) for partition in range(2)]
     batches = cut_minibatch((on_device(inputs, DEVICE),), on_device(targets, DEVICE), 1)
     played = Played(programs, 0.0, [])
-    results = play([step(program, batches) for program in programs], played.gave.append)
+    results = play_programs(programs, batches, played.gave)
     assert sum(one.loss for one in results if one.loss is not None) == pytest.approx(value.item(), abs=1e-9)
     got = played.gradients()
     for own, parameter in whole.named_parameters():
@@ -217,7 +216,7 @@ def test_segments_are_timed_by_events() -> None:
     found = splitting.measure(resolve("mnist"), Split.parse("stages", 2), asked, optim("sgd")).cost
     assert placed("cuda", 0) == DEVICE
     assert found.whole.computes > 0
-    assert all(home.computes > 0 and home.update > 0 for home in found.homes)
+    assert all(partition.computes > 0 and partition.update > 0 for partition in found.partition_costs)
 
 
 def test_the_benchmark_of_split_models_runs_on_a_device() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from splitting import Gave, play_programs
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,12 +28,11 @@ from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.replica.steps import Steps
 from distbelief.runtime.split_model import SplitModel
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
-from distbelief.split.program import HomeProgram, build
-from distbelief.split.tracing import TracedBy, trace
+from distbelief.split.play import cut_minibatch
+from distbelief.split.program import PartitionProgram, build
+from distbelief.split.tracing import trace
 from distbelief.strategies import Downpour, Single
 from distbelief.strategies.context import Context, Stage
 from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
@@ -116,7 +116,7 @@ def ends(cuda: StandIn) -> list[Crossings]:
     memory = torch.zeros(segment_bytes(2, SLOTS), dtype=torch.uint8)
     copies = [DeviceCopies(CPU, cuda) for _ in range(2)]
     copies[0].pin(memory)
-    made = [Crossings(memory, home, 2, SLOTS, copies=own) for home, own in enumerate(copies)]
+    made = [Crossings(memory, partition, 2, SLOTS, copies=own) for partition, own in enumerate(copies)]
     for one in made:
         one.begin(1)
     return made
@@ -239,7 +239,7 @@ def settings_of(split: str, **more: Any) -> Settings:
 
 
 @dataclass
-class Homes:
+class Partitions:
     """The partitions of one replica."""
 
     parts: list[PartitionTrainer]
@@ -248,23 +248,23 @@ class Homes:
 
     def play(self, batch: Batch) -> list[dict[str, torch.Tensor]]:
         """A step of all, by turns; returns the gradients that each holds."""
-        stories = {home: one.compute(batch, wait) for home, one in enumerate(self.computes)}
+        stories = {partition: one.compute(batch, wait) for partition, one in enumerate(self.computes)}
         while stories:
-            for home, story in list(stories.items()):
-                if not self._go_on(home, story):
-                    del stories[home]
+            for partition, story in list(stories.items()):
+                if not self._go_on(partition, story):
+                    del stories[partition]
         return [
             {name: one.grad.clone() for name, one in part.program.module.named_parameters() if one.grad is not None}
             for part in self.parts
         ]
 
-    def _go_on(self, home: int, story: Steps[Any]) -> bool:
+    def _go_on(self, partition: int, story: Steps[Any]) -> bool:
         """Play a story until it waits; False where it is over."""
         for effect in story:
             if isinstance(effect, Receive):
                 return True
             if isinstance(effect, Send) and isinstance(effect.message, Boundary):
-                self.computes[1 - home].arrive(effect.message)
+                self.computes[1 - partition].arrive(effect.message)
         return False
 
 
@@ -272,25 +272,25 @@ def wait() -> Steps[None]:
     yield RECEIVE
 
 
-def homes(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Homes:
+def partitions(split: str, shared: bool, cuda: StandIn | None, **more: Any) -> Partitions:
     torch.manual_seed(1)
     task, settings = task_of(layered), settings_of(split, **more)
     model = layered()
     graph = split_graph(task, model, settings)
     own = roles.replicas(settings.mesh)
     programs = [part_of(graph, model, settings, role, False)[1] for role in own]
-    parts = [PartitionTrainer(task, program, settings, graph) for program in programs]
+    parts = [PartitionTrainer(task, program, settings) for program in programs]
     memory = torch.zeros(segment_bytes(2, parts[0].slots), dtype=torch.uint8)
     for part in parts:
         part.copies = DeviceCopies(CPU, cuda) if cuda else None
     if cuda and shared and parts[0].copies:
         parts[0].copies.pin(memory)
     computes = []
-    for home, (role, part) in enumerate(zip(own, parts, strict=True)):
-        crossings = Crossings(memory, home, 2, part.slots, copies=part.copies) if shared else None
+    for partition, (role, part) in enumerate(zip(own, parts, strict=True)):
+        crossings = Crossings(memory, partition, 2, part.slots, copies=part.copies) if shared else None
         computes.append(SplitCompute(Siblings(role, 0, 2, ""), part, crossings))
         computes[-1].begin(1)
-    return Homes(parts, computes)
+    return Partitions(parts, computes)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "sent"])
@@ -312,7 +312,7 @@ def test_a_split_model_on_devices_is_that_on_the_host(
     """Whatever crosses, by whichever carrier: nothing that is torn or was written over is computed with."""
     monkeypatch.setattr("distbelief.fabric.crossings.LOOK_SECONDS", 0.0)
     cuda = StandIn()
-    here, there = homes(split, shared, None, **more), homes(split, shared, cuda, **more)
+    here, there = partitions(split, shared, None, **more), partitions(split, shared, cuda, **more)
     for number in range(5):
         expected, found = here.play(Batch(0, number)), there.play(Batch(0, number))
         cuda.check()
@@ -328,7 +328,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
     model = layered()
     graph, cuda = split_graph(task, model, settings), StandIn()
     flat, program = part_of(graph, model, settings, "replica 1.0", False)
-    part = PartitionTrainer(task, program, settings, graph)
+    part = PartitionTrainer(task, program, settings)
     part.copies = DeviceCopies(CPU, cuda)
     length, asked = segment_bytes(2, part.slots), list[torch.Tensor]()
 
@@ -355,7 +355,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
 # what is moved
 
 
-def on_meta(program: HomeProgram) -> Iterator[str]:
+def on_meta(program: PartitionProgram) -> Iterator[str]:
     """The tensors of a program that are not on the meta device."""
     for name, one in (*program.module.named_parameters(), *program.module.named_buffers()):
         if one.device != META:
@@ -373,11 +373,11 @@ def test_a_partition_moves_its_own_part_and_nothing_else(split: str) -> None:
     moved: list[int] = []
     with Watched(moved):
         flat, program = part_of(graph, model, settings, "replica 0.1", False, META)
-        part = PartitionTrainer(task, program, settings, graph)
+        part = PartitionTrainer(task, program, settings)
     assert [*on_meta(part.program)] == []
     assert {one.device for one in (*model.parameters(), *model.buffers())} == {CPU}
     assert part.device == flat.device == META
-    counted = [one for layer in part.program.layers for one in layer.buffers()]  # batches, by each home for itself
+    counted = [one for layer in part.program.layers for one in layer.buffers()]  # batches, by each partition for itself
     held = {
         id(one): one.nbytes for one in (*part.program.module.parameters(), *part.program.module.buffers(), *counted)
     }
@@ -401,37 +401,29 @@ class Watched(TorchDispatchMode):
 class Written(nn.Module):
     """One whose tracing writes down where it was: a constant, a device among arguments, a buffer of no checkpoint."""
 
-    def __init__(self, exported: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.exported = exported
         self.register_buffer("mask", torch.ones(8), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         where = next(self.parameters()).device
         value = self.first(x) * torch.arange(8, device=where)
         value = value + torch.zeros_like(value, device=where)
-        if self.exported:  # torch.fx cannot trace this
-            value = value + torch.zeros(x.shape[0], 8, device=where)
+        value = value + torch.zeros(x.shape[0], 8, device=where)
         return self.last(value * self.mask)
 
 
-@pytest.mark.parametrize("exported", [False, True], ids=["fx", "export"])
-def test_what_tracing_wrote_down_is_of_the_device_that_computes(exported: bool) -> None:
+def test_what_tracing_wrote_down_is_of_the_device_that_computes() -> None:
     """The meta device refuses an operation with a tensor of another device."""
-    model, inputs = Written(exported), torch.zeros(3, 6)
+    model, inputs = Written(), torch.zeros(3, 6)
     traced = trace(model, (inputs,))
-    assert traced.method is (TracedBy.EXPORT if exported else TracedBy.FX)
     graph = apply(Split.parse("stages", 2), traced, nn.functional.cross_entropy, torch.zeros(3, dtype=torch.int64))
-    programs = [build(graph, home, model, META) for home in range(2)]
-    batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Give]()
-
-    def there(program: HomeProgram) -> HomeStory:
-        return HomeResult(None, (yield from Passes(program).forward(0, batches[0])))
-
-    results = play([there(program) for program in programs], gave.append)
+    programs = [build(graph, partition, model, META) for partition in range(2)]
+    batches, gave = cut_minibatch((inputs.to(META),), torch.zeros(3, dtype=torch.int64, device=META), 1), list[Gave]()
+    partitions = play_programs(programs, batches, gave)
     assert {one.tensor.device for one in gave} == {META}
-    assert [one.device for result in results for one in result.outputs if one is not None] == [META, META]
+    assert [output.device for one in partitions for output in one.outputs.values() if output is not None] == [META]
 
 
 def test_a_script_may_leave_the_whole_model_on_the_host() -> None:

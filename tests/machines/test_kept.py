@@ -23,7 +23,7 @@ from distbelief.runtime import script_story
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptObjects, KeptState, kept_of, packed, unpacked
 from distbelief.runtime.loop import Replica
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.runtime.script_story import ScriptStage
 from distbelief.transport.inline import Inline
 
@@ -211,7 +211,9 @@ def replica(*reached: JobReached, role: str = "replica 0") -> Replica:
     coordinator.deliver = answer
     clock: Any = Clock(network)
     nobody: Any = SimpleNamespace(script=None)
-    return Replica(role, ScriptStage(Driver(clock, nobody), network.endpoint(role), lambda _: Part(nobody, Worker())))
+    return Replica(
+        role, ScriptStage(Driver(clock, nobody), network.endpoint(role), lambda _: PlayedRole(nobody, Worker()))
+    )
 
 
 @pytest.fixture

@@ -499,7 +499,7 @@ def test_a_partition_keeps_nothing_of_the_others() -> None:
 
 
 def test_a_hook_on_a_parameter_stays() -> None:
-    """One that is whole at its home is the parameter itself."""
+    """One that is whole at its partition is the parameter itself."""
     masks: list[int] = []
 
     def make() -> nn.Module:

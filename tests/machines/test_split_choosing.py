@@ -20,7 +20,7 @@ def chosen(
     shape: tuple[int, ...],
     way: str = "auto",
     batch_size: int = 64,
-    homes: int = 2,
+    partitions: int = 2,
     microbatches: int = 1,
 ) -> Choice:
     x = torch.zeros(2, *shape)
@@ -28,7 +28,7 @@ def chosen(
     if isinstance(model, Siamese):
         loss, y = contrastive, torch.zeros(2)
     steps = SplitSteps(batch_size=batch_size, microbatches=microbatches)
-    return choose(Split.parse(way, homes), trace(model, (x,)), model, loss, y, steps)
+    return choose(Split.parse(way, partitions), trace(model, (x,)), loss, y, steps)
 
 
 def test_auto_takes_the_least_price_of_the_ways_that_can_be():
@@ -86,4 +86,4 @@ def test_a_model_that_can_be_split_in_no_way_is_refused_with_every_reason():
     with pytest.raises(
         UsageError, match=r"cannot be split over 4 partitions: stages: .*; branches: .*; time: .*; neurons: "
     ):
-        chosen(nn.Sequential(nn.Linear(3, 3)), (3,), homes=4)
+        chosen(nn.Sequential(nn.Linear(3, 3)), (3,), partitions=4)

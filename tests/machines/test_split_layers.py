@@ -1,4 +1,4 @@
-"""Layers divided over homes: equal to the whole model, and exactly the bytes of the way cross."""
+"""Layers divided over partitions: equal to the whole model, and exactly the bytes of the way cross."""
 
 import zlib
 from collections import OrderedDict
@@ -65,24 +65,24 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_divided_model_is_the_whole_one(way, homes):
-    if way in ("groups", "filters", "both", "placed") and homes == 3:
+def test_a_divided_model_is_the_whole_one(way, partitions):
+    if way in ("groups", "filters", "both", "placed") and partitions == 3:
         pytest.skip("two groups are not shared out among three")
     torch.manual_seed(0)
     x, y = torch.randn(5, 3, 8, 8, dtype=torch.float64), torch.randint(0, 10, (5,))
-    played = check_equal(Small().double(), (x,), y, Split(WAYS[way], homes), traced_with=(x[:2],))
+    played = check_equal(Small().double(), (x,), y, Split(WAYS[way], partitions), traced_with=(x[:2],))
     whole = Small().double()
     assert set(whole.state_dict()) == {name for p in played.programs for name in p.module.state_dict()}
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
 @pytest.mark.parametrize("ways", ["columns", "neurons", {"conv*": "filters", "fc*": "columns"}])
-def test_lenet_divided_is_the_whole_one(ways, homes):
+def test_lenet_divided_is_the_whole_one(ways, partitions):
     torch.manual_seed(0)
     x, y = torch.randn(3, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (3,))
-    check_equal(lenet().double(), (x,), y, Split(ways, homes))
+    check_equal(lenet().double(), (x,), y, Split(ways, partitions))
 
 
 COUNTS = [
@@ -97,8 +97,8 @@ COUNTS = [
 @pytest.mark.parametrize(("model", "shape", "ways", "messages", "size"), COUNTS)
 def test_what_crosses_is_what_was_counted_by_hand(model, shape, ways, messages, size):
     played = play_split(model(), (torch.randn(64, *shape),), torch.zeros(64, dtype=torch.int64), Split(ways, 2))
-    assert [len(played.messages(home)) for home in (0, 1)] == [messages, messages]
-    assert [played.bytes(home) for home in (0, 1)] == [size, size]
+    assert [len(played.messages(partition)) for partition in (0, 1)] == [messages, messages]
+    assert [played.bytes(partition) for partition in (0, 1)] == [size, size]
 
 
 def test_dropout_on_parts_and_on_the_whole_draws_the_same():
@@ -134,14 +134,14 @@ REFUSED = [
     ("filters", 2, "nothing of fc1, fc2, fc3 can be split by filters .* can be split by columns, groups, rows, stages"),
     ({"conv*": "filters"}, 2, "no name fits 'conv.*fc1, fc2, fc3"),
     ({"fd1": "rows"}, 2, "did you mean 'fc1'"),
-    ({"fc*": 0}, 2, "home 1 of 2 has no parameter to train"),
+    ({"fc*": 0}, 2, "partition 1 of 2 has no parameter to train"),
 ]
 
 
-@pytest.mark.parametrize(("ways", "homes", "told"), REFUSED)
-def test_a_split_that_cannot_be_is_refused_with_what_can(ways, homes, told):
+@pytest.mark.parametrize(("ways", "partitions", "told"), REFUSED)
+def test_a_split_that_cannot_be_is_refused_with_what_can(ways, partitions, told):
     with pytest.raises(UsageError, match=told):
-        play_split(mlp(), (torch.zeros(2, 784),), torch.zeros(2, dtype=torch.int64), Split(ways, homes))
+        play_split(mlp(), (torch.zeros(2, 784),), torch.zeros(2, dtype=torch.int64), Split(ways, partitions))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_split_that_cannot_be_is_refused_with_what_can(ways, homes, told):
         ("conv*=filtrs", "did you mean 'filters'"),
         ("conv*=", "is not PATTERN=WAY"),
         ("a=1,a=0", "a stands there twice"),
-        ("a=2", "home 2: with 2 partitions, homes are 0 to 1"),
+        ("a=2", "partition 2: with 2 partitions, partitions are 0 to 1"),
         ("neuron", "did you mean 'neurons'"),
     ],
 )
@@ -208,38 +208,42 @@ def test_a_users_layer_is_divided_as_it_is_registered():
         check_equal(model, (x,), y, Split({"scaled": "features"}, 9))
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
-def test_a_locally_connected_layer_is_divided_by_the_rule_that_its_class_brings(homes):
+@pytest.mark.parametrize("partitions", [2, 3, 4])
+def test_a_locally_connected_layer_is_divided_by_the_rule_that_its_class_brings(partitions):
     torch.manual_seed(0)
     model = named(local=LocallyConnected(2, 3, (16, 14), 5, 2), relu=nn.ReLU(), pool=nn.MaxPool2d(2, 1),
         flatten=nn.Flatten(), fc=nn.Linear(3 * 5 * 4, 7)).double()  # fmt: skip
     x, y = torch.randn(4, 2, 16, 14, dtype=torch.float64), torch.randint(0, 7, (4,))
-    played = check_equal(model, (x,), y, Split({"local": "regions", "fc": "neurons"}, homes))
-    # every home has the filters of its rows, and none of the others
+    played = check_equal(model, (x,), y, Split({"local": "regions", "fc": "neurons"}, partitions))
+    # every partition has the filters of its rows, and none of the others
     rows = [program.pieces["local.weight"] for program in played.programs]
-    assert [(one.start, one.stop) for one in rows] == list(pairwise(edges(6, homes)))
+    assert [(one.start, one.stop) for one in rows] == list(pairwise(edges(6, partitions)))
 
 
-def alexnet_split(ways, homes) -> tuple[nn.Module, SplitGraph]:
+def alexnet_split(ways, partitions) -> tuple[nn.Module, SplitGraph]:
     with torch.device("meta"):
         model, x, y = alexnet().model(), torch.empty(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64)
-    return model, apply(Split(ways, homes), trace(model, (x,)), F.cross_entropy, y)
+    return model, apply(Split(ways, partitions), trace(model, (x,)), F.cross_entropy, y)
 
 
 def test_alexnet_in_its_two_columns_sends_what_the_two_gpus_sent():
     _, graph = alexnet_split("groups", 2)
-    sent = [[one.shape.elements(1) for one in graph.transfers.values() if one.source == home] for home in (0, 1)]
+    sent = [
+        [one.shape.elements(1) for one in graph.transfers.values() if one.source == partition] for partition in (0, 1)
+    ]
     assert sent == [[21_632, 4_608, 2_048, 2_048], [21_632, 4_608, 2_048, 2_048, 500]]
 
 
 @pytest.mark.parametrize(
-    ("ways", "homes", "most"), [("groups", 2, 0.52), ({"conv*": "groups", "fc*": "neurons"}, 4, 0.28)]
+    ("ways", "partitions", "most"), [("groups", 2, 0.52), ({"conv*": "groups", "fc*": "neurons"}, 4, 0.28)]
 )
-def test_the_largest_partition_of_alexnet_has_its_share_of_the_parameters(ways, homes, most):
-    model, graph = alexnet_split(ways, homes)
-    whole, held = dict(model.named_parameters()), [0] * homes
+def test_the_largest_partition_of_alexnet_has_its_share_of_the_parameters(ways, partitions, most):
+    model, graph = alexnet_split(ways, partitions)
+    whole, held = dict(model.named_parameters()), [0] * partitions
     for name, pieces in graph.pieces.items():
         for piece in pieces:
-            held[piece.home] += whole[name].numel() // whole[name].shape[piece.dimension] * (piece.stop - piece.start)
+            held[piece.partition] += (
+                whole[name].numel() // whole[name].shape[piece.dimension] * (piece.stop - piece.start)
+            )
     assert sum(held) == sum(one.numel() for one in whole.values())
     assert max(held) / sum(held) <= most

@@ -1,4 +1,4 @@
-"""A home's step does what its pipeline says, action by action, and every pipeline gives the whole model's gradients."""
+"""Every pipeline of a split model gives the whole model's gradients."""
 
 import copy
 
@@ -8,13 +8,11 @@ from pipeline_proofs import prove
 from splitting import Played, whole_gradients
 from torch import nn
 
-from distbelief.schedules.pipeline import Crossing, Pipeline, SegmentGraph, SegmentTask
 from distbelief.schedules.pipelines import pipeline
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeStory, RunSegment, Take, cut_minibatch, step
-from distbelief.split.program import HomeProgram, build, segment_graph
+from distbelief.split.play import Passes, cut_minibatch, play
+from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import trace
 
 
@@ -44,66 +42,26 @@ CASES = {
 ORDERS = [("gpipe", 1), ("gpipe", 4), ("1f1b", 4), ("1f1b", 7)]
 
 
-def programs_of(model: nn.Module, split: Split, inputs: torch.Tensor, targets: torch.Tensor) -> list[HomeProgram]:
+def programs_of(model: nn.Module, split: Split, inputs: torch.Tensor, targets: torch.Tensor) -> list[PartitionProgram]:
     graph = apply(split, trace(copy.deepcopy(model), (inputs,)), nn.functional.cross_entropy, targets)
-    return [build(graph, home, copy.deepcopy(model)) for home in range(split.partitions)]
-
-
-def recorded(story: HomeStory, log: list[object]) -> HomeStory:
-    answer = None
-    while True:
-        try:
-            effect = story.send(answer)
-        except StopIteration as end:
-            return end.value
-        log.append(effect)
-        answer = yield effect
-
-
-def as_action(effect: object, home: int, graph: SegmentGraph) -> object:
-    """What a pipeline calls what a home does."""
-    if isinstance(effect, RunSegment):
-        return SegmentTask(effect.direction, graph.of(home)[effect.segment.number], effect.microbatch)
-    assert isinstance(effect, Give | Take)
-    return Crossing(effect.transfer.number, effect.microbatch, effect.direction)
-
-
-def between(actions: list[object]) -> list[object]:
-    """Segments in order, and between two of them what crosses, in any order."""
-    found: list[object] = []
-    for one in actions:
-        if isinstance(one, SegmentTask):
-            found += [one, set()]
-        else:
-            if not found:
-                found.append(set())
-            found[-1].add(one)
-    return [one for one in found if one]
+    return [build(graph, partition, copy.deepcopy(model)) for partition in range(split.partitions)]
 
 
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_a_home_does_what_its_pipeline_says_and_gradients_are_the_whole_ones(case, how):
+def test_whatever_its_pipeline_gradients_are_the_whole_ones(case, how):
     torch.manual_seed(0)
     make, split = CASES[case]
     model, inputs = make().double(), torch.randn(9, 16, dtype=torch.float64)
     targets = torch.randint(8, (9,))
     programs = programs_of(model, split, inputs, targets)
-    graph = segment_graph(programs)
-    algorithm, microbatches = how
-    made: Pipeline = pipeline(algorithm, graph, microbatches)
+    made = pipeline(how[0], programs[0].split.graph, how[1])
     prove(made)
     batches = cut_minibatch((inputs,), targets, made.microbatches)
-    logs: list[list[object]] = [[] for _ in programs]
-    stories = [
-        recorded(step(program, batches, order), log)
-        for program, order, log in zip(programs, made.orders, logs, strict=True)
-    ]
-    results = play(stories)
-    for home, log in enumerate(logs):
-        assert between([as_action(one, home, graph) for one in log]) == between(list(made.actions[home]))
+    partitions = [Passes(program, batches) for program in programs]
+    play(partitions, made.actions)
     whole, _, value = whole_gradients(model, (inputs,), targets)
-    assert abs(sum(one.loss for one in results if one.loss is not None) - value.item()) < 1e-12
+    assert abs(sum(one.loss for one in partitions if one.loss is not None) - value.item()) < 1e-12
     gradients = Played(programs, 0.0, []).gradients()
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
@@ -112,7 +70,7 @@ def test_a_home_does_what_its_pipeline_says_and_gradients_are_the_whole_ones(cas
 
 def test_a_boundary_has_as_many_bytes_as_a_sample_has_more():
     inputs, targets = torch.randn(4, 16), torch.randint(8, (4,))
-    graph = segment_graph(programs_of(mlp(), Split("stages", 3), inputs, targets))
+    graph = programs_of(mlp(), Split("stages", 3), inputs, targets)[0].split.graph
     assert [(one.source, one.target, one.size) for one in graph.boundaries] == [(0, 1, 12 * 4), (1, 2, 8 * 4)]
     assert graph.depths == (3, 2, 1)
     assert [segment.name for segment in graph.segments] == ["0, 1", "2, 3", "4, loss"]

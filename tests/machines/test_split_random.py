@@ -74,14 +74,14 @@ def test_random_graphs_split_at_random_are_the_whole_model():
 
 
 @settings(max_examples=30, phases=[Phase.generate], deadline=None, derandomize=True)
-@given(steps=STEPS, ways=WAYS, homes=st.integers(2, 4), microbatches=st.integers(1, 3))
-def check_random_graph(compared, steps, ways, homes, microbatches):
+@given(steps=STEPS, ways=WAYS, partitions=st.integers(2, 4), microbatches=st.integers(1, 3))
+def check_random_graph(compared, steps, ways, partitions, microbatches):
     """One graph and one split; adds what crossed to those that were compared."""
     torch.manual_seed(0)
     model = Graph(steps).double()
     x, y = torch.randn(5, WIDTH, dtype=torch.float64), torch.randint(0, WIDTH, (5,))
     try:
-        played = check_equal(model, (x,), y, Split(ways, homes), microbatches=microbatches)
+        played = check_equal(model, (x,), y, Split(ways, partitions), microbatches=microbatches)
     except UsageError as error:
         if not any(word in str(error) for word in REASONS):
             raise

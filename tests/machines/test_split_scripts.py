@@ -5,13 +5,14 @@ the whole one.
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
 from made import made
+from splitting import Gave
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -22,8 +23,8 @@ from distbelief.errors import UsageError
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.script_story import ScriptStage
 from distbelief.runtime.split_model import SplitModel
+from distbelief.schedules.pipeline import Action, SegmentTask
 from distbelief.split.options import Split
-from distbelief.split.play import Give, Take
 from distbelief.strategies import Single
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.order import key
@@ -39,36 +40,36 @@ Script = Callable[["Partition"], Any]
 class Partition:
     """One partition of a replica, and the minibatch that its script is in."""
 
-    def __init__(self, lines: Any, home: int) -> None:
-        self._lines, self.home = lines, home
+    def __init__(self, lines: Any, partition: int) -> None:
+        self._lines, self.partition = lines, partition
         self.batch: Batch | None = Batch(0, 0)
         self.goes_on = True
-        self.gave: list[Give] = []
+        self.gave: list[Gave] = []
 
     def minibatch(self) -> Batch:
         if self.batch is None:
             raise UsageError("no minibatch")
         return self.batch
 
-    def play(self, story: Generator[Any, Any, Any]) -> bool:
+    def play(self, actions: Sequence[Action]) -> bool:
         if not self.goes_on:
             return False
-        answer = None
-        while True:
-            try:
-                asked = story.send(answer)
-            except StopIteration:
-                return True
-            answer = None
-            if isinstance(asked, Give):
-                self.gave.append(asked)
-                self._lines[asked.transfer, asked.microbatch, asked.direction].put(asked.tensor)
-            elif isinstance(asked, Take):
+        passes = self.part.passes
+        for action in actions:
+            if isinstance(action, SegmentTask):
+                passes.run(action)
+            elif passes.sends(action):
+                tensor = passes.give(action)
+                self.gave.append(Gave(self.part.transfer(action), action.microbatch, action.direction, tensor))
+                self._lines[action].put(tensor)
+            else:
                 TURN.release()
                 try:
-                    answer = self._lines[asked.transfer, asked.microbatch, asked.direction].get(timeout=SECONDS)
+                    tensor = self._lines[action].get(timeout=SECONDS)
                 finally:
                     TURN.acquire()
+                passes.take(action, tensor)
+        return True
 
     def split(self, model: nn.Module, split: Split, sample: Any, **options: Any) -> SplitModel:
         """As a replica does it."""
@@ -77,7 +78,7 @@ class Partition:
         whole = copy.deepcopy(model)
         self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
         self.flat, self.part = self.model.cut(
-            self.home, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
+            self.partition, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
         )
         return self.model
 
@@ -91,14 +92,14 @@ def run(partitions: int, script: Script) -> list[Any]:
     lines: Any = defaultdict(SimpleQueue)
     found: dict[int, Any] = {}
 
-    def one(home: int) -> None:
+    def one(partition: int) -> None:
         with TURN:
             try:
-                found[home] = script(Partition(lines, home))
+                found[partition] = script(Partition(lines, partition))
             except BaseException as error:
-                found[home] = error
+                found[partition] = error
 
-    threads = [threading.Thread(target=one, args=(home,), daemon=True) for home in range(partitions)]
+    threads = [threading.Thread(target=one, args=(partition,), daemon=True) for partition in range(partitions)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -106,7 +107,7 @@ def run(partitions: int, script: Script) -> list[Any]:
     for result in found.values():
         if isinstance(result, BaseException):
             raise result
-    return [found[home] for home in range(partitions)]
+    return [found[partition] for partition in range(partitions)]
 
 
 class Two(nn.Module):

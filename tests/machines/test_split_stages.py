@@ -1,4 +1,4 @@
-"""Stages: runs of layers at homes, equal to the whole model bit for bit."""
+"""Stages: runs of layers at partitions, equal to the whole model bit for bit."""
 
 import pytest
 import torch
@@ -7,9 +7,9 @@ from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.pipeline import Pass
-from distbelief.split.inline import play
+from distbelief.schedules.pipelines import pipeline
 from distbelief.split.options import Split
-from distbelief.split.play import cut_minibatch, step
+from distbelief.split.play import Passes, cut_minibatch, play
 
 
 def mlp() -> nn.Module:
@@ -22,7 +22,7 @@ def lenet() -> nn.Module:
 
 
 class Skipping(nn.Module):
-    """What one layer gives is used by three, at other homes, and by a size that is computed."""
+    """What one layer gives is used by three, at other partitions, and by a size that is computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,31 +38,31 @@ class Skipping(nn.Module):
 SHAPES = {mlp: (784,), lenet: (1, 28, 28), Skipping: (16,)}
 
 
-@pytest.mark.parametrize("homes", [2, 3])
+@pytest.mark.parametrize("partitions", [2, 3])
 @pytest.mark.parametrize("model", [mlp, lenet])
-def test_stages_are_the_whole_model_bit_for_bit(model, homes):
+def test_stages_are_the_whole_model_bit_for_bit(model, partitions):
     torch.manual_seed(0)
     x, y = torch.randn(8, *SHAPES[model]), torch.randint(0, 10, (8,))
-    check_equal(model(), (x,), y, Split("stages", homes), atol=0)
+    check_equal(model(), (x,), y, Split("stages", partitions), atol=0)
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4, 5])
-def test_what_skips_goes_from_its_producer_to_each_home_once(homes):
+@pytest.mark.parametrize("partitions", [2, 3, 4, 5])
+def test_what_skips_goes_from_its_producer_to_each_partition_once(partitions):
     torch.manual_seed(0)
     model = Skipping().double()
     x, y = torch.randn(6, 16, dtype=torch.float64), torch.randint(0, 10, (6,))
-    played = check_equal(model, (x,), y, Split("stages", homes))
+    played = check_equal(model, (x,), y, Split("stages", partitions))
     forward = [one.transfer for one in played.gave if one.direction is Pass.FORWARD]
     assert len({(one.value, one.target) for one in forward}) == len(forward)
     first = [one for one in forward if one.source == 0]
-    assert sorted(one.target for one in first if one.value == first[0].value) == list(range(1, homes))
+    assert sorted(one.target for one in first if one.value == first[0].value) == list(range(1, partitions))
 
 
 def test_one_message_crosses_between_two_stages_of_the_mlp_each_way():
     x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
     played = play_split(mlp(), (x,), y, Split("stages", 2))
-    assert [played.bytes(home) for home in (0, 1)] == [64 * 300 * 4] * 2
-    assert [len(played.messages(home)) for home in (0, 1)] == [1, 1]
+    assert [played.bytes(partition) for partition in (0, 1)] == [64 * 300 * 4] * 2
+    assert [len(played.messages(partition)) for partition in (0, 1)] == [1, 1]
 
 
 @pytest.mark.parametrize("microbatches", [2, 3, 5])
@@ -82,17 +82,17 @@ def test_more_stages_than_layers_are_refused():
         Split("stages", 1)
 
 
-def test_a_home_holds_its_own_parameters_and_no_others():
+def test_a_partition_holds_its_own_parameters_and_no_others():
     played = play_split(mlp(), (torch.zeros(2, 784),), torch.zeros(2, dtype=torch.int64), Split("stages", 2))
     names = [sorted(name for name, _ in program.module.named_parameters()) for program in played.programs]
     assert names == [["0.bias", "0.weight"], ["2.bias", "2.weight", "4.bias", "4.weight"]]
 
 
-def test_homes_that_wait_for_what_nobody_gives_are_told():
+def test_partitions_that_wait_for_what_nobody_gives_are_told():
     x, y = torch.zeros(2, 784), torch.zeros(2, dtype=torch.int64)
     second = play_split(mlp(), (x,), y, Split("stages", 2)).programs[1]
-    with pytest.raises(LocalProtocolError, match="all homes wait for each other"):
-        play([step(second, cut_minibatch((x,), y, 1))])
+    with pytest.raises(LocalProtocolError, match="all partitions wait for each other"):
+        play([Passes(second, cut_minibatch((x,), y, 1))], [pipeline("gpipe", second.split.graph).actions[1]])
 
 
 def test_a_module_that_writes_in_place_does_not_write_to_what_was_received():

@@ -1,4 +1,6 @@
-"""Every way on every task, over two to four homes: in float64 the split model is the whole one, or it is refused."""
+"""Every way on every task, over two to four partitions: in float64 the split model is the whole one, or it is
+refused.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -7,41 +9,40 @@ from typing import Any
 import pytest
 import torch
 from drawn import some
-from splitting import HOMES, WAYS, check_equal, check_way, prepared
+from splitting import PARTITIONS, WAYS, Gave, check_equal, check_way, play_programs, prepared
 from torch import nn
 
 from distbelief.references import TASKS
-from distbelief.split.inline import play
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.play import Give, HomeResult, HomeStory, Passes, cut_minibatch
-from distbelief.split.program import HomeProgram, build
+from distbelief.split.play import cut_minibatch
+from distbelief.split.program import build
 from distbelief.split.tracing import Traced, trace
 from distbelief.tasks import Task, as_data, available, resolve
 from distbelief.tasks.worker import on_device
 
 LARGE = ("alexnet", "vgg16", "inception-v1", "squeezenet")
 """Those that are tried in their real shapes, in `tests/slow`."""
-DENSE = dict.fromkeys(("neurons", "columns", "rows", "groups"), HOMES)
-CONVOLVED = dict.fromkeys(("stages", "samples", "filters", "groups"), HOMES)
+DENSE = dict.fromkeys(("neurons", "columns", "rows", "groups"), PARTITIONS)
+CONVOLVED = dict.fromkeys(("stages", "samples", "filters", "groups"), PARTITIONS)
 APPLIES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "digits": {**DENSE, "stages": (2,)},
     "mnist": {**DENSE, "stages": (2, 3)},
     "mnist-lenet": {**DENSE, **CONVOLVED, "regions": (2,)},
     "mnist-alexnet": {**DENSE, **CONVOLVED, "filters": (2, 4), "groups": (2, 4), "regions": (2,)},
-    "mnist-inception": {**DENSE, **CONVOLVED, "branches": HOMES, "regions": HOMES},
+    "mnist-inception": {**DENSE, **CONVOLVED, "branches": PARTITIONS, "regions": PARTITIONS},
     "mnist-siamese": {**DENSE, **CONVOLVED, "branches": (2,), "regions": (2,)},
     "mnist-gru": {**DENSE, "neurons": (), "stages": (2, 3), "time": (2,), "samples": (2, 3)},
-    "mnist-local": {**DENSE, "stages": (2,), "samples": HOMES, "regions": HOMES},
-    "mnist-squeezenet": {**CONVOLVED, "branches": (2,), "regions": HOMES},
-    "gpt-tiny": {**DENSE, "stages": HOMES, "samples": HOMES},
+    "mnist-local": {**DENSE, "stages": (2,), "samples": PARTITIONS, "regions": PARTITIONS},
+    "mnist-squeezenet": {**CONVOLVED, "branches": (2,), "regions": PARTITIONS},
+    "gpt-tiny": {**DENSE, "stages": PARTITIONS, "samples": PARTITIONS},
     "dense-svm": {},
     "sparse-svm": {},
 }
-"""By task and way, over how many homes it can be split; over others it is refused."""
+"""By task and way, over how many partitions it can be split; over others it is refused."""
 MIXED = {
     "mnist-lenet": {
-        "conv*=filters,fc*=neurons": HOMES, "conv*=regions,fc*=neurons": HOMES, "conv*=0,fc*=1": (2,),
+        "conv*=filters,fc*=neurons": PARTITIONS, "conv*=regions,fc*=neurons": PARTITIONS, "conv*=0,fc*=1": (2,),
         "conv2=samples,fc*=columns": (3,),
     },
     "mnist-siamese": {"tower.conv*=regions,tower.fc*=neurons": (3,)},
@@ -50,15 +51,17 @@ MIXED = {
     "gpt-tiny": {"blocks.*.mlp.fc1=columns,blocks.*.mlp.fc2=rows,head=1": (2,)},
 }  # fmt: skip
 """Ways beside each other."""
-SPLITS = [(task, way, homes) for task, ways in MIXED.items() for way, counts in ways.items() for homes in counts]
+SPLITS = [
+    (task, way, partitions) for task, ways in MIXED.items() for way, counts in ways.items() for partitions in counts
+]
 FIRST = [
-    (task, way, homes[0])
+    (task, way, partitions[0])
     for table in (APPLIES, MIXED)
     for task, ways in table.items()
-    for way, homes in ways.items()
-    if homes
+    for way, partitions in ways.items()
+    if partitions
 ]
-"""Each way of each task, over the fewest homes."""
+"""Each way of each task, over the fewest partitions."""
 
 
 lacks = functools.cache(available)
@@ -72,10 +75,10 @@ def data(request: pytest.FixtureRequest) -> None:
         pytest.skip(why)
 
 
-def check(task: str, way: str, homes: int, **options: object) -> None:
+def check(task: str, way: str, partitions: int, **options: object) -> None:
     """Outputs, loss, gradients and buffers of one minibatch."""
     own = prepared(task, 3)
-    split = Split.parse(way, homes)
+    split = Split.parse(way, partitions)
     check_equal(own.model, own.inputs, own.targets, split, loss=own.task.loss, traced=own.traced, **options)
 
 
@@ -90,9 +93,9 @@ def test_a_task_split_each_way_is_the_whole_one_or_refused(task: str, way: str) 
     check_way(task, way, APPLIES[task].get(way, ()))
 
 
-@pytest.mark.parametrize(("task", "way", "homes"), SPLITS)
-def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, homes: int) -> None:
-    check(task, way, homes)
+@pytest.mark.parametrize(("task", "way", "partitions"), SPLITS)
+def test_a_task_split_in_several_ways_is_the_whole_one(task: str, way: str, partitions: int) -> None:
+    check(task, way, partitions)
 
 
 @functools.lru_cache(maxsize=1)
@@ -108,23 +111,17 @@ META = torch.device("meta")
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "homes"),
+    ("name", "way", "partitions"),
     some(sorted({*SPLITS, *FIRST})),
 )
 @pytest.mark.long
-def test_all_that_a_home_computes_with_is_on_its_device(name: str, way: str, homes: int) -> None:
+def test_all_that_a_partition_computes_with_is_on_its_device(name: str, way: str, partitions: int) -> None:
     task, model, inputs, targets, traced = in_float32(name)
-    graph = apply(Split.parse(way, homes), traced, task.loss, targets)
-    programs = [build(graph, home, model, META) for home in range(homes)]
-    batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Give]()
+    graph = apply(Split.parse(way, partitions), traced, task.loss, targets)
+    programs = [build(graph, partition, model, META) for partition in range(partitions)]
+    batches, gave = cut_minibatch((on_device(inputs, META),), on_device(targets, META), 1), list[Gave]()
 
-    def there_and_back(program: HomeProgram) -> HomeStory:
-        passes = Passes(program)
-        yield from passes.forward(0, batches[0])
-        yield from passes.backward(0, batches[0])
-        return HomeResult(None, ())
-
-    play([there_and_back(program) for program in programs], gave.append)
+    play_programs(programs, batches, gave)
     assert {one.tensor.device for one in gave} == {META}
     trained = [one for program in programs for one in program.module.parameters() if one.requires_grad]
     assert all(one.grad is not None and one.grad.device == META for one in trained)

@@ -59,7 +59,7 @@ class Siamese(nn.Module):
 
 
 class Towers(Siamese):
-    """The same with a head of its own on one side, so that both homes have something to train."""
+    """The same with a head of its own on one side, so that both partitions have something to train."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,11 +70,11 @@ class Towers(Siamese):
         return (one - self.head(other)).pow(2).sum(1)
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
-def test_branches_are_the_whole_model(homes):
+@pytest.mark.parametrize("partitions", [2, 3, 4])
+def test_branches_are_the_whole_model(partitions):
     torch.manual_seed(0)
     x, y = torch.randn(3, 1, 14, 14, dtype=torch.float64), torch.randint(0, 10, (3,))
-    played = check_equal(Inception().double(), (x,), y, Split("branches", homes))
+    played = check_equal(Inception().double(), (x,), y, Split("branches", partitions))
     assert all(list(program.module.parameters()) for program in played.programs)
 
 
@@ -114,32 +114,32 @@ class Images(nn.Module):
         return self.fc(torch.flatten(self.mean(self.conv3(h)), 1))
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
-def test_regions_are_the_whole_model(homes):
+@pytest.mark.parametrize("partitions", [2, 3, 4])
+def test_regions_are_the_whole_model(partitions):
     torch.manual_seed(0)
     x, y = torch.randn(3, 1, 40, 33, dtype=torch.float64), torch.randint(0, 10, (3,))
     model = Images().double()
     model.fc = nn.Linear(6 * 5 * 4, 10).double()
-    check_equal(model, (x,), y, Split({"conv*": "regions", "fc": homes - 1}, homes), traced_with=(x[:1],))
+    check_equal(model, (x,), y, Split({"conv*": "regions", "fc": partitions - 1}, partitions), traced_with=(x[:1],))
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
 @pytest.mark.parametrize(("kernel", "stride", "rows"), [(3, 1, 2), (5, 1, 4), (7, 2, 5), (11, 4, 7)])
-def test_the_halo_of_a_convolution_is_what_was_counted(kernel, stride, rows, homes):
+def test_the_halo_of_a_convolution_is_what_was_counted(kernel, stride, rows, partitions):
     """The rows that cross a cut, where the input lies in equal parts and regions follow what is given."""
-    size = stride * 12 * homes
-    before = [nn.Conv2d(1 if number == 0 else 2, 2, 1) for number in range(homes - 1)]
+    size = stride * 12 * partitions
+    before = [nn.Conv2d(1 if number == 0 else 2, 2, 1) for number in range(partitions - 1)]
     last = nn.Conv2d(2, 3, kernel, stride, padding=(kernel - stride + 1) // 2)
     model = nn.Sequential(*before, last).double()
     x = torch.randn(2, 1, size, 9, dtype=torch.float64)
     targets = torch.zeros_like(model(x))
-    played = check_equal(model, (x,), targets, Split("regions", homes), loss=F.mse_loss)
+    played = check_equal(model, (x,), targets, Split("regions", partitions), loss=F.mse_loss)
     halos = [
         one.tensor.numel() // (2 * 2 * 9)
         for one in played.gave
         if one.transfer.kind.value == "halo" and one.direction is Pass.FORWARD
     ]
-    assert sum(halos) == rows * (homes - 1)
+    assert sum(halos) == rows * (partitions - 1)
 
 
 class Recurrent(nn.Module):
@@ -160,16 +160,16 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "homes", "batch_first"),
+    ("kind", "partitions", "batch_first"),
     [(nn.GRU, 2, True), (nn.GRU, 3, False), (nn.LSTM, 2, False), (nn.LSTM, 3, True), (nn.RNN, 2, True)],
 )
-def test_time_is_the_whole_model(kind, homes, batch_first):
+def test_time_is_the_whole_model(kind, partitions, batch_first):
     torch.manual_seed(0)
     x, y = torch.randn(4, 11, 5, dtype=torch.float64), torch.randint(0, 10, (4,))
     model = Recurrent(kind, 3, batch_first).double()
-    played = check_equal(model, (x,), y, Split("time", homes, chunks=4), traced_with=(x[:2],))
+    played = check_equal(model, (x,), y, Split("time", partitions, chunks=4), traced_with=(x[:2],))
     forward = [one.transfer for one in played.gave if one.direction is Pass.FORWARD]
-    assert len(forward) == 4 * (homes - 1)  # each chunk goes up once, and no state crosses
+    assert len(forward) == 4 * (partitions - 1)  # each chunk goes up once, and no state crosses
     assert all(one.target == one.source + 1 for one in forward)
 
 
@@ -214,15 +214,15 @@ def test_every_chunk_has_a_step_and_all_steps_are_in_one(chunks: int, more: int,
     assert all(start < stop for start, stop in pairwise(cut))
 
 
-@pytest.mark.parametrize(("takes", "homes", "rises"), [(5, 2, 1), (500, 2, -1), (6, 3, 0)])
+@pytest.mark.parametrize(("takes", "partitions", "rises"), [(5, 2, 1), (500, 2, -1), (6, 3, 0)])
 @pytest.mark.long
-def test_chunks_grow_where_the_layers_above_work_longer(takes: int, homes: int, rises: int) -> None:
+def test_chunks_grow_where_the_layers_above_work_longer(takes: int, partitions: int, rises: int) -> None:
     torch.manual_seed(0)
-    stack = Recurrent(nn.GRU, homes, True)
-    stack.rnn = nn.GRU(takes, 60 if rises else 6, homes, batch_first=True)
+    stack = Recurrent(nn.GRU, partitions, True)
+    stack.rnn = nn.GRU(takes, 60 if rises else 6, partitions, batch_first=True)
     stack.head = nn.Linear(stack.rnn.hidden_size, 10)
     x, y = torch.randn(2, 28, takes), torch.zeros(2, dtype=torch.int64)
-    played = play_split(stack, (x,), y, Split("time", homes, chunks=7))
+    played = play_split(stack, (x,), y, Split("time", partitions, chunks=7))
     lengths = [size // stack.rnn.hidden_size for size in played.floats(0, Pass.FORWARD, 2)]
     assert sum(lengths) == 28
     assert (lengths[-1] > lengths[0]) - (lengths[-1] < lengths[0]) == rises
@@ -266,12 +266,12 @@ def images(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, 1, 9, 9, dtype=torch.float64), torch.randint(0, 5, (samples,))
 
 
-@pytest.mark.parametrize("homes", [2, 3, 4])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])
-def test_samples_are_the_whole_model_also_where_a_home_has_none(samples, homes):
+def test_samples_are_the_whole_model_also_where_a_partition_has_none(samples, partitions):
     torch.manual_seed(0)
     x, y = images(samples)
-    check_equal(Dense().double().eval(), (x,), y, Split("samples", homes), traced_with=images(2)[:1])
+    check_equal(Dense().double().eval(), (x,), y, Split("samples", partitions), traced_with=images(2)[:1])
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -288,22 +288,22 @@ def test_samples_drop_what_a_model_in_stages_drops(microbatches):
     assert again.loss != pytest.approx(other.loss, abs=1e-3)
 
 
-@pytest.mark.parametrize("homes", [2, 3])
-def test_of_samples_the_convolutions_weights_cross_and_each_part_of_what_they_give(homes):
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_of_samples_the_convolutions_weights_cross_and_each_part_of_what_they_give(partitions):
     """And then what fully connected layers by neurons need: counted by hand."""
-    samples = 4 * homes + 1
+    samples = 4 * partitions + 1
     x, y = images(samples)
-    split = Split({"conv*": "samples", "fc1": "columns", "fc2": "rows", "fc3": 0}, homes)
+    split = Split({"conv*": "samples", "fc1": "columns", "fc2": "rows", "fc3": 0}, partitions)
     played = play_split(Dense().double().eval(), (x,), y, split)
     forward = [one for one in played.gave if one.direction is Pass.FORWARD]
     back = [one for one in played.gave if one.direction is Pass.BACKWARD]
     weights = 3 * 9 + 3 + 4 * 3 * 9 + 4
-    given, sums = 36 * samples * (homes - 1), 10 * samples * (homes - 1)
-    assert sum(one.tensor.numel() for one in forward) == weights * (homes - 1) + given + sums
+    given, sums = 36 * samples * (partitions - 1), 10 * samples * (partitions - 1)
+    assert sum(one.tensor.numel() for one in forward) == weights * (partitions - 1) + given + sums
     assert sum(one.tensor.numel() for one in back) == sum(one.tensor.numel() for one in forward)
     assert {one.transfer.kind.value for one in forward} == {"tensor", "send", "sum"}
     sent = [one.tensor.numel() for one in forward if one.transfer.kind.value == "send"]
-    assert sorted(sent) == sorted([36 * (4 + (home == 0)) for home in range(homes)] * (homes - 1))
+    assert sorted(sent) == sorted([36 * (4 + (partition == 0)) for partition in range(partitions)] * (partitions - 1))
 
 
 class Means(Dense):

@@ -25,7 +25,7 @@ from distbelief.core.portions import OWN, STREAM, Portion
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.runtime.player import Answer, Compute, Part
+from distbelief.runtime.player import Answer, Compute, PlayedRole
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
@@ -47,7 +47,7 @@ LENGTHS = (5, 11, 8)
 """Minibatches of the stream of each replica."""
 
 
-def streaming(context: Context) -> Part:
+def streaming(context: Context) -> PlayedRole:
     """A replica whose data are a stream of so many minibatches."""
 
     def computes(clip_norm: float) -> Compute:

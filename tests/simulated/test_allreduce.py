@@ -335,9 +335,9 @@ def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None
             plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64
         )
         run.run()
-        home = {roles.replica(i): i // per_host for i in range(8)}
+        partition = {roles.replica(i): i // per_host for i in range(8)}
         rounds = 1 + max(m.round for _, _, m in sent.pieces)
-        between = sum(len(m.data) for a, b, m in sent.pieces if home[a] != home[b])
+        between = sum(len(m.data) for a, b, m in sent.pieces if partition[a] != partition[b])
         assert between == rounds * 2 * (8 // per_host - 1) * 103 * 4
 
 

@@ -18,7 +18,7 @@ from distbelief.errors import LocalProtocolError
 from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.replica.downpour import DownpourTraining
 from distbelief.replica.served_replica import ServerView
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
@@ -86,7 +86,7 @@ def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() 
 def telling(story: type[Story]) -> Players:
     """The players of downpour, whose replicas tell another story."""
 
-    def replica(context: Context) -> Part:
+    def replica(context: Context) -> PlayedRole:
         return served(context, story(context.role, context.vectors, context.samples, incarnation=context.incarnation))
 
     return dataclasses.replace(PLAYERS, replica=replica)

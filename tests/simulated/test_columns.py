@@ -282,7 +282,7 @@ class Updates:
 
     def note(self, whole: TorchWhole) -> None:
         """An update is about to be made."""
-        own = whole.layout.homes[whole._partition].trained.size
+        own = whole.layout.partitions[whole._partition].trained.size
         there = {i for i, value in enumerate(whole.gradients.sum[:own].view(torch.float32).tolist()) if value}
         rounds = next(p.rounds for p in self.stories() if p.whole is whole)
         assert not any(one is whole and number == rounds for one, number in self.by_model), f"round {rounds} twice"

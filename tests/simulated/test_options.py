@@ -2,7 +2,7 @@
 must come out otherwise.
 
 An option that is added has no case here, and fails until it has one. What exactly an option does is tested where it is
-at home: this only holds that none does nothing, in no strategy that offers it.
+at partition: this only holds that none does nothing, in no strategy that offers it.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
     assert run.simulation.killed == [shard]
 
 
-def test_a_partition_pushes_to_the_shards_of_its_own_home_only(plain: SimpleNamespace) -> None:
+def test_a_partition_pushes_to_the_shards_of_its_own_partition_only(plain: SimpleNamespace) -> None:
     run = play(plain, Downpour(2, shards=3, partitions=2, split="stages"))
     told: Counter[tuple[str, str]] = Counter()
     run.watch(
@@ -236,9 +236,9 @@ def test_a_partition_pushes_to_the_shards_of_its_own_home_only(plain: SimpleName
     run.simulation.run()
     plan = run.simulation.coordinator.plan
     assert plan is not None
-    home = {f"shard {i}": plan.layout.home_of(own.moving) for i, own in enumerate(plan.assignments)}
-    assert {*home.values()} == {0, 1}
-    assert {(who.rpartition(".")[2], to) for who, to in told} == {(str(at), shard) for shard, at in home.items()}
+    partition = {f"shard {i}": plan.layout.partition_of(own.moving) for i, own in enumerate(plan.assignments)}
+    assert {*partition.values()} == {0, 1}
+    assert {(who.rpartition(".")[2], to) for who, to in told} == {(str(at), shard) for shard, at in partition.items()}
 
 
 def test_what_crosses_is_what_the_split_says(plain: SimpleNamespace) -> None:

@@ -30,7 +30,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.runtime.player import Compute, Part
+from distbelief.runtime.player import Compute, PlayedRole
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import Stage
@@ -101,7 +101,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
             return compute
 
-        def stepped(cast: Cast, role: str, incarnation: int, stage: Stage) -> Part:
+        def stepped(cast: Cast, role: str, incarnation: int, stage: Stage) -> PlayedRole:
             own = dataclasses.replace(stage, timed=lambda compute: stage.timed(stepping(role, compute)))
             return replica(cast, role, incarnation, own)
 

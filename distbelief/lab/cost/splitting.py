@@ -1,6 +1,7 @@
-"""What a split model costs: what each home holds, computes and sends, the step that follows, and whether it pays.
+"""What a split model costs: what each partition holds, computes and sends, the step that follows, and whether it pays.
 
-All homes are played in this process, turn by turn, and each segment is timed; the price of their schedule is the step.
+All partitions are played in this process, turn by turn, and each segment is timed; the price of their schedule is the
+step.
 """
 
 from __future__ import annotations
@@ -20,44 +21,45 @@ from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.choosing import Choice, choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
-from distbelief.split.plan import apply
-from distbelief.split.program import HomeProgram, build, segment_graph
+from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import Traced, examples, trace
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load, on_device, placed, with_data
 
 LINE = LinkModel(50e-6, 1.25e9)
-"""Between two homes, where nothing is said of it."""
+"""Between two partitions, where nothing is said of it."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
 KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
-"""What a home holds: buffers are among the parameters; kept is what its way back needs, with what lies in slots."""
+"""What a partition holds: buffers are among the parameters; kept is what its way back needs, with what lies in
+slots.
+"""
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):
-    """What of a module is at a home."""
+    """What of a module is at a partition."""
 
     module: str
-    home: int
+    partition: int
     parameters: int
     """Elements."""
     operations: int
     """Floating-point operations, forward, of a sample."""
     sends: int
-    """Bytes of a sample that leave this home, forward."""
+    """Bytes of a sample that leave this partition, forward."""
     tensors: int
-    """Bytes of parameters that leave it in each microbatch, because another home needs them."""
+    """Bytes of parameters that leave it in each microbatch, because another partition needs them."""
 
 
 class Crosses(msgspec.Struct, frozen=True):
-    """What goes from one home to another."""
+    """What goes from one partition to another."""
 
     source: int
     target: int
@@ -71,10 +73,10 @@ class Crosses(msgspec.Struct, frozen=True):
     """Whether its gradient comes back."""
 
 
-class HomeCost(msgspec.Struct, frozen=True):
-    """What a home does in a step, and holds."""
+class PartitionCost(msgspec.Struct, frozen=True):
+    """What a partition does in a step, and holds."""
 
-    home: int
+    partition: int
     parameters: int
     memory: dict[str, int]
     """Bytes, by kind."""
@@ -104,7 +106,7 @@ class WholeStep(msgspec.Struct, frozen=True):
     """The same step in one process with one thread."""
 
     gathers: float
-    """Seconds of gathering a minibatch, which each home does too."""
+    """Seconds of gathering a minibatch, which each partition does too."""
     computes: float
     update: float
     memory: dict[str, int]
@@ -126,10 +128,10 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str
     microbatches: int
     placements: list[ModulePlacement]
-    homes: list[HomeCost]
+    partition_costs: list[PartitionCost]
     whole: WholeStep
     step: float
-    """Predicted, of a process with a core of its own for each home."""
+    """Predicted, of a process with a core of its own for each partition."""
     sending: float
     """Seconds of it that it would be shorter by, if what crosses took no time."""
     crossings: list[Crosses]
@@ -145,12 +147,12 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> int:
-        """Bytes that the largest home holds."""
-        return max(sum(home.memory.values()) for home in self.homes)
+        """Bytes that the largest partition holds."""
+        return max(sum(partition.memory.values()) for partition in self.partition_costs)
 
     @property
     def share(self) -> float:
-        """What the largest home holds, of what one process does."""
+        """What the largest partition holds, of what one process does."""
         return self.largest / sum(self.whole.memory.values())
 
     @property
@@ -176,8 +178,8 @@ class SplitMeasurement(NamedTuple):
     """A split task."""
 
     cost: SplitCost
-    programs: list[HomeProgram]
-    """Of each home."""
+    programs: list[PartitionProgram]
+    """Of each partition."""
     steps: Pipeline
     """In which order they do what."""
     price: PipelinePrice
@@ -201,14 +203,14 @@ def measure(
     link: LinkModel = LINE,
     told: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
-    """Measure what a step of a split task costs here, and predict what it takes when each home has a process.
+    """Measure what a step of a split task costs here, and predict what it takes when each partition has a process.
 
     Args:
         task: what is trained.
         split: how its model is split.
         asked: steps that are measured.
         optimizer: that steps.
-        link: between any two homes.
+        link: between any two partitions.
         told: is told what is measured.
 
     Raises:
@@ -229,25 +231,27 @@ def measure(
     held = [_held(program.module, optimizer, 0, asked.device) for program in programs]
     price = price_pipeline(made, turns.costs(), link, batch_size / parts)
     alone = price_pipeline(made, turns.costs())
-    homes = [_home(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)]
+    partitions = [
+        _partition(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)
+    ]
     cost = SplitCost(
         task=task.reference,
         split=choice.split,
-        traced=traced.method.value,
+        traced="a list of modules" if traced.listed else "torch.fx",
         batch_size=batch_size,
         schedule=made.algorithm,
         microbatches=parts,
         placements=placements(graph),
-        homes=homes,
+        partition_costs=partitions,
         whole=whole,
-        step=price.seconds + whole.gathers + max(home.update for home in homes),
+        step=price.seconds + whole.gathers + max(partition.update for partition in partitions),
         sending=price.seconds - alone.seconds,
         crossings=_crossings(graph),
         ways=[
             SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
             for one in choice.candidates
         ],
-        notes=_notes(len(homes), turns.busy, in_memory),
+        notes=_notes(len(partitions), turns.busy, in_memory),
     )
     return SplitMeasurement(cost, programs, made, price)
 
@@ -259,7 +263,7 @@ class _SplitModel(NamedTuple):
     traced: Traced
     choice: Choice
     graph: SplitGraph
-    programs: list[HomeProgram]
+    programs: list[PartitionProgram]
     made: Pipeline
     in_memory: str
     """Why its partitions have more than their parts in memory; "" where they have not."""
@@ -272,10 +276,10 @@ def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
     told_of_memory = build_on_disk(task, 0).told
     model = build_model(task, 0, asked.device).train()
     traced = trace(model, (inputs,))
-    choice = choose(split, traced, model, task.loss, targets, asked)
-    graph = apply(choice.split, traced, task.loss, targets)
-    programs = [build(graph, home, model) for home in range(choice.split.partitions)]
-    made = pipeline(asked.algorithm, segment_graph(programs), asked.microbatches)
+    choice = choose(split, traced, task.loss, targets, asked)
+    graph = choice.graph
+    programs = [build(graph, partition, model) for partition in range(choice.split.partitions)]
+    made = pipeline(asked.algorithm, programs[0].split.graph, asked.microbatches)
     in_memory = (told_of_memory + traced.told).removeprefix("; ")
     return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
@@ -296,31 +300,32 @@ def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tu
     return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
 
 
-def _home(
-    program: HomeProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
-) -> HomeCost:
-    """What a home does and holds."""
-    update, memory = held[0], {**held[1], KEPT: price.held[program.home]}
-    forward = [(one, Pass.FORWARD) for one in program.transfers]
-    sent = forward + [(one, Pass.BACKWARD) for one in program.received if one.shape.differentiable]
+def _partition(
+    program: PartitionProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
+) -> PartitionCost:
+    """What a partition does and holds."""
+    update, memory = held[0], {**held[1], KEPT: price.held[program.partition]}
+    transfers = program.split.transfers
+    sent = [one for one in transfers if one.source == program.partition]
+    sent += [one for one in transfers if one.target == program.partition and one.shape.differentiable]
     samples = batch_size / made.microbatches
-    parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.home]
+    parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.partition]
     # the samples of a microbatch may be a mean
-    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one, _ in sent))
+    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one in sent))
     messages = made.microbatches * len(sent)
-    return HomeCost(program.home, parameters, memory, busy, price.seconds - busy, update, messages, size)
+    return PartitionCost(program.partition, parameters, memory, busy, price.seconds - busy, update, messages, size)
 
 
 def placements(graph: SplitGraph) -> list[ModulePlacement]:
-    """Each module that has parameters, computes or sends something, at each home where it does."""
+    """Each module that has parameters, computes or sends something, at each partition where it does."""
     found: dict[tuple[str, int], list[int]] = {}
 
-    def add(module: str, home: int, column: int, amount: int) -> None:
-        found.setdefault((module, home), [0, 0, 0, 0])[column] += amount
+    def add(module: str, partition: int, column: int, amount: int) -> None:
+        found.setdefault((module, partition), [0, 0, 0, 0])[column] += amount
 
     paths = {str(node.target): None for node in graph.traced.layers}
-    for node, home in graph.home.items():
-        add(node.meta["path"], home, 1, node.meta["flops"] // graph.traced.samples)
+    for node, partition in graph.partition.items():
+        add(node.meta["path"], partition, 1, node.meta["flops"] // graph.traced.samples)
     tensors = dict(graph.traced.model.named_parameters())
     for name, pieces in graph.pieces.items():
         if name in tensors:
@@ -328,14 +333,14 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
             for piece in pieces:
                 shape = tensors[name].shape
                 each = tensors[name].numel() // (shape[piece.dimension] if shape else 1)
-                add(module, piece.home, 0, each * (piece.stop - piece.start))
+                add(module, piece.partition, 0, each * (piece.stop - piece.start))
     for one in graph.transfers.values():
         whole = one.kind is TransferKind.TENSOR
         add(one.path, one.source, 3 if whole else 2, one.shape.bytes_each)
     paths = dict.fromkeys(node.meta["path"] for node in graph.traced.graph.nodes if "path" in node.meta)
     order = {path: number for number, path in enumerate(paths)}
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
-    return [ModulePlacement(module, home, *amounts) for (module, home), amounts in rows if any(amounts)]
+    return [ModulePlacement(module, partition, *amounts) for (module, partition), amounts in rows if any(amounts)]
 
 
 def _crossings(graph: SplitGraph) -> list[Crosses]:

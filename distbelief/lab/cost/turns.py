@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from distbelief.lab.cost.profile import StepClock
-from distbelief.schedules.pipeline import Pass, Pipeline
+from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_price import SegmentCost
-from distbelief.split.inline import play
-from distbelief.split.play import HomeResult, HomeStory, RunSegment, cut_minibatch, step
-from distbelief.split.program import HomeProgram
+from distbelief.split.play import Microbatch, Passes, cut_minibatch, play
+from distbelief.split.program import PartitionProgram
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import load, on_device
 
@@ -25,9 +24,9 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 60
 
 
 class Ran(NamedTuple):
-    """A segment of a home, one way."""
+    """A segment, one way."""
 
-    home: int
+    partition: int
     segment: int
     direction: Pass
 
@@ -39,7 +38,7 @@ class Turns:
         self,
         task: Task,
         model: nn.Module,
-        programs: Sequence[HomeProgram],
+        programs: Sequence[PartitionProgram],
         made: Pipeline,
         batch_size: int,
         clock: StepClock,
@@ -78,15 +77,12 @@ class Turns:
 
     def costs(self) -> list[SegmentCost]:
         """Of each segment of the schedule, for a microbatch."""
-        numbers, parts = dict.fromkeys(range(len(self._programs)), 0), self._made.microbatches
-        found = []
-        for segment in self._made.graph.segments:
-            home, number = segment.home, numbers[segment.home]
-            numbers[home] += 1
-            there, back = (Ran(home, number, way) for way in Pass)
+        parts, costs = self._made.microbatches, []
+        for number, segment in enumerate(self._made.graph.segments):
+            there, back = (Ran(segment.partition, number, way) for way in Pass)
             kept = self._kept.get(there, 0) // parts
-            found.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
-        return found
+            costs.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
+        return costs
 
     def _median(self, ran: Ran) -> float:
         return statistics.median(one.get(ran, 0.0) for one in self._splits)
@@ -107,8 +103,7 @@ class Turns:
 
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
         _forget(program.module for program in self._programs)
-        orders = zip(self._programs, self._made.orders, strict=True)
-        play([_watched(program.home, step(program, self._batches, order), watch) for program, order in orders])
+        play([_Watched(program, self._batches, watch) for program in self._programs], self._made.actions)
         watch.add_up()
         return watch
 
@@ -139,7 +134,7 @@ class _SegmentMeter:
         """Bytes; None is the whole model."""
         self._held = {*held}
         self._here: set[tuple[int, int]] = set()
-        """What each home has received or keeps already."""
+        """What each partition has received or keeps already."""
         self._alive: list[Tensor] = []
         """So that no address is that of two."""
 
@@ -158,39 +153,38 @@ class _SegmentMeter:
         for ran, *moments in self._ran:
             self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
 
-    def receive(self, home: int, tensor: Tensor) -> None:
-        """Something has come to a home."""
-        self._here.add((home, _address(tensor)))
+    def receive(self, partition: int, tensor: Tensor) -> None:
+        """Something has come to a partition."""
+        self._here.add((partition, _address(tensor)))
         self._alive.append(tensor)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Autograd keeps something for the way back."""
-        address, home = _address(tensor), self.running.home if self.running else -1
-        if address not in self._held and (home, address) not in self._here:
-            self._here.add((home, address))
+        address, partition = _address(tensor), self.running.partition if self.running else -1
+        if address not in self._held and (partition, address) not in self._here:
+            self._here.add((partition, address))
             self.kept[self.running] = self.kept.get(self.running, 0) + tensor.untyped_storage().nbytes()
             self._alive.append(tensor)
         return tensor
 
 
-def _watched(home: int, story: HomeStory, watch: _SegmentMeter) -> HomeStory:
-    """A home's story, whose time is that of the segment which was last begun."""
-    answer: Tensor | None = None
-    ran: Ran | None = None
-    while True:
-        begun = watch.begin(ran)
-        try:
-            effect = story.send(answer)
-        except StopIteration as end:
-            result: HomeResult = end.value
-            return result
-        finally:
-            watch.end(begun)
-        if isinstance(effect, RunSegment):
-            ran = Ran(home, effect.segment.number, effect.direction)
-        answer = yield effect
-        if answer is not None:
-            watch.receive(home, answer)
+class _Watched(Passes):
+    """Passes through a partition, whose segments are timed."""
+
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch], watch: _SegmentMeter) -> None:
+        super().__init__(program, batches)
+        self._watch = watch
+
+    def run(self, task: SegmentTask) -> None:
+        """Compute a segment."""
+        begun = self._watch.begin(Ran(self.program.partition, task.segment, task.direction))
+        super().run(task)
+        self._watch.end(begun)
+
+    def take(self, crossing: Crossing, tensor: Tensor) -> None:
+        """Take what another partition has given."""
+        self._watch.receive(self.program.partition, tensor)
+        super().take(crossing, tensor)
 
 
 def _forget(modules: Iterable[nn.Module]) -> None:

@@ -1,14 +1,13 @@
-"""A split model as a picture: what each home computes from top to bottom, and what crosses, of one sample."""
+"""A split model as a picture: what each partition computes from top to bottom, and what crosses, of one sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from distbelief.schedules.pipeline import SegmentGraph
 from distbelief.split.graph import Transfer, TransferKind
-from distbelief.split.program import HomeProgram, Received, Segment, segment_graph
+from distbelief.split.program import PartitionProgram, Segment
 
 COLOURS = {
     TransferKind.SEND: "#2c6fbb", TransferKind.GATHER: "#2a8a57", TransferKind.SUM: "#c06a15",
@@ -28,14 +27,15 @@ class _Box(NamedTuple):
         return LINE * len(self.lines) + 8
 
 
-def draw_split(programs: Sequence[HomeProgram]) -> str:
-    """A column for each home, a box for each run of modules that it computes without waiting, arrows for what crosses.
+def draw_split(programs: Sequence[PartitionProgram]) -> str:
+    """A column for each partition, a box for each run of modules that it computes without waiting, arrows for what
+    crosses.
 
     Going back, gradients take the same arrows the other way. A box says first what it takes from others: how many
     tensors, and bytes of one sample of each (all bytes of a tensor of the model).
 
     Args:
-        programs: of each home.
+        programs: of each partition.
 
     Returns:
         The picture, as SVG.
@@ -47,63 +47,41 @@ def draw_split(programs: Sequence[HomeProgram]) -> str:
     >>> from distbelief.split.tracing import trace
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     >>> split = apply(Split("stages"), trace(model, (torch.zeros(2, 4),)), None, None)
-    >>> picture = draw_split([build(split, home, model) for home in (0, 1)])
+    >>> picture = draw_split([build(split, partition, model) for partition in (0, 1)])
     >>> "takes send 12 B" in picture, picture.count("<path")
     (True, 1)
     """
-    graph = segment_graph(programs)
-    places = _places(graph)
-    segments = {place: programs[place[0]].segments[place[1]] for place in places}
-    arrivals = _arrivals(programs)
-    texts = {place: _lines(programs[place[0]], segment, arrivals.get(place, [])) for place, segment in segments.items()}
-    boxes = _laid_out(graph, places, texts)
+    segments = programs[0].split.segments
+    arrivals = _arrivals(segments)
+    texts = [_lines(programs[segment.partition], segment, arrivals[segment.number]) for segment in segments]
+    boxes = _laid_out(segments, texts)
     width = ASIDE + len(programs) * (WIDTH + ASIDE)
-    height = max(box.y + box.height for box in boxes.values()) + 16
+    height = max(box.y + box.height for box in boxes) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         *_headings(programs),
     ]
-    givers = {
-        transfer: place
-        for place, segment in segments.items()
-        for result in segment.gives
-        for transfer in result.transfers
-    }
-    for place, transfers in arrivals.items():
-        parts += [_arrow(boxes[givers[transfer]], boxes[place], transfer) for transfer in transfers]
-    for box in boxes.values():
+    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
+    for number, transfers in enumerate(arrivals):
+        parts += [_arrow(boxes[givers[transfer]], boxes[number], transfer) for transfer in transfers]
+    for box in boxes:
         parts += _drawn(box)
     return "\n".join([*parts, "</svg>\n"])
 
 
-Place = tuple[int, int]
-"""A home, and the number of its segment."""
-
-
-def _places(graph: SegmentGraph) -> list[Place]:
-    counts = [0] * graph.homes
-    places = []
-    for segment in graph.segments:
-        places.append((segment.home, counts[segment.home]))
-        counts[segment.home] += 1
-    return places
-
-
-def _arrivals(programs: Sequence[HomeProgram]) -> dict[Place, list[Transfer]]:
-    """Return what comes to a home for each segment first."""
-    arrivals: dict[Place, list[Transfer]] = {}
-    for program in programs:
-        here = set[Transfer]()
-        for segment in program.segments:
-            new = [take.transfer for take in segment.takes if isinstance(take, Received) and take.transfer not in here]
-            here |= {*new}
-            arrivals[program.home, segment.number] = list(dict.fromkeys(new))
+def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:
+    """Return what comes to a partition for each segment first."""
+    here: set[Transfer] = set()
+    arrivals = []
+    for segment in segments:
+        arrivals.append([transfer for transfer in segment.received if transfer not in here])
+        here.update(segment.received)
     return arrivals
 
 
-def _lines(program: HomeProgram, segment: Segment, transfers: Sequence[Transfer]) -> tuple[str, ...]:
+def _lines(program: PartitionProgram, segment: Segment, transfers: Sequence[Transfer]) -> tuple[str, ...]:
     alike: dict[tuple[str, int], int] = {}
     for transfer in transfers:
         key = transfer.kind.value, transfer.shape.bytes_each
@@ -112,7 +90,7 @@ def _lines(program: HomeProgram, segment: Segment, transfers: Sequence[Transfer]
     return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
 
 
-def _module(program: HomeProgram, path: str) -> str:
+def _module(program: PartitionProgram, path: str) -> str:
     """A module, and which part of its first divided tensor is here."""
     for name, piece in program.pieces.items():
         if name.startswith(f"{path}."):
@@ -121,35 +99,33 @@ def _module(program: HomeProgram, path: str) -> str:
     return path or "the loss"
 
 
-def _laid_out(
-    graph: SegmentGraph, places: Sequence[Place], texts: Mapping[Place, tuple[str, ...]]
-) -> dict[Place, _Box]:
+def _laid_out(segments: Sequence[Segment], texts: Sequence[tuple[str, ...]]) -> list[_Box]:
     """Each segment below all that it waits for."""
-    givers = {number: at for at, segment in enumerate(graph.segments) for number in segment.gives}
+    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     rows: list[int] = []
     last: dict[int, int] = {}
-    for segment in graph.segments:
-        before = [rows[givers[number]] for number in segment.takes]
-        rows.append(1 + max([*before, last.get(segment.home, -1)]))
-        last[segment.home] = rows[-1]
+    for segment in segments:
+        before = [rows[givers[transfer]] for transfer in segment.received]
+        rows.append(1 + max([*before, last.get(segment.partition, -1)]))
+        last[segment.partition] = rows[-1]
     tall = [0] * (max(rows) + 1)
-    for row, place in zip(rows, places, strict=True):
-        tall[row] = max(tall[row], LINE * len(texts[place]) + 8)
+    for row, text in zip(rows, texts, strict=True):
+        tall[row] = max(tall[row], LINE * len(text) + 8)
     tops = [TOP + sum(tall[:row]) + BETWEEN * row for row in range(len(tall))]
-    return {
-        place: _Box(texts[place], ASIDE + place[0] * (WIDTH + ASIDE), tops[row])
-        for row, place in zip(rows, places, strict=True)
-    }
+    return [
+        _Box(text, ASIDE + segment.partition * (WIDTH + ASIDE), tops[row])
+        for segment, text, row in zip(segments, texts, rows, strict=True)
+    ]
 
 
-def _headings(programs: Sequence[HomeProgram]) -> list[str]:
+def _headings(programs: Sequence[PartitionProgram]) -> list[str]:
     headings = []
     for program in programs:
         count = sum(parameter.numel() for parameter in program.module.parameters())
-        x = ASIDE + program.home * (WIDTH + ASIDE) + WIDTH // 2
+        x = ASIDE + program.partition * (WIDTH + ASIDE) + WIDTH // 2
         headings.append(
-            f'<text x="{x}" y="22" text-anchor="middle" font-size="13">partition {program.home}: {count:,} parameters'
-            "</text>"
+            f'<text x="{x}" y="22" text-anchor="middle" font-size="13">'
+            f"partition {program.partition}: {count:,} parameters</text>"
         )
     return headings
 

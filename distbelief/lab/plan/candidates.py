@@ -161,7 +161,10 @@ def memory(
     count, replica = candidate.partitions, "replica" if candidate.partitions == 1 else "partition"
     parts = [(parameters // count, state // count, passing)]  # at most: partitions keep less than a whole model
     if split is not None:
-        parts = [(home.memory[PARAMETERS], home.memory[STATE], home.memory[KEPT]) for home in split.homes]
+        parts = [
+            (partition.memory[PARAMETERS], partition.memory[STATE], partition.memory[KEPT])
+            for partition in split.partition_costs
+        ]
     if candidate.shards:
         held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
         largest = max(REPLICA_VECTORS["served"] * parameters + passing for parameters, _, passing in parts)

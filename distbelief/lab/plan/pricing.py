@@ -252,7 +252,7 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
     if not isinstance(split, SplitCost):
         return cluster.step
     whole = split.whole.gathers + split.whole.computes
-    return cluster.step / whole * sum(home.computes + split.whole.gathers for home in split.homes)
+    return cluster.step / whole * sum(partition.computes + split.whole.gathers for partition in split.partition_costs)
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:

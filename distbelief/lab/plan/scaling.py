@@ -200,9 +200,12 @@ def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
     cost = next((one for one in costs if isinstance(one, SplitCost)), None)
     if cost is None:
         return msgspec.structs.replace(row, reason=str(costs[0]))
-    homes = cost.homes if row.partitions > 1 else [cost.whole]
+    partitions = cost.partition_costs if row.partitions > 1 else [cost.whole]
     step, sending = (cost.step, cost.sending) if row.partitions > 1 else (cost.whole.step, 0.0)
-    computes, update = cost.whole.gathers + max(one.computes for one in homes), max(one.update for one in homes)
+    computes, update = (
+        cost.whole.gathers + max(one.computes for one in partitions),
+        max(one.update for one in partitions),
+    )
     spared = {"processor": computes + update, "waiting": step - sending - computes - update, "network": sending}
     terms = Terms(computes, update, 0.0, step - computes - update, cost.batch_size / step, 0.0, spared=spared)
     return msgspec.structs.replace(row, predicted=terms)

@@ -153,7 +153,7 @@ class _Predictor:
         else:
             inputs, _ = self.data.batch(examples(len(self.data)))
             parts = [_part(spec, run, named, inputs) for run in spec.runs]
-            self.splits = [part.split for part in parts]
+            self.splits = [part.text for part in parts]
             self.outputs = _last(spec, parts) == roles.partition_of(spec.role)
             self._models = [*zip(spec.runs, _joined(spec, parts), strict=True)]
         self._rows = open(spec.rows, "r+b")  # noqa: SIM115  # it ends with the process
@@ -278,8 +278,8 @@ def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
     for run, part in zip(spec.runs, parts, strict=True):
         if part.last != first.last:
             raise UsageError(
-                f"split by {part.split}, the model of {run} ends at partition {part.last}, that of {spec.runs[0]} by "
-                f"{first.split} at {first.last}, and their outputs do not meet: name a --split by which both end "
+                f"split by {part.text}, the model of {run} ends at partition {part.last}, that of {spec.runs[0]} by "
+                f"{first.text} at {first.last}, and their outputs do not meet: name a --split by which both end "
                 "alike (stages), or predict with each by itself"
             )
     return first.last

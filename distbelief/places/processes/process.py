@@ -57,7 +57,7 @@ from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, r
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import said, worker_traceback
-from distbelief.runtime.player import Answer, Compute, Part, Shown
+from distbelief.runtime.player import Answer, Compute, PlayedRole, Shown
 from distbelief.runtime.pump import Pump
 from distbelief.runtime.script_story import ScriptStage
 from distbelief.server.shard import Shard
@@ -437,7 +437,7 @@ class _Process:
         self.driver.link(self.role)
         self.driver.run()
 
-    def _reaching(self, part: Part, flat: FlatModule | None) -> Part:
+    def _reaching(self, part: PlayedRole, flat: FlatModule | None) -> PlayedRole:
         """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
         compute there. A script's own is copied from there instead: it keeps its model, and may write to it.
         """

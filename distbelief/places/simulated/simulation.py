@@ -56,7 +56,7 @@ from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
@@ -139,8 +139,8 @@ class Simulation:
     """Says, between two events, why the job is to end; None while it is not."""
     validates: bool = False
     """True where coordinator, shards and supervisor assert after each event what is to hold."""
-    parts: dict[str, Part] = field(init=False, default_factory=dict)
-    """Part of each replica."""
+    parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
+    """PlayedRole of each replica."""
     common: dict[type, object] = field(init=False, default_factory=dict)
     """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
@@ -219,7 +219,7 @@ class Simulation:
         """Return what links between hosts have carried in so many steps, where there is a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
-        size = sum(home.trained.size for home in self.cast.layout.homes)
+        size = sum(partition.trained.size for partition in self.cast.layout.partitions)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
@@ -288,7 +288,7 @@ class Simulation:
             endpoint.work = HandlingCosts(*of, adds, self._in_place, self._found)
         return endpoint
 
-    def _play_story(self, role: str, part: Part, endpoint: VirtualEndpoint, store: Keeper | None = None) -> None:
+    def _play_story(self, role: str, part: PlayedRole, endpoint: VirtualEndpoint, store: Keeper | None = None) -> None:
         story, worker = part.player.story(), part.worker
         self.driver.add_story(role, story, endpoint, worker, store, lambda: endpoint.thread.worked)
         if self._revives:

@@ -1,4 +1,4 @@
-"""Branches: what lies side by side between a fork and a join, shared out among the homes by work."""
+"""Branches: what lies side by side between a fork and a join, shared out among the partitions by work."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from distbelief.split.ways.stages import work_of
 def branches(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
 ) -> dict[fx.Node, int]:
-    """The home of each node: of each fork, the largest branch goes to the home with the least work, and so on.
+    """The partition of each node: of each fork, the largest branch goes to the partition with the least work, and so
+    on.
 
-    What lies on no branch is at home 0. Two calls of one module may be at two homes: one has its tensors and sends
-    them.
+    What lies on no branch is at partition 0. Two calls of one module may be at two partitions: one has its tensors and
+    sends them.
 
     Args:
         traced: the model.
         nodes: those to place, in order.
-        partitions: how many homes.
+        partitions: how many partitions.
         work: by a module's path, what it costs; floating-point operations where it is None.
 
     Raises:
         UsageError: no fork has as many branches with work as there are partitions.
     """
     inside = set(nodes)
-    homes: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
+    placed: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
     widest = 1
     for paths in _forks(nodes, inside):
         cost = [sum(work_of(traced, node, work) for node in path) for path in paths]
         load = [0.0] * partitions
         for number in sorted(range(len(paths)), key=lambda path: (-cost[path], path)):
-            home = min(range(partitions), key=lambda candidate: (load[candidate], candidate))
-            load[home] += cost[number]
-            homes |= dict.fromkeys(paths[number], home)
+            partition = min(range(partitions), key=lambda candidate: (load[candidate], candidate))
+            load[partition] += cost[number]
+            placed |= dict.fromkeys(paths[number], partition)
         widest = max(widest, sum(seconds > 0 for seconds in cost))
     if widest < partitions:
         raise UsageError(
             f"--partitions {partitions}: the widest fork has {widest} branch{'es' * (widest > 1)}; split over "
             "fewer, or another way"
         )
-    return homes
+    return placed
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:

@@ -1,4 +1,6 @@
-"""Filters: convolutions by the maps that they give; of one with groups, each home has some groups, or part of one."""
+"""Filters: convolutions by the maps that they give; of one with groups, each partition has some groups, or part of
+one.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ from itertools import pairwise
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.split.registry import LayerCall, register
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def filters(call: LayerCall) -> Divided:
-    """Each home has some filters and gives their maps; it needs the maps that they look at.
+    """Each partition has some filters and gives their maps; it needs the maps that they look at.
 
     Raises:
-        UsageError: there are fewer filters than homes, or groups that cannot be shared out among them.
+        UsageError: there are fewer filters than partitions, or groups that cannot be shared out among them.
     """
     layer = call.layer
     assert isinstance(layer, CONVOLUTIONS)
@@ -31,22 +33,22 @@ def filters(call: LayerCall) -> Divided:
         outputs = Indices(0, start, stop)
         holds = {name: outputs for name, _ in layer.named_parameters()}
         part = part_of(layer, holds, in_channels=groups * looks, out_channels=stop - start, groups=groups)
-        parts.append(HomePart((takes,), Indices(1, start, stop), part, holds))
+        parts.append(NodeShare((takes,), Indices(1, start, stop), part, holds))
     return Divided(tuple(parts), 1, bounds)
 
 
 def _bounds(call: LayerCall, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
-    if layer.out_channels < call.homes:
+    if layer.out_channels < call.partitions:
         raise call.refuse("filters", layer.out_channels)
     each = layer.out_channels // layer.groups
-    if call.homes <= layer.groups:
-        return tuple(group * each for group in edges(layer.groups, call.homes))
-    if call.homes % layer.groups or each < call.homes // layer.groups:
+    if call.partitions <= layer.groups:
+        return tuple(group * each for group in edges(layer.groups, call.partitions))
+    if call.partitions % layer.groups or each < call.partitions // layer.groups:
         raise UsageError(
-            f"--partitions {call.homes}: {call.path} has {layer.groups} groups of {each} filters; split it over "
+            f"--partitions {call.partitions}: {call.path} has {layer.groups} groups of {each} filters; split it over "
             f"{layer.groups} or fewer, or over a multiple of that"
         )
-    inside = edges(each, call.homes // layer.groups)
+    inside = edges(each, call.partitions // layer.groups)
     return (*(group * each + cut for group in range(layer.groups) for cut in inside[:-1]), layer.out_channels)
 
 

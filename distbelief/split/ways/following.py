@@ -11,16 +11,17 @@ from itertools import pairwise
 import torch
 from torch import fx, nn
 
-from distbelief.split.layers import Cut, Divided, DroppedPart, HomePart, Indices, draws
+from distbelief.split.layers import Cut, Divided, DroppedShare, Indices, NodeShare, draws
+from distbelief.split.observing import name_of
 from distbelief.split.registry import LayerCall
-from distbelief.split.tidying import Shape, name_of
+from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.regions import ROWS, pooled
 
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
     nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity, nn.Threshold,
-    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Dropout, DroppedPart,
+    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Dropout, DroppedShare,
 )  # fmt: skip
 _ELEMENTWISE_FUNCTIONS = frozenset({
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "tanh", "softplus",
@@ -70,8 +71,8 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
     if is_elementwise(traced, node):
         return _elementwise(traced, node, cut, takes, gives)
     if len(takes) == 1 and cut.dimension == ROWS and node.op == "call_module":
-        homes = len(cut.edges) - 1
-        return pooled(LayerCall(traced.layer(node), node.meta["path"], (takes[0],), gives, homes, 0))
+        partitions = len(cut.edges) - 1
+        return pooled(LayerCall(traced.layer(node), node.meta["path"], (takes[0],), gives, partitions, 0))
     if len(takes) != 1 or cut.dimension != 1:
         return None
     if _is(traced, node, _POOLING, _POOLING_FUNCTIONS):
@@ -85,8 +86,8 @@ def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided
 
 def _alike(cut: Cut, make: Callable[[Indices], nn.Module] | None = None) -> Divided:
     parts = [Indices(cut.dimension, *bounds) for bounds in pairwise(cut.edges)]
-    home_parts = tuple(HomePart((indices,), indices, make(indices) if make else None) for indices in parts)
-    return Divided(home_parts, cut.dimension, cut.edges)
+    shares = tuple(NodeShare((indices,), indices, make(indices) if make else None) for indices in parts)
+    return Divided(shares, cut.dimension, cut.edges)
 
 
 def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape], gives: Shape) -> Divided | None:
@@ -96,8 +97,8 @@ def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape]
     if draws(node, traced.layer(node) if node.op == "call_module" else None):
         if node.op != "call_module" or not isinstance(layer := traced.layer(node), nn.Dropout):
             return None
-        share = layer.share if isinstance(layer, DroppedPart) else (0, 1)
-        return _alike(cut, lambda indices: DroppedPart(layer.p, share, indices, cut.edges[-1]))
+        share = layer.share if isinstance(layer, DroppedShare) else (0, 1)
+        return _alike(cut, lambda indices: DroppedShare(layer.p, share, indices, cut.edges[-1]))
     parts = []
     for start, stop in pairwise(cut.edges):
         needs = []
@@ -105,7 +106,7 @@ def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape]
             dimension = len(shape.fixed) - behind
             broadcast = dimension < 0 or (shape.growth[dimension] == 0 and shape.fixed[dimension] == 1)
             needs.append(None if broadcast else Indices(dimension, start, stop))
-        parts.append(HomePart(tuple(needs), Indices(at, start, stop)))
+        parts.append(NodeShare(tuple(needs), Indices(at, start, stop)))
     return Divided(tuple(parts), at, cut.edges)
 
 
@@ -121,7 +122,7 @@ def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
         return None
     bounds = tuple(edge * each for edge in cut.edges)
     parts = [
-        HomePart((Indices(1, *side),), Indices(1, *run), call=flatten)
+        NodeShare((Indices(1, *side),), Indices(1, *run), call=flatten)
         for side, run in zip(pairwise(cut.edges), pairwise(bounds), strict=True)
     ]
     return Divided(tuple(parts), 1, bounds)
@@ -135,16 +136,16 @@ def flatten(value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
 def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
     assert isinstance(layer, _BATCH_NORMS)
     parts = []
-    for home, (start, stop) in enumerate(pairwise(cut.edges)):
+    for partition, (start, stop) in enumerate(pairwise(cut.edges)):
         features = Indices(1, start, stop)
         part = type(layer)(
             stop - start, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, dtype=_dtype(layer)
         )
         names = ("weight", "bias", "running_mean", "running_var")
         holds: dict[str, Indices | None] = {name: Indices(0, start, stop) for name in names}
-        if home == 0:  # each home counts; the state has one count
+        if partition == 0:  # each partition counts; the state has one count
             holds["num_batches_tracked"] = None
-        parts.append(HomePart((features,), features, part, holds))
+        parts.append(NodeShare((features,), features, part, holds))
     return Divided(tuple(parts), 1, cut.edges)
 
 

@@ -7,51 +7,51 @@ from itertools import pairwise
 
 from torch import fx, nn
 
-from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.split.registry import LayerCall, register
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.following import is_elementwise
 
 SMALL = 0.02
-"""A layer without a partner that has less than this of all parameters stays whole, at home 0."""
+"""A layer without a partner that has less than this of all parameters stays whole, at partition 0."""
 
 
 def columns(call: LayerCall) -> Divided:
-    """Each home has some neurons, and gives what they give; all need the whole input.
+    """Each partition has some neurons, and gives what they give; all need the whole input.
 
     Raises:
-        UsageError: there are fewer neurons than homes.
+        UsageError: there are fewer neurons than partitions.
     """
     layer = _linear(call)
-    if layer.out_features < call.homes:
+    if layer.out_features < call.partitions:
         raise call.refuse("neurons", layer.out_features)
-    bounds, last = edges(layer.out_features, call.homes), len(call.gives.fixed) - 1
+    bounds, last = edges(layer.out_features, call.partitions), len(call.gives.fixed) - 1
     parts = []
     for start, stop in pairwise(bounds):
         rows = Indices(0, start, stop)
         holds = {name: rows for name, _ in layer.named_parameters()}
         part = part_of(layer, holds, out_features=stop - start)
-        parts.append(HomePart((None,), Indices(last, start, stop), part, holds))
+        parts.append(NodeShare((None,), Indices(last, start, stop), part, holds))
     return Divided(tuple(parts), last, bounds)
 
 
 def rows(call: LayerCall) -> Divided:
-    """Each home has what some of the inputs are multiplied with; what homes give is added up.
+    """Each partition has what some of the inputs are multiplied with; what partitions give is added up.
 
     Raises:
-        UsageError: there are fewer inputs than homes.
+        UsageError: there are fewer inputs than partitions.
     """
     layer = _linear(call)
-    if layer.in_features < call.homes:
+    if layer.in_features < call.partitions:
         raise call.refuse("inputs", layer.in_features)
-    bounds, last = edges(layer.in_features, call.homes), len(call.takes[0].fixed) - 1
+    bounds, last = edges(layer.in_features, call.partitions), len(call.takes[0].fixed) - 1
     parts = []
-    for home, (start, stop) in enumerate(pairwise(bounds)):
+    for partition, (start, stop) in enumerate(pairwise(bounds)):
         holds: dict[str, Indices | None] = {"weight": Indices(1, start, stop)}
-        if home == 0 and layer.bias is not None:  # it is added once
+        if partition == 0 and layer.bias is not None:  # it is added once
             holds["bias"] = None
         part = part_of(layer, holds, in_features=stop - start)
-        parts.append(HomePart((Indices(last, start, stop),), None, part, holds))
+        parts.append(NodeShare((Indices(last, start, stop),), None, part, holds))
     return Divided(tuple(parts), None)
 
 
@@ -61,23 +61,23 @@ def _linear(call: LayerCall) -> nn.Linear:
 
 
 def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
-    """Choose for each layer columns or rows, or (an int) the home at which it is whole.
+    """Choose for each layer columns or rows, or (an int) the partition at which it is whole.
 
     A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
     one message where two by columns need two and their gradients.
     """
-    homes: dict[fx.Node, str | int] = {}
+    partitions: dict[fx.Node, str | int] = {}
     total = sum(parameter.numel() for parameter in traced.model.parameters())
     for node in nodes:
-        if node in homes:
+        if node in partitions:
             continue
         partner = _partner(traced, node)
         elements = sum(parameter.numel() for parameter in traced.layer(node).parameters())
-        if partner in nodes and partner not in homes:
-            homes[node], homes[partner] = "columns", "rows"
+        if partner in nodes and partner not in partitions:
+            partitions[node], partitions[partner] = "columns", "rows"
         else:
-            homes[node] = "columns" if elements >= SMALL * total else 0
-    return homes
+            partitions[node] = "columns" if elements >= SMALL * total else 0
+    return partitions
 
 
 def _partner(traced: Traced, node: fx.Node) -> fx.Node:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.split.layers import Divided, HomePart, Indices, edges, part_of
+from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.split.registry import LayerCall, register
 
 ROWS = 2
@@ -16,10 +16,11 @@ ROWS = 2
 
 
 def regions(call: LayerCall) -> Divided:
-    """Each home has some rows of what a convolution gives; its filters are one home's, and sent to the others.
+    """Each partition has some rows of what a convolution gives; its filters are one partition's, and sent to the
+    others.
 
     Raises:
-        UsageError: there are fewer rows than homes, or a padding that is not of zeros.
+        UsageError: there are fewer rows than partitions, or a padding that is not of zeros.
     """
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
@@ -28,16 +29,16 @@ def regions(call: LayerCall) -> Divided:
     before, aside = _padding(layer, call.path)
     parts = []
     names = [name for name, _ in layer.named_parameters()]
-    for home, bounds, need in _windows(call, layer.kernel_size[0], layer.stride[0], before, layer.dilation[0]):
+    for partition, bounds, need in _windows(call, layer.kernel_size[0], layer.stride[0], before, layer.dilation[0]):
         holds: dict[str, Indices | None] = dict.fromkeys(names)
         part = part_of(layer, holds, padding=(0, aside))
-        owned = home == call.owner
-        parts.append(HomePart((need,), bounds, part, holds if owned else {}, borrows=() if owned else tuple(names)))
-    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.homes))
+        owned = partition == call.owner
+        parts.append(NodeShare((need,), bounds, part, holds if owned else {}, borrows=() if owned else tuple(names)))
+    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.partitions))
 
 
 def pooled(call: LayerCall) -> Divided | None:
-    """Each home has some rows of what pooling gives; None where windows are not all alike."""
+    """Each partition has some rows of what pooling gives; None where windows are not all alike."""
     layer = call.layer
     if not isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
         return None
@@ -46,25 +47,25 @@ def pooled(call: LayerCall) -> Divided | None:
     aside = layer.padding if isinstance(layer.padding, int) else layer.padding[1]
     if isinstance(layer, nn.AvgPool2d) and (before and not layer.count_include_pad):
         return None
-    if layer.ceil_mode or call.gives.fixed[ROWS] < call.homes:
+    if layer.ceil_mode or call.gives.fixed[ROWS] < call.partitions:
         return None
     fill = float("-inf") if isinstance(layer, nn.MaxPool2d) else 0.0
     parts = [
-        HomePart((need,), bounds, part_of(layer, {}, padding=(0, aside)), fill=fill)
+        NodeShare((need,), bounds, part_of(layer, {}, padding=(0, aside)), fill=fill)
         for _, bounds, need in _windows(call, size, step, before, spread)
     ]
-    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.homes))
+    return Divided(tuple(parts), ROWS, edges(call.gives.fixed[ROWS], call.partitions))
 
 
 def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) -> Sequence[tuple[int, Indices, Indices]]:
-    """Return each home's rows of the result, and the rows that it needs: rows outside the image are padding."""
+    """Return each partition's rows of the result, and the rows that it needs: rows outside the image are padding."""
     rows = call.gives.fixed[ROWS]
-    if rows < call.homes:
+    if rows < call.partitions:
         raise call.refuse("rows", rows)
     windows = []
-    for home, (start, stop) in enumerate(pairwise(edges(rows, call.homes))):
+    for partition, (start, stop) in enumerate(pairwise(edges(rows, call.partitions))):
         need = Indices(ROWS, start * step - before, (stop - 1) * step - before + (size - 1) * spread + 1)
-        windows.append((home, Indices(ROWS, start, stop), need))
+        windows.append((partition, Indices(ROWS, start, stop), need))
     return windows
 
 

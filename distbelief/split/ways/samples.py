@@ -1,5 +1,5 @@
-"""Samples: each home takes a part of the minibatch through the convolutions, and all homes take one part after another
-through the fully connected layers, which they have by neurons.
+"""Samples: each partition takes a part of the minibatch through the convolutions, and all partitions take one part
+after another through the fully connected layers, which they have by neurons.
 
 Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while a part is
 computed by all, the next one arrives. Here the weights of the fully connected layers are updated once a minibatch, so
@@ -18,9 +18,10 @@ from torch import fx, nn
 from torch.fx.node import Target
 
 from distbelief.errors import UsageError
-from distbelief.split.layers import Divided, DroppedPart, Placed, draws
+from distbelief.split.layers import Divided, DroppedShare, Placed, draws
+from distbelief.split.observing import name_of
 from distbelief.split.registry import rule_of
-from distbelief.split.tidying import Shape, name_of, samples_of, share_of
+from distbelief.split.tidying import Shape, samples_of, share_of
 from distbelief.split.tracing import Traced
 from distbelief.split.ways.following import is_elementwise
 
@@ -49,20 +50,20 @@ def before_dense(traced: Traced) -> set[fx.Node]:
 
 
 def rounds(
-    traced: Traced, placed: Mapping[fx.Node, int | Divided], in_parts: Collection[fx.Node], homes: int
+    traced: Traced, placed: Mapping[fx.Node, int | Divided], in_parts: Collection[fx.Node], partitions: int
 ) -> tuple[Traced, Placed]:
     """The model with a copy of each node for each part of the minibatch, and where those are computed.
 
     Args:
         traced: the model.
         placed: where some of its nodes are computed.
-        in_parts: nodes each of whose copies is computed by the home of that part.
-        homes: how many, and how many parts.
+        in_parts: nodes each of whose copies is computed by the partition of that part.
+        partitions: how many, and how many parts.
 
     Raises:
         UsageError: something is computed of several samples together.
     """
-    rewritten = _Rounds(traced, homes)
+    rewritten = _Rounds(traced, partitions)
     for node in traced.graph.nodes:
         rewritten.take(node)
     placed_copies: Placed = {}
@@ -142,7 +143,7 @@ class _Rounds:
                 "by samples, use nn.Dropout on tensors whose first dimension is the samples"
             )
         target = f"{node.name}_part_{number}"
-        self.model._modules[target] = DroppedPart(layer.p, (number, self._parts))
+        self.model._modules[target] = DroppedShare(layer.p, (number, self._parts))
         return target
 
     def _together(self, node: fx.Node) -> fx.Node:

@@ -1,4 +1,4 @@
-"""Stages: runs of consecutive layers, one for each home, as equal in work as they can be."""
+"""Stages: runs of consecutive layers, one for each partition, as equal in work as they can be."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TOUCHED = 4
 def stages(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
 ) -> dict[fx.Node, int]:
-    """The home of each node: runs of layers, so that the most work of a home is least, then what crosses.
+    """The partition of each node: runs of layers, so that the most work of a partition is least, then what crosses.
 
     A run begins with a layer that has parameters, and what has none stays with the layer before it.
 
     Args:
         traced: the model.
         nodes: those to place, in order.
-        partitions: how many homes.
+        partitions: how many partitions.
         work: by a module's path, what it costs, in any unit; floating-point operations where it is None.
 
     Raises:
@@ -46,7 +46,10 @@ def stages(
     cost = [sum(work_of(traced, node, work) for node in unit) for unit in units]
     bounds = _balanced(cost, _crossing(traced, units), partitions)
     return {
-        node: home for home, (start, stop) in enumerate(pairwise(bounds)) for unit in units[start:stop] for node in unit
+        node: partition
+        for partition, (start, stop) in enumerate(pairwise(bounds))
+        for unit in units[start:stop]
+        for node in unit
     }
 
 

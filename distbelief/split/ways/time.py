@@ -1,7 +1,8 @@
-"""Time: a stack of recurrent layers, each at a home, over chunks of the sequence: while one layer computes a chunk, the
-layer below it computes the next. The first chunk is what a home waits for before it has anything to do, forward, and
-the last that it waits for on the way back: where the layers above work longer, chunks begin short and grow by as much,
-so that nobody waits for the next (lot streaming; Potts and Baker 1989, *Flow shop scheduling with lot streaming*).
+"""Time: a stack of recurrent layers, each at a partition, over chunks of the sequence: while one layer computes a
+chunk, the layer below it computes the next. The first chunk is what a partition waits for before it has anything to do,
+forward, and the last that it waits for on the way back: where the layers above work longer, chunks begin short and grow
+by as much, so that nobody waits for the next (lot streaming; Potts and Baker 1989, *Flow shop scheduling with lot
+streaming*).
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ ELEMENTWISE = 320
 def unrolled(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, chunks: int
 ) -> tuple[Traced, dict[fx.Node, int]]:
-    """The model with a node for each recurrent layer and chunk, and the homes of those nodes.
+    """The model with a node for each recurrent layer and chunk, and the partitions of those nodes.
 
     Args:
         traced: the model.
         nodes: in which to look for recurrent stacks.
-        partitions: how many homes; each has some layers of a stack, one after the other.
-        chunks: in how many runs of steps a sequence is cut; 0 for `CHUNKS` for each home.
+        partitions: how many partitions; each has some layers of a stack, one after the other.
+        chunks: in how many runs of steps a sequence is cut; 0 for `CHUNKS` for each partition.
 
     Raises:
-        UsageError: there is no such stack, one that runs both ways, or one of fewer layers than homes, or a sequence of
-            fewer steps than chunks.
+        UsageError: there is no such stack, one that runs both ways, or one of fewer layers than partitions, or a
+            sequence of fewer steps than chunks.
     """
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
@@ -53,7 +54,7 @@ def unrolled(
     for node in traced.graph.nodes:
         unrolling.take(node, node in stacks)
     unrolling.drop_unused()
-    return replace(traced, model=unrolling.model, graph=unrolling.graph, shapes=unrolling.shapes), unrolling.homes
+    return replace(traced, model=unrolling.model, graph=unrolling.graph, shapes=unrolling.shapes), unrolling.partitions
 
 
 def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
@@ -92,7 +93,7 @@ class _Unrolling:
     def __init__(self, traced: Traced, partitions: int, chunks: int, works: Sequence[int]) -> None:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
-        self.homes: dict[fx.Node, int] = {}
+        self.partitions: dict[fx.Node, int] = {}
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._partitions, self._chunks = traced, partitions, chunks
@@ -134,21 +135,21 @@ class _Unrolling:
         chunks = self._chunks or min(steps, CHUNKS * self._partitions)
         if steps < chunks or self.shapes[sequence].growth[dimension]:
             raise UsageError(f"--chunks {self._chunks}: a sequence of {path} has {steps} steps; name at most {steps}")
-        every_home = self._homes_of(path)
-        bounds = chunk_edges(steps, chunks, self._growth(every_home))
-        homes = every_home[self._begun : self._begun + stack.num_layers]
+        every_partition = self._partitions_of(path)
+        bounds = chunk_edges(steps, chunks, self._growth(every_partition))
+        partitions = every_partition[self._begun : self._begun + stack.num_layers]
         self._begun += stack.num_layers
         layers = [self._layer(stack, path, number) for number in range(stack.num_layers)]
         states = [self._first(state, number, path) for number in range(stack.num_layers)]
         outputs: list[fx.Node] = []
         for flow in self._chunks_of(sequence, dimension, bounds, path):
             for number, name in enumerate(layers):
-                flow, states[number] = self._step(node, name, flow, states[number], homes[number], len(bounds) - 1)
+                flow, states[number] = self._step(node, name, flow, states[number], partitions[number], len(bounds) - 1)
             outputs.append(flow)
         whole = replace(self.shapes[outputs[0]], fixed=self._side(outputs[0], dimension, steps))
-        output = self._call(torch.cat, (outputs, dimension), path, whole, homes[-1])
+        output = self._call(torch.cat, (outputs, dimension), path, whole, partitions[-1])
         self._flows[output] = dimension, outputs
-        return output, self._last(states, path, homes[-1])
+        return output, self._last(states, path, partitions[-1])
 
     def _side(self, node: fx.Node, dimension: int, to: int) -> tuple[int, ...]:
         fixed = self.shapes[node].fixed
@@ -162,22 +163,24 @@ class _Unrolling:
         if stack.proj_size:
             raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
 
-    def _homes_of(self, path: str) -> list[int]:
-        """Return the home of each layer of all stacks."""
+    def _partitions_of(self, path: str) -> list[int]:
+        """Return the partition of each layer of all stacks."""
         count = len(self._works)
         if count < self._partitions:
             raise UsageError(
                 f"--partitions {self._partitions}: {path} and what follows it have {count} layers; split over at most "
                 f"{count}, or another way"
             )
-        return [home for home, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)]
+        return [
+            partition for partition, (a, b) in enumerate(pairwise(edges(count, self._partitions))) for _ in range(a, b)
+        ]
 
-    def _growth(self, homes: Sequence[int]) -> float:
-        """Return how much longer a home works than the one before it, in the mean over all."""
+    def _growth(self, partitions: Sequence[int]) -> float:
+        """Return how much longer a partition works than the one before it, in the mean over all."""
         if self._partitions == 1:
             return 1.0
-        works = list(zip(homes, self._works, strict=True))
-        first, last = (sum(work for at, work in works if at == home) for home in (0, self._partitions - 1))
+        works = list(zip(partitions, self._works, strict=True))
+        first, last = (sum(work for at, work in works if at == partition) for partition in (0, self._partitions - 1))
         return float((last / first) ** (1 / (self._partitions - 1)))
 
     def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
@@ -221,17 +224,17 @@ class _Unrolling:
         return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
 
     def _step(
-        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, home: int, chunks: int
+        self, node: fx.Node, name: str, flow: fx.Node, state: State | None, partition: int, chunks: int
     ) -> tuple[fx.Node, State]:
         """One layer over one chunk, of as many steps as the others more or less."""
         stack = self._traced.layer(node)
         assert isinstance(stack, nn.RNNBase)
         call = self.graph.call_module(name, (flow,) if state is None else (flow, state))
         call.meta.update(path=str(node.target), flops=node.meta["flops"] // stack.num_layers // chunks)
-        self.homes[call] = home
+        self.partitions[call] = partition
         shape = self.shapes[flow]
         gives = replace(shape, fixed=(*shape.fixed[:-1], stack.hidden_size), differentiable=True)
-        output = self._call(operator.getitem, (call, 0), call.meta["path"], gives, home)
+        output = self._call(operator.getitem, (call, 0), call.meta["path"], gives, partition)
         batch = [(shape.fixed[at], shape.growth[at]) for at in range(len(shape.fixed) - 1)]
         if len(batch) == 2:
             batch = [(1, 0), batch[0] if stack.batch_first else batch[1], (stack.hidden_size, 0)]
@@ -239,13 +242,15 @@ class _Unrolling:
             batch = [(1, 0), (stack.hidden_size, 0)]
         held = replace(gives, fixed=tuple(side for side, _ in batch), growth=tuple(more for _, more in batch))
         if not isinstance(stack, nn.LSTM):
-            return output, self._call(operator.getitem, (call, 1), call.meta["path"], held, home)
-        both = self._call(operator.getitem, (call, 1), call.meta["path"], None, home)
-        return output, tuple(self._call(operator.getitem, (both, at), call.meta["path"], held, home) for at in (0, 1))
+            return output, self._call(operator.getitem, (call, 1), call.meta["path"], held, partition)
+        both = self._call(operator.getitem, (call, 1), call.meta["path"], None, partition)
+        return output, tuple(
+            self._call(operator.getitem, (both, at), call.meta["path"], held, partition) for at in (0, 1)
+        )
 
-    def _last(self, states: Sequence[Any], path: str, home: int) -> Any:
+    def _last(self, states: Sequence[Any], path: str, partition: int) -> Any:
         if isinstance(states[0], tuple):
-            return tuple(self._last([state[number] for state in states], path, home) for number in (0, 1))
+            return tuple(self._last([state[number] for state in states], path, partition) for number in (0, 1))
         shape = replace(self.shapes[states[0]], fixed=self._side(states[0], 0, len(states)))
         return self._call(torch.cat, (list(states), 0), path, shape)
 
@@ -255,12 +260,12 @@ class _Unrolling:
         args: tuple[Argument, ...],
         path: str,
         shape: Shape | None,
-        home: int | None = None,
+        partition: int | None = None,
     ) -> fx.Node:
         node = self.graph.call_function(function, args)
         node.meta.update(path=path, flops=0)
         if shape is not None:
             self.shapes[node] = shape
-        if home is not None:
-            self.homes[node] = home
+        if partition is not None:
+            self.partitions[node] = partition
         return node

@@ -270,10 +270,10 @@ class AllreduceReplica:
     def _form(self, told: grouping.Assemble) -> Steps[None]:
         """Take one's place in a group, and hold what it begins with."""
         self._assemble = None
-        plan, home = told.plan, self._siblings.partition
+        plan, partition = told.plan, self._siblings.partition
         yield from self._siblings.ask(told, initialising.Restored)
         if self._siblings.follows:
-            told = replace(told, members=grouping.column(told.members, home))
+            told = replace(told, members=grouping.column(told.members, partition))
         if self._plan is None:
             yield from self._attach(plan)
         self._group, self._members = told.group, [member.role for member in told.members]
@@ -281,9 +281,9 @@ class AllreduceReplica:
         self._siblings.begin(told.group)
         if self._split is not None:
             yield from self._split.begin(told.group)
-        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, home)]
+        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, partition)]
         if self._own.buffers == "broadcast":
-            self._buckets += of_buffers(plan.layout, home)
+            self._buckets += of_buffers(plan.layout, partition)
         needy = {i for i, member in enumerate(told.members) if member.needs}
         partners = needy if rank == told.source else {told.source} if rank in needy else set()
         if not self._reduces:

@@ -24,7 +24,7 @@ class _Stepped(TorchSlice):
     """The slice of a replica that holds everything: the model's own buffers are in it, and take no update."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
-        moving = plan.layout.homes[partition].moving.size
+        moving = plan.layout.partitions[partition].moving.size
         super().__init__(plan, partition, vector[:moving], vector[moving:])
         self._carried = []
 
@@ -45,7 +45,7 @@ class TorchWhole(Whole):
     ) -> None:
         super().__init__(flat.layout)
         self.flat, self._partition = flat, partition
-        self._own = flat.layout.homes[partition]
+        self._own = flat.layout.partitions[partition]
         self._carrier = carrier or Carrier(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
@@ -200,16 +200,16 @@ class Gradients:
         carrier: Carrier, overlaps: bool,
     ) -> None:  # fmt: skip
         layout, options = plan.layout, reduction(plan.settings)
-        home = layout.homes[partition]
-        base = home.all.start
+        ranges = layout.partitions[partition]
+        base = ranges.all.start
         trained_buckets = buckets(layout, options.bucket_mb, partition)
         both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
-        self.slot, self.sum = carrier.open(home.moving.size, both)
+        self.slot, self.sum = carrier.open(ranges.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
         """Copy of the sum on the model's device, where it is added up in the memory of the host."""
         self._ready, self._overlaps = carrier.ready, overlaps
-        self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, home.trained.size
-        trained = [entry for entry in layout.trained_entries if entry.piece.home == partition]
+        self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, ranges.trained.size
+        trained = [entry for entry in layout.trained_entries if entry.piece.partition == partition]
         self._views = [typed(self.slot, e.start - base, e.stop - base, e.tensor.dtype).view(e.shape) for e in trained]
         self._bucket = [
             next((i for i, b in enumerate(trained_buckets) if b.start <= e.start - base < b.stop), -1) for e in trained
@@ -225,7 +225,7 @@ class Gradients:
         self._weight, self._first, self._last = 1.0, True, True
         self._missing, self._left = [True] * len(trained), list(self._counts)
         self._has, self._ranges = [False] * len(trained), [Range(e.start, e.stop) for e in trained]
-        self._moving = home.moving
+        self._moving = ranges.moving
         if overlaps:
             for number, parameter in enumerate(parameters):
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))

@@ -14,7 +14,7 @@ from distbelief.fabric.buckets import Bucket, buckets, shares
 from distbelief.fabric.memory import SharedMemory
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.role_links import ChunkedLinks, RoleLinks
-from distbelief.runtime.player import Part, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.schedules.allreduce import PLACED, by_host
 from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
@@ -28,7 +28,7 @@ from distbelief.transport.addresses import interface_of
 from distbelief.transport.virtual import HEADER
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """Return what a replica plays."""
     stage, split, partition = context.stage, context.split, roles.partition_of(context.role)
     model, flat = measured_model(context), context.flat
@@ -56,7 +56,7 @@ def replica(context: Context) -> Part:
         collect=model.collect if model else lambda *_: None, fault=(lambda: carried.fault) if carried else str,
         loop=context.loop,
     )  # fmt: skip
-    return Part(
+    return PlayedRole(
         story,
         Worker(
             attach,
@@ -102,5 +102,5 @@ def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
     if plan.settings.partitions == 1:
         stage.timing.first = shares([*buckets(plan.layout, options.bucket_mb)])[0]
     if (work := stage.endpoint.work) is not None:
-        trained = plan.layout.homes[partition].trained.size
+        trained = plan.layout.partitions[partition].trained.size
         stage.timing.more = work.copy(trained) + work.update(trained) / options.accumulate

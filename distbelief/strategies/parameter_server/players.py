@@ -8,7 +8,7 @@ from distbelief.coordination.shard_holders import ShardHolders
 from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Settings
 from distbelief.replica.downpour import DownpourReplica
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, slice_of
 from distbelief.server.standby import Standby
@@ -22,7 +22,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
     return Coordinator(settings, evaluator, start, ShardHolders(), PortionWork())
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """Return what a replica plays."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     return served(context, DownpourReplica(role, vectors, samples, incarnation, context.split, context.loop))

@@ -10,7 +10,7 @@ from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import BATCHED
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.runtime.player import Part
+from distbelief.runtime.player import PlayedRole
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers
 from distbelief.strategies.sandblaster.batch_work import BatchWork
@@ -25,7 +25,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
     return Coordinator(settings, evaluator, start, ShardHolders(), BatchWork(), BATCHED)
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """Return what a replica plays."""
     role, vectors, samples = context.role, context.vectors, context.samples
     return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))

@@ -10,7 +10,7 @@ import torch
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed, Measured
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import Answer, Part, Worker
+from distbelief.runtime.player import Answer, PlayedRole, Worker
 from distbelief.sharding.layout import Range
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.shared_memory import mapping
@@ -75,7 +75,7 @@ class ProcessUpdater:
         return True
 
 
-def replica(context: Context) -> Part:
+def replica(context: Context) -> PlayedRole:
     """Return what a replica plays."""
     index, stage = roles.index_of(context.role), context.stage
     attached = list[Updated]()
@@ -126,7 +126,7 @@ def replica(context: Context) -> Part:
         update=updater.update,
         rest=updater.leave,
     )
-    return Part(story, worker)
+    return PlayedRole(story, worker)
 
 
 def reader(context: Context) -> Worker:

@@ -4,7 +4,7 @@ from mutants import Mutant
 
 SEQUENTIAL = "One replica with `push_every = fetch_every = 1` is sequential SGD"
 ANY_SHARDS = "Any number of shards gives the same parameters as one"
-HOMES = "A layout that is split over homes"
+PARTITIONS = "A layout that is split over partitions"
 ONCE = "At each shard a push applies whole or not at all"
 PORTIONS = "Every minibatch of an epoch is applied exactly once"
 AHEAD = "In rounds that wait for all, replicas are dealt several minibatches at once"
@@ -45,20 +45,21 @@ MUTANTS = [
     Mutant("a-range-ends-where-no-element-does", ANY_SHARDS, "sharding/assignments.py",
         "* ALIGNMENT for part", "* ALIGNMENT + 2 for part",
         (f"{ORACLES}::test_any_number_of_shards_gives_the_parameters_of_one",)),
-    Mutant("a-piece-lies-with-its-tensor-and-not-at-its-home", HOMES, "sharding/layout.py",
-        "here = [entry for entry in placed if entry.piece.home == home]",
-        "here = [entry for entry in placed if (entry.piece.home, 0)[entry.tensor.kind != 'parameter'] == home]",
-        (f"{SHARDING}::test_two_homes_lie_where_a_reader_counts_them",)),
-    Mutant("a-vector-of-a-home-goes-on-into-the-next", HOMES, "sharding/layout.py",
+    Mutant("a-piece-lies-with-its-tensor-and-not-at-its-partition", PARTITIONS, "sharding/layout.py",
+        "here = [entry for entry in placed if entry.piece.partition == partition]",
+        "here = [entry for entry in placed if (entry.piece.partition, 0)[entry.tensor.kind != 'parameter'] == "
+        "partition]",
+        (f"{SHARDING}::test_two_partitions_lie_where_a_reader_counts_them",)),
+    Mutant("a-vector-of-a-partition-goes-on-into-the-next", PARTITIONS, "sharding/layout.py",
         "return Range(self.moving.start, self.frozen.stop)",
         "return Range(self.moving.start, self.frozen.stop + ALIGNMENT)",
-        (f"{SHARDING}::test_every_piece_lies_once_at_its_home_in_the_order_of_kind_dtype_and_group",)),
-    Mutant("pieces-may-leave-a-gap", HOMES, "sharding/layout.py",
+        (f"{SHARDING}::test_every_piece_lies_once_at_its_partition_in_the_order_of_kind_dtype_and_group",)),
+    Mutant("pieces-may-leave-a-gap", PARTITIONS, "sharding/layout.py",
         "if not fits or piece.start != edge or", "if not fits or",
         (f"{SHARDING}::test_pieces_that_are_not_their_tensor_are_refused[gap]",)),
-    Mutant("each-further-shard-is-the-first-homes", HOMES, "sharding/assignments.py",
+    Mutant("each-further-shard-is-the-first-partitions", PARTITIONS, "sharding/assignments.py",
         "        counts[most] += 1\n", "        counts[0] += 1\n",
-        (f"{SHARDING}::test_no_other_sharing_of_the_homes_has_a_smaller_largest_shard",)),
+        (f"{SHARDING}::test_no_other_sharing_of_the_partitions_has_a_smaller_largest_shard",)),
     Mutant("one-group-for-all-parameters-of-a-shard", SEQUENTIAL, "server/slice.py",
         "**plan.layout.stepped(piece.section.group)} for piece in self._trained]",
         "**plan.layout.stepped(0)} for piece in self._trained]",

@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant("a-partition-that-pushes-clips-by-its-own-norm", SPLIT, "replica/siblings.py",
         "        return whole.norm", "        return norm",
         (f"{PARTITIONS}::test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions",), seconds=20),
-    Mutant("rounds-are-ruled-for-the-first-home-only", SPLIT, "core/conversations/agreement.py",
+    Mutant("rounds-are-ruled-for-the-first-partition-only", SPLIT, "core/conversations/agreement.py",
         "        if not partition:\n            return self\n", "        return self\n",
         (SPLIT_ROUNDS,), seconds=20),
     Mutant("what-a-partition-has-lost-nobody-hears-of", SPLIT, "replica/siblings.py",

@@ -1,4 +1,4 @@
-"""Mutants of what is split: the order in which homes compute, what crosses between them, and the models for it."""
+"""Mutants of what is split: the order in which partitions compute, what crosses between them, and the models for it."""
 
 from mutants import Mutant
 
@@ -11,17 +11,17 @@ MUTANTS = [
     Mutant("a-boundary-has-slots-for-what-its-target-holds", ENDS, "schedules/pipeline.py",
         "self.in_flight[self.graph.boundaries[boundary].source]",
         "self.in_flight[self.graph.boundaries[boundary].target]",
-        (f"{PIPELINES}::test_what_skips_homes_has_slots_for_all_that_its_source_has_in_flight",)),
+        (f"{PIPELINES}::test_what_skips_partitions_has_slots_for_all_that_its_source_has_in_flight",)),
     Mutant("a-gradient-leaves-before-all-have-added-to-it", ENDS, "schedules/pipeline.py",
         "earlier = {number for segment in self.segments[: task.segment] for number in segment.takes}",
         "earlier = {number for segment in self.segments[task.segment + 1 :] for number in segment.takes}",
-        (f"{PIPELINES}::test_a_value_crosses_once_to_each_home_that_takes_it_and_passes_by_those_between", ANY)),
+        (f"{PIPELINES}::test_a_value_crosses_once_to_each_partition_that_takes_it_and_passes_by_those_between", ANY)),
     Mutant(
-        "a-home-goes-back-before-it-is-full", ENDS, "schedules/pipelines.py",
-        "        if turn >= in_flight:\n            yield HomeTask(Pass.BACKWARD, turn - in_flight)\n"
-        "        if turn < microbatches:\n            yield HomeTask(Pass.FORWARD, turn)\n",
-        "        if turn < microbatches:\n            yield HomeTask(Pass.FORWARD, turn)\n"
-        "        if turn >= in_flight:\n            yield HomeTask(Pass.BACKWARD, turn - in_flight)\n",
+        "a-partition-goes-back-before-it-is-full", ENDS, "schedules/pipelines.py",
+        "        if turn >= in_flight:\n            yield PartitionTask(Pass.BACKWARD, turn - in_flight)\n"
+        "        if turn < microbatches:\n            yield PartitionTask(Pass.FORWARD, turn)\n",
+        "        if turn < microbatches:\n            yield PartitionTask(Pass.FORWARD, turn)\n"
+        "        if turn >= in_flight:\n            yield PartitionTask(Pass.BACKWARD, turn - in_flight)\n",
         (f"{PIPELINES}::test_the_orders_are_those_of_pytorchs_pipelining_and_its_simulator_ends_them",),
     ),
     Mutant("bytes-cross-for-nothing", ENDS, "schedules/pipeline_price.py",

@@ -46,7 +46,8 @@ MUTANTS = [
         "self._reached(OWN * to, self._step - TURNS + 1)", "self._reached(OWN * to, self._step - TURNS)",
         (CROSSING + "test_what_was_taken_stays_until_the_step_after_the_next_begins",)),
     Mutant("what-crossed-a-step-ago-is-taken", CROSSES, "fabric/crossings.py",
-        "self._reached(OWN * self._homes + at, self._step)", "self._reached(OWN * self._homes + at, self._step - 2)",
+        "self._reached(OWN * self._partitions + at, self._step)", "self._reached(OWN * self._partitions + at, "
+        "self._step - 2)",
         (CROSSING + "test_nothing_is_taken_before_it_is_given_in_this_step",)),
     Mutant("who-sleeps-is-not-woken", CROSSES, "fabric/crossings.py",
         "        stamps[asleep] = 1\n", "        stamps[asleep] = 0\n",

@@ -1,5 +1,5 @@
-"""The homes of a split model as processes that share what crosses, without a server: each computes its part of a step,
-and makes the update of what it holds.
+"""The partitions of a split model as processes that share what crosses, without a server: each computes its part of a
+step, and makes the update of what it holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
 from distbelief.places.processes.peers import Peers, lend, map_memory
-from distbelief.replica.home_part import home_schedule
-from distbelief.split.play import Give, RunSegment, Take
+from distbelief.replica.part import slots_of
+from distbelief.schedules.pipeline import Crossing, SegmentTask
+from distbelief.split.program import program_of
 from distbelief.strategies import Single
 from distbelief.strategies.partition import PartitionTrainer, part_of, split_graph
 from distbelief.tasks import as_data, resolve
@@ -32,7 +33,7 @@ from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model, placed, with_data
 
-HOMES = 2
+PARTITIONS = 2
 """Of a model that is split for a benchmark."""
 
 
@@ -40,7 +41,7 @@ class How(NamedTuple):
     """How a model is split."""
 
     split: str
-    partitions: int = HOMES
+    partitions: int = PARTITIONS
     microbatches: int = 1
     chunks: int = 0
 
@@ -55,17 +56,23 @@ class How(NamedTuple):
 
 
 def split(workload: Workload, how: How) -> float:
-    """Samples per second of one split replica, each home with one thread."""
+    """Samples per second of one split replica, each partition with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    way = home_schedule(split_graph(task, build_model(task, 0, "cpu"), settings), settings, 0)
-    with Peers() as peers, lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
-        homes = range(how.partitions)
+    program = program_of(split_graph(task, build_model(task, 0, "cpu"), settings))
+    slots = slots_of(program, how.microbatches, workload.batch_size)
+    with Peers() as peers, lend(segment_bytes(how.partitions, slots)) as memory:
+        partitions = range(how.partitions)
         return statistics.fmean(
-            race([peers.start("home", 1, _home, workload, how, os.getpid(), memory, home) for home in homes])
+            race(
+                [
+                    peers.start("partition", 1, _partition, workload, how, os.getpid(), memory, partition)
+                    for partition in partitions
+                ]
+            )
         )
 
 
-class HomeMemory(NamedTuple):
+class PartitionMemory(NamedTuple):
     """What a process holds of a model that it trains."""
 
     held: int
@@ -74,30 +81,36 @@ class HomeMemory(NamedTuple):
     """Most bytes that the process had in memory since it began, the interpreter and torch among them."""
 
 
-def held(workload: Workload, how: How) -> list[HomeMemory]:
-    """What the process of each home holds, once a model is built and trained for some steps; that of the whole model,
-    where there is one partition.
+def held(workload: Workload, how: How) -> list[PartitionMemory]:
+    """What the process of each partition holds, once a model is built and trained for some steps; that of the whole
+    model, where there is one partition.
     """
     with Peers() as peers:
         if how.partitions == 1:
             processes = [peers.start("whole", 1, _hold_whole, workload)]
-            return [HomeMemory(*json.loads(one.hear())) for one in processes]
+            return [PartitionMemory(*json.loads(one.hear())) for one in processes]
         task, settings = resolve(workload.task), how.settings(workload.batch_size)
-        way = home_schedule(split_graph(task, build_on_disk(task, 0).model, settings), settings, 0)
-        with lend(segment_bytes(how.partitions, way.slots(workload.batch_size))) as memory:
-            homes = range(how.partitions)
-            processes = [peers.start("home", 1, _hold, workload, how, os.getpid(), memory, home) for home in homes]
-            found = [HomeMemory(*json.loads(one.hear())) for one in processes]
+        program = program_of(split_graph(task, build_on_disk(task, 0).model, settings))
+        slots = slots_of(program, how.microbatches, workload.batch_size)
+        with lend(segment_bytes(how.partitions, slots)) as memory:
+            partitions = range(how.partitions)
+            processes = [
+                peers.start("partition", 1, _hold, workload, how, os.getpid(), memory, partition)
+                for partition in partitions
+            ]
+            found = [PartitionMemory(*json.loads(one.hear())) for one in processes]
             for one in processes:
                 one.say()
             return found
 
 
 def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
-    """Seconds in which so many bytes cross from one home to another, one way; each on a device, in turn."""
+    """Seconds in which so many bytes cross from one partition to another, one way; each on a device, in turn."""
     with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
         shared = os.getpid(), memory
-        rates = race([peers.start("home", 1, _bounce, size, steps, device, *shared, home) for home in (0, 1)])
+        rates = race(
+            [peers.start("partition", 1, _bounce, size, steps, device, *shared, partition) for partition in (0, 1)]
+        )
         return 1 / statistics.fmean(rates)
 
 
@@ -111,8 +124,8 @@ def copying_seconds(size: int, steps: int) -> float:
     return (time.perf_counter() - begun) / steps
 
 
-class _HomeTrainer:
-    """Plays a home's part of each step.
+class _PartitionTrainer:
+    """Plays a partition's part of each step.
 
     Args:
         part: what it computes.
@@ -129,52 +142,55 @@ class _HomeTrainer:
         """Its part of the gradient of a minibatch."""
         self._step += 1
         self._crossings.begin(self._step)
-        play, answer = self._part.play(batch), None
-        while True:
-            try:
-                asked = play.send(answer)
-            except StopIteration as end:
-                computed: Computed = end.value
-                return computed
-            answer = None if isinstance(asked, RunSegment) else self._cross(asked)
+        self._part.begin(batch)
+        for action in self._part.actions():
+            if isinstance(action, SegmentTask):
+                self._part.run(action)
+            else:
+                self._cross(action)
+        return self._part.end()
 
-    def _cross(self, asked: Give | Take) -> torch.Tensor | None:
-        slot = self._part.slot(asked)
-        if isinstance(asked, Give):
-            while not self._crossings.give(slot, asked.other, asked.tensor):
+    def _cross(self, crossing: Crossing) -> None:
+        slot, (source, target) = self._part.slot(crossing), self._part.ends(crossing)
+        if source == self._part.partition:
+            tensor = self._part.give(crossing)
+            while not self._crossings.give(slot, target, tensor):
                 pass
-            return None
-        while (taken := self._crossings.take(slot, asked.transfer.shape.dtype, self._part.shape(asked))) is None:
+            return
+        dtype, shape = self._part.transfer(crossing).shape.dtype, self._part.shape(crossing)
+        while (taken := self._crossings.take(slot, dtype, shape)) is None:
             pass
-        return taken
+        self._part.take(crossing, taken)
 
 
-def _home(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+def _partition(
+    connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, partition: int
+) -> None:
     model = build_model(resolve(workload.task), 0, "cpu")
-    trainer, module = _trainer(workload, how, supervisor, memory, home, model)
+    trainer, module = _trainer(workload, how, supervisor, memory, partition, model)
     warm_and_run(connection, workload, trainer, sgd(module, workload.lr))
 
 
 def _trainer(
-    workload: Workload, how: How, supervisor: int, memory: int, home: int, model: torch.nn.Module
-) -> tuple[_HomeTrainer, torch.nn.Module]:
-    """Who plays a home's part of a model, and what that holds."""
+    workload: Workload, how: How, supervisor: int, memory: int, partition: int, model: torch.nn.Module
+) -> tuple[_PartitionTrainer, torch.nn.Module]:
+    """Who plays a partition's part of a model, and what that holds."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
-    role = roles.replicas(settings.mesh)[home]
+    role = roles.replicas(settings.mesh)[partition]
     task = with_data(task, data)
-    device = placed(workload.device, home)
+    device = placed(workload.device, partition)
     graph = split_graph(task, model, settings)
     flat, program = part_of(graph, model, settings, role, False, device)
-    part = PartitionTrainer(task, program, settings, graph)
+    part = PartitionTrainer(task, program, settings)
     shared = _bytes(map_memory(supervisor, memory), part.copies)
-    crossings = Crossings(shared, home, how.partitions, part.slots, copies=part.copies)
-    return _HomeTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
+    crossings = Crossings(shared, partition, how.partitions, part.slots, copies=part.copies)
+    return _PartitionTrainer(part, crossings, Order(len(data), workload.batch_size, 0)), flat.module
 
 
-def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, home: int) -> None:
+def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, partition: int) -> None:
     model = build_on_disk(resolve(workload.task), 0).model
-    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, home, model))
+    _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, partition, model))
     connection.recv_bytes()  # nobody leaves before all are done
 
 
@@ -197,26 +213,26 @@ def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains,
 
 
 def _bounce(
-    connection: Connection, size: int, steps: int, device: str, supervisor: int, memory: int, home: int
+    connection: Connection, size: int, steps: int, device: str, supervisor: int, memory: int, partition: int
 ) -> None:
-    place = placed(device, home)
+    place = placed(device, partition)
     copies = device_copies(place)
-    crossings = Crossings(_bytes(map_memory(supervisor, memory), copies), home, 2, [size, size], copies=copies)
+    crossings = Crossings(_bytes(map_memory(supervisor, memory), copies), partition, 2, [size, size], copies=copies)
     value = torch.zeros(size, dtype=torch.uint8, device=place)
 
     def give() -> None:
-        while not crossings.give(home, 1 - home, value):
+        while not crossings.give(partition, 1 - partition, value):
             pass
 
     def take() -> None:
-        while crossings.take(1 - home, torch.uint8, (size,)) is None:
+        while crossings.take(1 - partition, torch.uint8, (size,)) is None:
             pass
 
     numbers = itertools.count(1)
 
     def once() -> int:
         crossings.begin(next(numbers))
-        for act in (give, take) if home == 0 else (take, give):
+        for act in (give, take) if partition == 0 else (take, give):
             act()
         return 2
 
