@@ -44,7 +44,7 @@ BENCHES: Mapping[str, Bench] = {
         Bench(
             "hogwild",
             "HogwildOptions",
-            "replicas that update one memory beside a plain Hogwild loop, and what locks cost",
+            "replicas on one memory beside a plain Hogwild loop, and what locks cost",
         ),
         Bench("straggle", "StraggleOptions", "samples per second under stragglers, by what may be stale"),
         Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to be its shard"),
