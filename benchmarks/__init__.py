@@ -41,7 +41,11 @@ BENCHES: Mapping[str, Bench] = {
         Bench("wire", "WireOptions", "push and fetch over each carrier, beside the limits of this machine"),
         Bench("train", "TrainOptions", "samples per second of each path beside plain loops, single and DDP"),
         Bench("allreduce", "AllreduceOptions", "all-reduce in shared memory and by schedules, beside gloo"),
-        Bench("hogwild", "HogwildOptions", "replicas on one mapping beside a plain Hogwild loop, and what locks cost"),
+        Bench(
+            "hogwild",
+            "HogwildOptions",
+            "replicas on one memory beside a plain Hogwild loop, and what locks cost",
+        ),
         Bench("straggle", "StraggleOptions", "samples per second under stragglers, by what may be stale"),
         Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to be its shard"),
         Bench("loading", "LoadingOptions", "what transforms of the data cost where they are loaded ahead of the step"),

@@ -1,4 +1,4 @@
-"""Replicas on one mapping beside a plain Hogwild loop, and what locks cost where gradients are sparse
+"""Replicas that update one memory beside a plain Hogwild loop, and what locks cost where gradients are sparse
 and where they are dense.
 """
 
@@ -15,21 +15,21 @@ from distbelief.cli.tables import number
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.strategies import Hogwild, Locking
-from distbelief.strategies.shared_memory.options import Mapped
+from distbelief.strategies.parameter_server.in_memory import InMemory
 from distbelief.tasks import as_data, resolve
 
 RATE = 0.01
 """Learning rate on the MLP: plain SGD, slow enough that nobody diverges on a crowded machine."""
-WAYS: dict[str, Callable[..., Mapped]] = {
+WAYS: dict[str, Callable[..., InMemory]] = {
     "none": Hogwild,
-    "shard": lambda **options: Locking(locks="shard", **options),
-    "global": lambda **options: Locking(locks="global", **options),
+    "8 shards": lambda **options: Locking(shards=8, **options),
+    "one": Locking,
 }
 SVMS = ("sparse-svm", "dense-svm")
-OURS, PLAIN, GLOBAL = (
+OURS, PLAIN, LOCKED = (
     "hogwild, 2 replicas",
     "plain loop, 2 processes",
-    "locking --locks global, 2 replicas",
+    "locking, 2 replicas",
 )
 
 
@@ -60,7 +60,7 @@ def run(options: HogwildOptions) -> Measured:
     lines = [[f"{task}, locks {way}", *map(number, one)] for task, ways in svm.items() for way, one in ways.items()]
     return Measured(
         {"repeats": options.repeats, "mlp": mlp, "svm": svm},
-        [figure(f"mlp: {OURS}, of {beside}", mlp["of_ours"][beside], 1.0) for beside in (PLAIN, GLOBAL)],
+        [figure(f"mlp: {OURS}, of {beside}", mlp["of_ours"][beside], 1.0) for beside in (PLAIN, LOCKED)],
         [
             Table(
                 f"mlp: {mlp['samples']:,} samples a turn",
@@ -84,7 +84,7 @@ def _mlp(options: HogwildOptions) -> Json:
     contenders = {
         OURS: partial(ours, WAYS["none"](replicas=2, optimizer=Optimizer("sgd", RATE))),
         PLAIN: partial(loops.beside, workload, "hogwild"),
-        GLOBAL: partial(ours, WAYS["global"](replicas=2, optimizer=Optimizer("sgd", RATE))),
+        LOCKED: partial(ours, WAYS["one"](replicas=2, optimizer=Optimizer("sgd", RATE))),
     }
     taken = interleave(contenders, options.repeats)
     return {

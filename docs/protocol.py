@@ -11,12 +11,11 @@ from typing import Any
 
 from distbelief.core.conversations.phases import ALLOWED, PHASES
 from distbelief.core.conversations.table import Conversation, States
-from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED, SHARED
+from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
 
 WHOSE = {
-    "a job with a server (`downpour`, `softsync`, `bounded`, `synchronous`)": SERVED,
+    "a job with a server (`downpour`, `softsync`, `bounded`, `synchronous`, `hogwild`, `locking`)": SERVED,
     "`sandblaster`": BATCHED,
-    "`hogwild`, `locking`": SHARED,
     "`allreduce`, and `single` where its model is split": GROUPED,
 }
 INTRODUCTION = """# Who says what to whom

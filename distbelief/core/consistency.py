@@ -12,6 +12,7 @@ that the policy guarantees at tick t.
 - `BoundedPolicy`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below
   t - s
   are applied (Ho et al. 2013).
+- `RoundRobin` (locking): pushes are applied one member's after another's, by their numbers, round and round.
 - `Rounds` (synchronous): in `core/rounds.py`.
 
 Members are the replicas that take part: those who sit out, have left or have died are waited for by nobody.
@@ -23,6 +24,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from distbelief.core import roles
 
 
 class Key(NamedTuple):
@@ -109,6 +112,8 @@ class Policy:
     """True where one update is made from several pushes."""
     leaves_behind = False
     """True where an update does not wait for late replicas."""
+    turns = False
+    """True where a push waits for its replica's turn."""
     bound = math.inf
     """Ticks that a step may begin ahead of the slowest replica's."""
     models = 1
@@ -161,6 +166,10 @@ class Policy:
         be, or "".
         """
         return ""
+
+    def may_push(self, who: str) -> bool:
+        """Return whether a replica's push may be decided on; asked again whenever something has changed."""
+        return True
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Decide on a push that the ledger takes."""
@@ -321,3 +330,39 @@ class BoundedPolicy(_Members):
     def _rise(self) -> None:
         if self.members:
             self.floor = max(self.floor, min(self.members.values()))
+
+
+class RoundRobin(_Members):
+    """Pushes are applied one member's after another's, by their numbers, round and round: `floor` counts turns.
+
+    Args:
+        replicas: how many there may be.
+
+    >>> policy = RoundRobin(3)
+    >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 2", 0, 0)
+    >>> policy.may_push("replica 2"), policy.push(Key("replica 0", 0, 1), 0, 8, 0).action, policy.may_push("replica 2")
+    (False, <Action.APPLY: 'apply'>, True)
+    """
+
+    turns = True
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__("none")
+        self._replicas = replicas
+
+    def may_push(self, who: str) -> bool:
+        """Return whether it is a replica's turn; one who is no member waits for nobody."""
+        return who not in self.members or self.slowest() == [who]
+
+    def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
+        """Apply it, and pass the turn on."""
+        self.floor += self._passed(key.who) + 1
+        return super().push(key, tick, samples, staleness)
+
+    def slowest(self) -> list[str]:
+        """The one whose turn it is."""
+        return sorted(self.members, key=self._passed)[:1]
+
+    def _passed(self, who: str) -> int:
+        """Return how many turns are passed over before a replica's."""
+        return (roles.index_of(who) - self.floor) % self._replicas

@@ -101,28 +101,10 @@ class ReduceGradients(msgspec.Struct, frozen=True, gc=False):
 
 class Update(msgspec.Struct, frozen=True, gc=False):
     """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of
-    so many samples; answered by whether it has, before something arrived: asked again, it goes on where it was.
+    so many samples; answered by True once it has.
     """
 
     samples: int
-
-
-class Rest(msgspec.Struct, frozen=True, gc=False):
-    """Let the worker know that the story is about to wait for others: whoever takes turns with it need not wait for
-    it.
-    """
-
-
-REST = Rest()
-
-
-class Begin(msgspec.Struct, frozen=True, gc=False):
-    """Have the worker fill what it shares with others: with a checkpoint's arrays and facts, or (None) the model's own
-    values.
-    """
-
-    arrays: dict[str, Any] | None
-    facts: dict[str, Any]
 
 
 class Attach(msgspec.Struct, frozen=True, gc=False):
@@ -219,7 +201,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send | Receive | Compute | Work | Measure | Form | ReduceGradients | Update | Rest | Begin | Attach | Lend | Become
+    Send | Receive | Compute | Work | Measure | Form | ReduceGradients | Update | Attach | Lend | Become
     | Connect | Wake | WriteRecord | Save | Commit | Discard | Load | End
 )  # fmt: skip
 

@@ -21,7 +21,6 @@ from distbelief.core.conversations.operations import OPERATIONS
 from distbelief.core.conversations.partitioning import PARTITIONING
 from distbelief.core.conversations.pushing import PUSHING
 from distbelief.core.conversations.scripting import SCRIPTING
-from distbelief.core.conversations.sharing import SHARING
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
@@ -42,11 +41,9 @@ SERVED = (
 """Conversations of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
 """Conversations of a job in batches, whose server operates on vectors."""
-SHARED = (*SERVED, SHARING)
-"""Conversations of a job whose replicas share memory."""
-GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, SHARING, GROUPING, PARTITIONING, SCRIPTING)
+GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, GROUPING, PARTITIONING, SCRIPTING)
 """Conversations of a job whose replicas reduce their gradients among themselves."""
-CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, SHARING, GROUPING)
+CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, GROUPING)
 """All that there are."""
 MESSAGES: tuple[type[Message], ...] = tuple(
     dict.fromkeys(row.message for conversation in CONVERSATIONS for row in conversation.says)

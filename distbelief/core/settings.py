@@ -127,8 +127,6 @@ class Holder(Enum):
     """Server shards, each a range."""
     REPLICAS = "replicas"
     """Every replica, all of them: they add up their gradients among themselves."""
-    MEMORY = "memory"
-    """One memory that replicas update themselves."""
 
 
 class Traits:

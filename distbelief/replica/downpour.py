@@ -115,6 +115,10 @@ class DownpourTraining:
         return self._settings.policy.rounds
 
     @property
+    def _takes_turns(self) -> bool:
+        return self._settings.policy.turns
+
+    @property
     def clock(self) -> int:
         """Number of pushes that were made."""
         return self._pushes.clock
@@ -123,14 +127,16 @@ class DownpourTraining:
         """Train from the server's parameters to the end of the work."""
         # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for nobody's pushes. At the end
         # what has accrued is pushed, and all of it acknowledged before the replica leaves.
-        yield from self.server.fetch(0, self.server.whole)
-        yield from self._await_parameters(*self._models)
+        yield from self._first_parameters()
         self._vectors.swap(0)
         replica, reports = self._replica, report_seconds(self._settings.replicas)
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
+        attends, takes_turns = self._attends, self._takes_turns
         while (batch := (yield from self._next_batch())) is not None:
-            if self._attends and self._attending is None:
+            if takes_turns:
+                yield from self._stay_in_turn(batch.epoch)
+            elif attends and self._attending is None:
                 yield from self._attend(batch.epoch)
             self._under_way = True
             goes_on = yield from step(batch)
@@ -148,6 +154,10 @@ class DownpourTraining:
         if replica.keeps:
             yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
             yield from self._fetch_all()
+
+    def _first_parameters(self) -> Steps[None]:
+        yield from self.server.fetch(0, self.server.whole)
+        yield from self._await_parameters(*self._models)
 
     def _fetch_all(self) -> Steps[None]:
         """Fetch the parameters of all models, as they are now."""
@@ -248,13 +258,16 @@ class DownpourTraining:
             if wants or self.work.returns or self._replica.start is not None:
                 yield self._progress(wants)
             if (batch := self.work.next()) is not None:
-                yield from self._siblings.deal(batch)
+                if self._replica.split is not None:
+                    yield from self._siblings.deal(batch)
                 return batch
             if self._draining is not None:
                 epoch, self._draining = self._draining, None
                 yield from self._drain(epoch)
                 drained = True
             else:
+                if self._takes_turns and self._attending is not None and not self._pushes.waiting:
+                    yield from self._sit_out(self._attending)
                 yield from self.wait()
         return None
 
@@ -351,7 +364,9 @@ class DownpourTraining:
         # a checkpoint is made.
         pushed = self._models[model]
         self._give_back()
-        while (self._holding and not self._mid_minibatch) or not self._siblings.may_push(self._pushes.clock + 1):
+        # what was computed in a turn is pushed in it: nobody would know its age else
+        holds = not (self._mid_minibatch or self._takes_turns)
+        while (self._holding and holds) or not self._siblings.may_push(self._pushes.clock + 1):
             if self._replica.asked is not None and self._holding:
                 yield from self._replica.save_script()
             yield from self.wait()
@@ -386,6 +401,16 @@ class DownpourTraining:
         self._stepped.add(model)
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self.server.slots
+
+    def _stay_in_turn(self, epoch: int) -> Steps[None]:
+        """Take turns, but while a checkpoint is being made: nobody is to wait then for a push that does not come."""
+        while self._holding or self._attending is None:
+            if not self._holding:
+                yield from self._attend(epoch)
+                continue
+            if self._attending is not None:
+                yield from self._sit_out(epoch)
+            yield from self.wait()
 
     def _drain(self, epoch: int) -> Steps[None]:
         """Push the rest of an epoch, wait until all is acknowledged and has arrived, and report it."""
@@ -531,6 +556,8 @@ class DownpourTraining:
     def _report_held(self) -> list[Send]:
         """Answer a checkpoint, once nothing is on its way to the shards."""
         # progress first: the checkpoint's position counts all that the shards have applied
+        if self._takes_turns and (self._under_way or self._steps):
+            return []
         if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:
             number, self._hold = self._hold, None
             return [self._progress(wants=False), Send(roles.COORDINATOR, checkpointing.Held(number))]

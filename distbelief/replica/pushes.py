@@ -110,6 +110,12 @@ class Pushes:
         self._steps += steps
         self._samples += samples
 
+    def made(self, samples: int) -> None:
+        """Count a step whose gradient is applied already, as a push that all shards have acknowledged."""
+        self.clock += 1
+        self._pushes += 1
+        self.pass_over(1, samples)
+
     def finished(self) -> list[tuple[int, bool]]:
         """Return the pushes that are done since the last call, and whether each was dropped, for the lead."""
         done, self._finished = self._finished, []

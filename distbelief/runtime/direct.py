@@ -55,13 +55,13 @@ class SharedShard:
     """
 
     def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
-        self.shard, self.held, self._locks, self._numbers = shard, held, locks, (shard.index,)
+        self.shard, self.held, self._locks = shard, held, locks
         self.known, self._note = -1, b""
         """Number of the change that this machine last wrote or read, and the note that came with it."""
 
     def take(self, told: Callable[[], bool]) -> bool:
         """Have the lock, and be as far as whoever had it last; False where `told` says so first."""
-        if not self._locks.take(self._numbers, told):
+        if not self._locks.take(self.shard.index, told):
             return False
         self.held.sign(time.monotonic_ns())
         if self.known != self.held.changes:
@@ -72,7 +72,7 @@ class SharedShard:
     def give(self) -> None:
         """Publish what has changed, and give the lock back."""
         self.publish()
-        self._locks.give(self._numbers)
+        self._locks.give(self.shard.index)
 
     def publish(self) -> None:
         """Have others go on from what has changed."""
@@ -85,11 +85,11 @@ class SharedShard:
         """Give the lock back, and have changed nothing: something went wrong."""
         self.held.abandon()
         self.known = -1
-        self._locks.give(self._numbers)
+        self._locks.give(self.shard.index)
 
     def held_by(self) -> str:
         """Name the process that has the lock, and for how long, where another has it; else ""."""
-        if not self._locks.is_held(self._numbers[0]):
+        if self._locks.holder(self.shard.index) is None:
             return ""
         place, began = self.held.signed()
         replicas = self.shard.own.plan.settings.replicas
@@ -336,7 +336,9 @@ class DirectEndpoint(SharedEndpoint):
         shard = shared.shard
         if type(message) is pushing.Fetch and not shard.may_fetch(self.role, message.tick):
             return False
-        if type(message) is pushing.Push:  # the update begins from the newest parameters
+        if type(message) is pushing.Push:
+            if not shard.policy.may_push(self.role):
+                return False
             self.traffic.shared_memory[PUSH] += message.stop - message.start
         for effect in shard.handle(self.role, message, payload):
             if not isinstance(effect, Send) or effect.to != self.role:
@@ -349,8 +351,14 @@ class DirectEndpoint(SharedEndpoint):
         return True
 
     def waits(self) -> str:
-        """For which lock it waits, and who has it; "" where for none."""
-        return next((found for to in self._due if (found := self._shards[to].held_by())), "")
+        """For which lock or turn it waits, and who has it; "" where for none."""
+        for shared in (self._shards[to] for to in self._due):
+            policy = shared.shard.policy
+            if found := shared.held_by():
+                return found
+            if not policy.may_push(self.role):
+                return f"for its turn, which {roles.named(policy.slowest())} has"
+        return ""
 
     def close(self) -> None:
         """Do what is due, where that can be done at once, and close every link."""

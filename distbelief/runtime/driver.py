@@ -17,7 +17,6 @@ from distbelief.core.effects import (
     Arrival,
     Attach,
     Become,
-    Begin,
     Commit,
     Compute,
     Connect,
@@ -31,7 +30,6 @@ from distbelief.core.effects import (
     Measure,
     Receive,
     ReduceGradients,
-    Rest,
     Save,
     Send,
     Story,
@@ -451,14 +449,13 @@ class Driver:
 
     def _work(self, player: Player, effect: Effect) -> object:
         """Have the worker do what may take it long; None where the answer comes later."""
+        assert player.worker is not None
         if isinstance(effect, Update):
-            return self._update(player, effect)
+            return player.worker.update(effect.samples, lambda done: self._advance(player, done))
         player.endpoint.flush()
         if isinstance(effect, Compute):
-            assert player.worker is not None
             return player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))
         if isinstance(effect, Work):
-            assert player.worker is not None
             return player.worker.work(effect.share, effect.begins, lambda done: self._advance(player, done))
         self._reducing.append(player)
         self.look()
@@ -474,15 +471,6 @@ class Driver:
                 player.times.go_on(sender=player.role)
                 self._reducing.remove(player)
                 self._advance(player, done)
-
-    def _update(self, player: Player, effect: Update) -> bool | None:
-        """Have the worker update what it shares."""
-        assert player.worker is not None
-        answer = player.worker.update(
-            effect.samples, player.asking(self.clock.now), lambda done: self._advance(player, done)
-        )
-        player.stalled = None
-        return answer
 
     def _answer(self, player: Player, effect: Effect) -> Any:
         """Perform what a story asks for beside sending, receiving and computing."""
@@ -501,10 +489,6 @@ class Driver:
             return self._sink(self.clock.now(), player.role, effect.record)
         if isinstance(effect, Form):
             return player.form(effect.group, self.clock.now)
-        if isinstance(effect, Rest):
-            return player.worker.rest()
-        if isinstance(effect, Begin):
-            return player.worker.begin(effect.arrays, effect.facts)
         if isinstance(effect, Save):
             return self._write(player, effect)
         if isinstance(effect, Load):
@@ -522,7 +506,7 @@ class Driver:
 
 
 DOING: Mapping[type[Effect], str] = {
-    Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, Rest: WORK, RecordEffect: WORK,
+    Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, RecordEffect: WORK,
 }  # fmt: skip
 """Use of a replica's time by what it asks for, beside messages; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {

@@ -69,14 +69,10 @@ class Worker:
     """Goes on adding up the gradients of a round, for a moment: True when it is done, False where it cannot be, None
     where others are waited for.
     """
-    begin: Callable[[dict[str, torch.Tensor] | None, Json], None] = cannot("update")
-    """Fills the memory that it shares with others: with arrays of a checkpoint or the model's own, and its facts."""
-    update: Callable[[int, Told, Callable[[bool], None]], bool | None] = cannot("update")
-    """Makes an update, of so many samples, of the parameters that it shares with others: False as soon as it is told
-    something; None where the answer is called later.
+    update: Callable[[int, Callable[[bool], None]], bool | None] = cannot("update")
+    """Makes an update, of so many samples, of the parameters that it shares with others; None where the answer is
+    called later.
     """
-    rest: Callable[[], None] = lambda: None
-    """Has nobody who takes turns with it wait for it, until it computes again."""
     work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
     """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
     where the answer is called later.

@@ -1,11 +1,20 @@
 """A shard's slice in memory that several processes share.
 
+    words of each shard     a page: the published state (8 bytes), who has the lock and since when, what is stepped
+    notes of each shard     two, of what the shard knows beside its slice; or a row of counts for each place
+    half 0, half 1          what the optimizers keep, of all shards
+    place 0                 two buffers, each a whole flat vector
+    ...                     the replicas' places, and behind them that of the shards' processes
+
 Each process has two buffers of its own for the parameters, since its model computes in one while others make updates.
 What the optimizer keeps beside them lies in two for all, since only who has the lock reads it. An update is made in
-those that are not the newest; then one store of 8 bytes says that they are.
+those that are not the newest; then one store of 8 bytes says that they are. Replicas without a lock (`unlocked.py`)
+have the first buffer alone, half 0, and the counts.
 
-Whoever calls anything here but `newest` and `changes` holds the shard's lock. Who dies amid an update leaves buffers
-half written that nobody reads: there is nothing to repair.
+Whoever calls anything here but `newest` and `changes` holds the shard's lock. So what one reads another has written
+before it gave the lock back, or had it taken by the kernel when it died: the lock orders both, on any processor. What
+`changes` says without it is a hint, after which the lock is taken. Who dies amid an update leaves buffers half written
+that nobody reads: there is nothing to repair.
 """
 
 from __future__ import annotations
@@ -30,6 +39,8 @@ from distbelief.sharding.layout import Range
 PAGE = 4096
 NOTE = 64 << 10
 """Most bytes of the note of what a shard knows beside its slice; what is not written takes no memory."""
+ROW = 64
+"""Counts of each place, where nothing is locked; those of all places lie where the notes do else."""
 STATE, HOLDER, SINCE, STEPPED, UNEVEN = 0, 1, 2, 8, 10
 """A shard's words: the published state; who has the lock, and since when; for each half whether what is kept there was
 stepped, and whether parameters have missed steps.
@@ -51,9 +62,6 @@ class _Kept(NamedTuple):
 
 class PassedLayout:
     """Layout of the memory of all shards of a job.
-
-    First a page of words for each shard, then two notes each; then two halves for what the shards' optimizers keep;
-    then the buffers, each a whole flat vector, so that a model can live in one.
 
     Args:
         plan: of the job.
@@ -82,6 +90,15 @@ class PassedLayout:
         """Return the room for one of a shard's two notes, as bytes."""
         start = self._shards * PAGE + (2 * shard + half) * NOTE
         return memory[start : start + NOTE].numpy().data
+
+    def rows(self, memory: torch.Tensor) -> memoryview:
+        """Return the room for notes of the only shard, where nothing is locked: counts, each of 64 bits."""
+        return memory[PAGE : PAGE + 8 * self.places * ROW].numpy().data.cast("q")
+
+    def state(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what the only shard keeps beside its parameters where nothing is locked, and no step is missed."""
+        beside = self.beside(memory, 0, 0)
+        return {one.name: one.of(beside) for one in self.kept[0][0] if not _is_missed(one.name)}
 
     def vector(self, memory: torch.Tensor, buffer: int) -> torch.Tensor:
         """Return the flat vector of a buffer: 1-D uint8."""

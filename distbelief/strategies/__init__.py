@@ -10,9 +10,9 @@ from distbelief.core.settings import Traits, know
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies.allreduce.options import Allreduce
 from distbelief.strategies.base import Strategy
+from distbelief.strategies.parameter_server.in_memory import Hogwild, Locking
 from distbelief.strategies.parameter_server.options import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.sandblaster.options import Sandblaster
-from distbelief.strategies.shared_memory.options import Hogwild, Locking
 from distbelief.strategies.single.options import Single
 
 STRATEGIES: Mapping[str, type[Strategy]] = {

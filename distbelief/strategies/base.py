@@ -163,8 +163,7 @@ class Strategy(StrategyOptions):
         if cluster.adds:
             raise UsageError(
                 "--network reduce: says how fast replicas add to what others have, which they do with strategies "
-                "allreduce, hogwild and locking; with"
-                f" {self.name} they do not: leave it off"
+                f"allreduce and hogwild; with {self.name} they do not: leave it off"
             )
         check_local_links(cluster)
 
@@ -202,7 +201,10 @@ def path_of(asked: str, strategy: Strategy, settings: Settings, carrier: str, la
     """
     if asked not in PATHS:
         raise unknown("path", asked, PATHS)
-    why = strategy.served_because(settings, carrier) or lacking
+    why = strategy.served_because(settings, carrier)
+    if not why and strategy.needs_memory(settings, carrier):  # it knows no other path
+        return DIRECT
+    why = why or lacking
     if asked == DIRECT and why:
         raise UsageError(f"--path direct: {why}; leave it off")
     return SERVED if why or asked == SERVED else DIRECT

@@ -65,6 +65,8 @@ class Cast:
     def slice(self, plan: Plan, shard: int, memory: Memory | None = None) -> Slice:
         """Make the slice of a shard, in memory of its own, or in that where replicas find it."""
         servers = self.servers
+        if servers.unlocked_slice is not None and memory is not None:
+            return servers.unlocked_slice(plan, memory, self.phantom)
         if self.phantom:
             return servers.phantom_slice(plan, shard)
         if memory is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -32,7 +32,6 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.virtual import VirtualEndpoint
 
-Shared = TypeVar("Shared")
 Memory = Callable[[int], torch.Tensor]
 """The memory that the replicas of a job share, 1-D uint8, so many bytes of it; all have the same bytes."""
 
@@ -97,16 +96,6 @@ class VirtualStage(Stage):
     addition: float
     """Seconds for each byte of a vector that is added to another."""
     timing: StepTiming
-    common: dict[type, object]
-    """Objects that the replicas of this simulation have in common; ask for one by `shared`."""
-    died: list[Callable[[], None]]
-    """Called when this life of the replica is killed."""
-
-    def shared(self, kind: type[Shared]) -> Shared:
-        """The one of its kind that all replicas of this simulation have, made for the first that asks."""
-        found = self.common.setdefault(kind, kind())
-        assert isinstance(found, kind)
-        return found
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from distbelief.runtime.player import PlayedRole, Shown, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
-from distbelief.strategies.context import Context
+from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
@@ -71,6 +71,8 @@ class Servers:
     """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
     """Makes a shard's slice that holds nothing."""
+    unlocked_slice: Callable[[Plan, Memory, bool], Slice] | None = None
+    """Makes the slice of the only shard in memory that replicas update without a lock, or a phantom of that."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from distbelief.core import records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.core.roles import Kind
-from distbelief.core.settings import Holder
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
@@ -169,7 +168,8 @@ def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
     job, cluster = _draw(strategy, seed)
     run = Observed(job, cluster, limit=MESSAGES)
     endings = Endings(run)
-    accounting = Accounting(run) if strategy.held_by is Holder.SHARDS else None
+    servers = strategy.players().servers
+    accounting = Accounting(run) if servers is not None and servers.unlocked_slice is None else None
     run.simulation.run()
     cause, died = endings.hold(), run.simulation.killed
     if accounting is not None:

@@ -464,10 +464,16 @@ class VirtualMemory:
         self.turns: deque[Turn] = deque()
         self._early: list[Turn] = []
         """Messages that could not be acted on in their turn yet."""
+        self._behind: dict[VirtualEndpoint, list[Turn]] = {}
+        """What each role is to do from its push on, for which it is not its turn yet."""
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a role do something, as soon as it has the lock."""
-        self.turns.append((sender, message, sender.lend(sender, message, payload)))
+        turn = sender, message, sender.lend(sender, message, payload)
+        if sender in self._behind or (payload is not None and not self._may(sender.role, message)):
+            self._behind.setdefault(sender, []).append(turn)
+            return
+        self.turns.append(turn)
         if len(self.turns) == 1:
             self._begin()
 
@@ -481,15 +487,21 @@ class VirtualMemory:
         """Publish what was done, and pass the lock on."""
         turn = self.turns.popleft()
         left = [] if self._done(turn) else [turn]
+        goes_on = bool(self.turns)
         self.look()
         self._early += left
-        if self.turns:
+        if goes_on and self.turns:
             self._begin()
 
     def look(self) -> None:
         """Something has changed: do what could not be done before it."""
         early, self._early = self._early, []
         self._early = [turn for turn in early if not self._done(turn)]
+        idle = not self.turns
+        for sender in [one for one, turns in self._behind.items() if self._may(one.role, turns[0][1])]:
+            self.turns += self._behind.pop(sender)
+        if idle and self.turns:
+            self._begin()
 
     def _done(self, turn: Turn) -> bool:
         sender, message, payload = turn
@@ -521,6 +533,7 @@ class VirtualMemory:
         held = bool(self.turns) and self.turns[0][0] is dead
         self.turns = deque(turn for turn in self.turns if turn[0] is not dead)
         self._early = [turn for turn in self._early if turn[0] is not dead]
+        self._behind.pop(dead, None)
         if held and self.turns:
             self._begin()
 

@@ -8,21 +8,20 @@ from typing import Any
 import pytest
 
 from distbelief.core import events
-from distbelief.core.conversations import attendance, dealing, initialising, membership, mirroring, operations, pushing
+from distbelief.core.conversations import dealing, membership, mirroring, operations, pushing
 from distbelief.core.portions import ANEW
-from distbelief.core.protocol import BATCHED, GROUPED, SERVED, SHARED, heard_by
+from distbelief.core.protocol import BATCHED, GROUPED, SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Settings
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.server.machine import Answers
 from distbelief.server.shard import Shard
 from distbelief.server.standby import Standby
-from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster
+from distbelief.strategies import Allreduce, Downpour, Sandblaster
 from distbelief.strategies.grouped.players import coordinator as group_coordinator
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.shard import shard, standby
-from distbelief.strategies.shared_memory.players import coordinator as memory_coordinator
 
 
 def never(*_: Any) -> Any:
@@ -32,7 +31,6 @@ def never(*_: Any) -> Any:
 MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "coordinator": (coordinator(Settings(strategy=Downpour()), True, ANEW), Kind.COORDINATOR, SERVED),
     "sandblaster": (batch_coordinator(Settings(strategy=Sandblaster()), True, ANEW), Kind.COORDINATOR, BATCHED),
-    "of a mapping": (memory_coordinator(Settings(strategy=Hogwild()), True, ANEW), Kind.COORDINATOR, SHARED),
     "of a group": (group_coordinator(Settings(strategy=Allreduce()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
     "shard in batches": (shard(0, never), Kind.SHARD, BATCHED),
@@ -41,14 +39,6 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
 }
 DEAF = {
     "sandblaster": {dealing.Progress, dealing.StreamEnded},
-    "of a mapping": {
-        membership.Here,
-        initialising.Ready,
-        mirroring.Stands,
-        mirroring.Mirrored,
-        mirroring.StandbyLost,
-        attendance.Departed,
-    },
     "of a group": {membership.Here, dealing.StreamEnded},
     "shard in batches": {pushing.Push},
 }

@@ -1,9 +1,10 @@
-"""Replicas on one mapping, simulated: oracles, races, locks, and deaths at any moment."""
+"""Replicas that update one memory, simulated: oracles, races, locks, and deaths at any moment."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
@@ -23,7 +23,7 @@ from watching.floors import hold_floors
 from watching.observed import Observed, mapping_of
 
 from distbelief.core import records, roles
-from distbelief.core.conversations import checkpointing, dealing
+from distbelief.core.conversations import dealing, pushing
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Cause
@@ -31,31 +31,27 @@ from distbelief.core.portions import ANEW, StartingPoint
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
+from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Locking, Single, Synchronous
 from distbelief.strategies.context import LoopContext
-from distbelief.strategies.shared_memory.counts import ROW, UPDATES
-from distbelief.strategies.shared_memory.mapped import mapped_layout
-from distbelief.strategies.shared_memory.simulated import Race
 from distbelief.strategies.single.loop import SingleLoop
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model
 from distbelief.testing.endings import ways
 from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
-from distbelief.transport.network_model import NetworkModel
 
-SLOW = NetworkModel(reduction=1e-5)
+SLOW = Handling(message=0.0, memory=2e5)
 """An update of the small MLP, 412 bytes, takes 4 ms; a step takes 1 ms."""
 STEADY = ComputeModel(spread="constant")
 WAYS: dict[str, Callable[..., Any]] = {
     "hogwild": Hogwild,
-    "global": lambda **o: Locking(locks="global", **o),
-    "shard": lambda **o: Locking(locks="shard", shards=3, **o),
+    "one lock": Locking,
+    "shards": lambda **o: Locking(shards=3, **o),
     "round-robin": lambda **o: Locking(locks="round-robin", **o),
-    "none": lambda **o: Locking(locks="none", **o),
 }
 PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -68,7 +64,7 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Simulation]:
     """Run a job to its end."""
     run = Observed(
-        Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(network=SLOW, compute=STEADY)
+        Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(handling=SLOW, compute=STEADY)
     )
     run.run()
     return run, run.simulation
@@ -88,9 +84,13 @@ class Empty(nn.Module):
         return given
 
 
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert torch.equal(ours, theirs)
+
+
 def updater(simulation: Simulation) -> Any:
     """Who makes the updates of the first replica."""
-    return simulation.common[Race].updaters["replica 0"]
+    return simulation.parts["replica 0"].worker.update.__self__  # type: ignore[attr-defined]  # a bound method
 
 
 def weights(simulation: Simulation) -> list[torch.Tensor]:
@@ -147,16 +147,18 @@ def bags() -> Task:
 
 @pytest.mark.parametrize(
     ("way", "optimizer"),
-    [("hogwild", "momentum"), *(("shard", one) for one in PLAIN), ("global", "adagrad"), ("round-robin", "nesterov"),
-        ("none", "momentum")],
+    [*(("hogwild", one) for one in PLAIN), *(("shards", one) for one in PLAIN), ("one lock", "adagrad"),
+        ("round-robin", "nesterov")],
 )  # fmt: skip
-def test_one_replica_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, way: str, optimizer: str) -> None:
+def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, way: str, optimizer: str) -> None:
     task = plain.classes(plain.mlp)
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    for ours, theirs in zip(
-        weights(simulation), sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05), strict=True
-    ):
-        assert torch.equal(ours, theirs)
+    expected = sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05)
+    for ours, theirs in zip(weights(simulation), expected, strict=True):
+        if way == "hogwild" or optimizer == "sgd":
+            assert torch.equal(ours, theirs)
+        else:  # shards step one flat vector, which fused kernels may round otherwise
+            torch.testing.assert_close(ours, theirs)
 
 
 def normalised() -> nn.Module:
@@ -175,29 +177,17 @@ def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNames
         ), t.name
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_forward_pass_writes_buffers_in_place_only_where_nothing_is_locked(plain: SimpleNamespace, way: str) -> None:
-    """Under locks they are written with the update, under the lock of the first range or the one of all."""
-    _, simulation = race(plain.classes(normalised), WAYS[way](replicas=2), epochs=1)
-    peer, (start, stop) = (
-        updater(simulation),
-        (simulation.coordinator.plan.layout.trained.stop, simulation.coordinator.plan.layout.moving),
-    )  # type: ignore[union-attr]
-    before = mapping_of(simulation)[start:stop].clone()
+def test_a_forward_pass_of_hogwild_writes_buffers_in_place(plain: SimpleNamespace) -> None:
+    _, simulation = race(plain.classes(normalised), Hogwild(replicas=2), epochs=1)
+    layout = simulation.coordinator.plan.layout  # type: ignore[union-attr]
+    buffers = mapping_of(simulation)[layout.trained.stop : layout.moving]
+    before = buffers.clone()
     simulation.parts["replica 0"].worker.compute(Batch(0, 0), lambda _: None)
-    written = not torch.equal(mapping_of(simulation)[start:stop], before)
-    assert written == (way in ("hogwild", "none"))
-    if not written:
-        last = peer.held().locked_steps()[-1]
-        with torch.no_grad():
-            last.act()
-        assert last.locks == (0,)
-        assert not torch.equal(mapping_of(simulation)[start:stop], before)
+    assert not torch.equal(buffers, before)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str, optimizer: str) -> None:
+def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, optimizer: str) -> None:
 
     def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
         rows, *dense = parameters
@@ -207,14 +197,13 @@ def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, way: str,
         ]  # torch's fused kernel rounds otherwise, and takes no sparse gradients
         return torch.optim.Adagrad(groups, lr=lr) if optimizer == "adagrad" else torch.optim.SGD([rows, *dense], lr=lr)
 
-    _, simulation = race(bags(), WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
+    _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
     expected = sequential(plain, bags(), make, 3, lambda _: 0.05)
     found = {value.shape: value for value in weights(simulation)}
     for theirs in expected:
         assert torch.equal(found[theirs.shape], theirs)
-    if way == "hogwild":
-        for ours, theirs in zip(alone(Single(optim(optimizer, lr=0.05)), "", 3).parameters(), expected, strict=True):
-            assert torch.equal(ours, theirs)
+    for ours, theirs in zip(alone(Single(optim(optimizer, lr=0.05)), "", 3).parameters(), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def alone(strategy: Single, folder: str, epochs: int, checkpoint: Path | None = None) -> nn.Module:
@@ -246,11 +235,11 @@ def test_a_checkpoint_of_sparse_gradients_goes_on_anywhere(tmp_path: Path, optim
     assert Simulated().run(job)["samples"] == 4 * 22
 
 
-DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Allreduce(1)]
+DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchronous(1, 2), Locking(1), Allreduce(1)]
 
 
 @pytest.mark.parametrize(
-    "strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "allreduce"]
+    "strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "locking", "allreduce"]
 )
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
@@ -289,8 +278,8 @@ SIGNALLING = 0x7F800001
 def test_a_sparse_update_writes_to_its_rows_only() -> None:
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim("sgd", lr=0.05)), epochs=1)
     peer = updater(simulation)
-    [sparse] = [part for part in peer.held().locked_steps() if part.size == 16 * 3 * 4 or part.size == 8 * 3 * 4]
-    rows = peer.held().flat.module.rows.weight
+    [sparse] = [part for part in peer.held.steps() if part.size == 16 * 3 * 4 or part.size == 8 * 3 * 4]
+    rows = simulation.parts["replica 0"].player.vectors.module.rows.weight  # type: ignore[attr-defined]  # of a replica
     touched = rows.grad.coalesce().indices()[0]
     others = torch.ones(50, dtype=torch.bool)
     others[touched] = False
@@ -320,7 +309,9 @@ def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -
         task.loss(model(inputs), targets).backward()
         for total, p in zip(expected, model.parameters(), strict=True):
             total += p.grad**2
-    sums = updater(simulation).held().arrays()["state.0.sum"]
+    sums = torch.cat(
+        [sums for shard in simulation.shards if (sums := shard.held.arrays().get("state.0.sum")) is not None]
+    )
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
@@ -356,7 +347,7 @@ def phantom(plain: SimpleNamespace, strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
     run = Observed(
         Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4),
-        Simulated(network=SLOW, compute=STEADY, phantom=True),
+        Simulated(handling=SLOW, compute=STEADY, phantom=True),
     )
     run.run()
     return run.simulation.clock.now()
@@ -364,10 +355,10 @@ def phantom(plain: SimpleNamespace, strategy: Any) -> float:
 
 def test_locks_wait_and_ranges_wait_less(plain: SimpleNamespace) -> None:
     seconds = {way: phantom(plain, make(replicas=4)) for way, make in WAYS.items()}
-    wider = phantom(plain, Locking(locks="shard", shards=2, replicas=4))
-    assert seconds["global"] > wider > seconds["shard"] > seconds["hogwild"] == seconds["none"]
+    wider = phantom(plain, Locking(shards=2, replicas=4))
+    assert seconds["one lock"] > wider > seconds["shards"] > seconds["hogwild"]
     # with one lock for all, the updates of all replicas follow each other
-    assert seconds["global"] > 50 * 412 * SLOW.reduction
+    assert seconds["one lock"] > 50 * 2 * 412 / SLOW.memory
 
 
 def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: SimpleNamespace) -> None:
@@ -378,34 +369,31 @@ def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: Simp
     assert told.staleness.get(1, 0) > 40
 
 
-UNEVEN = Simulated(network=NetworkModel(reduction=1e-6), compute=ComputeModel(spread="exponential", slow={1: 4.0}))
+UNEVEN = Simulated(handling=Handling(message=0.0, memory=2e6), compute=ComputeModel(0.01, "exponential", slow={1: 4.0}))
 """One replica takes four times as long as the others, and no step is as long as the one before."""
 
 
-def updates(simulation: Simulation) -> list[int]:
-    """How many updates each replica has made, by the counts in the mapping."""
-    plan, replicas = simulation.coordinator.plan, simulation.settings.replicas
-    if plan is None or simulation.memory is None:
-        return [0] * replicas
-    counts = simulation.memory[mapped_layout(plan).counts :].view(torch.int64)
-    return [int(count) for count in counts.view(-1, ROW)[:replicas, UPDATES]]
+class Writers:
+    """Who made each update."""
+
+    def __init__(self, run: Observed) -> None:
+        self.made: list[int] = []
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: object) -> None:
+        """Not looked at."""
+
+    def delivered(self, sender: str, to: str, message: object) -> None:
+        """Note who pushed."""
+        if isinstance(message, pushing.Push):
+            self.made.append(roles.index_of(sender))
 
 
 def writers(run: Observed) -> list[int]:
-    """Run a job, and say who made each update: whose count has grown since a look that was less than an update ago."""
-    simulation, found, seen = run.simulation, list[int](), list[int]()
-
-    def look(_: None) -> None:
-        nonlocal seen
-        now = updates(simulation)
-        found.extend(replica for replica, (new, old) in enumerate(zip(now, seen or now, strict=True)) if new > old)
-        seen = now
-
-    for tick in range(2_000):
-        simulation.clock.call_at(tick * 4e-4, look, None)
+    """Run a job, and say who made each update."""
+    found = Writers(run)
     run.run()
-    assert simulation.clock.now() < 0.8
-    return found
+    return found.made
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])
@@ -420,7 +408,7 @@ def test_by_turns_replicas_update_one_after_another(plain: SimpleNamespace, repl
     circle = [turn % replicas for turn in range(len(found))]
     assert len(found) == 40
     assert found[:30] == circle[:30]
-    assert order("global")[:30] != circle[:30]
+    assert order("shard")[:30] != circle[:30]
 
 
 class Dealt:
@@ -471,7 +459,8 @@ def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(
                 stepped.step()
                 seen.load_state_dict(model.state_dict())
     for ours, theirs in zip(weights(run.simulation), model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+        # shards step one flat vector, which a fused kernel may round otherwise
+        (torch.testing.assert_close if optimizer == "momentum" else assert_equal)(ours, theirs)
 
 
 def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNamespace) -> None:
@@ -490,11 +479,11 @@ def test_by_turns_the_dead_are_passed_over_till_they_come_again(
     """In the middle of an update of theirs too."""
     task = plain.classes(plain.mlp, samples=400)
     job = Job(task, Locking(3, restarts=restarts, locks="round-robin"), batch_size=4)
-    run = Observed(job, Simulated(network=SLOW, compute=STEADY, restart_seconds=0.05))
+    run = Observed(job, Simulated(handling=SLOW, compute=STEADY, restart_seconds=0.05))
     simulation, dead = run.simulation, roles.index_of(victim)
 
     def strike(_: None) -> None:
-        if simulation.common[Race].locks.holder(0) == victim:
+        if any(turn[0].role == victim for turn in [*simulation.network.memories["shard 0"].turns][:1]):
             simulation.kill(victim)
         else:
             simulation.clock.call_later(1e-3, strike, None)
@@ -516,45 +505,31 @@ def test_by_turns_the_dead_are_passed_over_till_they_come_again(
 def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
     task = plain.classes(plain.mlp, samples=60)
     job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
-    run = Observed(job, Simulated(network=SLOW, compute=STEADY, restart_seconds=0.01))
+    run = Observed(job, Simulated(handling=SLOW, compute=STEADY, restart_seconds=0.01))
     simulation = run.simulation
     for victim in ("replica 0", "replica 1"):
         simulation.clock.call_at(moment, simulation.kill, victim)
     run.run()
     assert run.outcome == "done"
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
-    assert not any(simulation.common[Race].locks.holder(number) for number in range(8))
-
-
-@pytest.mark.parametrize("way", ["global", "round-robin"])
-def test_the_dead_ask_for_no_lock_and_no_turn(plain: SimpleNamespace, way: str) -> None:
-    """Who dies as it sends goes on until it waits, and may come to an update."""
-    task = plain.classes(plain.mlp, samples=60)
-    run = Observed(Job(task, WAYS[way](replicas=2, restarts=0), batch_size=4), Simulated(network=SLOW, compute=STEADY))
-    simulation, answers = run.simulation, list[bool]()
-
-    def strike(_: None) -> None:
-        dead = updater(simulation)
-        simulation.kill("replica 0")
-        assert dead.update(4, lambda: False, answers.append) is None
-
-    simulation.clock.call_at(0.05, strike, None)
-    assert run.run().outcome == "done"
-    assert not answers
+    assert not any(memory.turns for memory in simulation.network.memories.values())
 
 
 def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
     run = Observed(
         Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4),
-        Simulated(network=SLOW, compute=STEADY),
+        Simulated(handling=SLOW, compute=STEADY),
     )
     simulation, held = run.simulation, []
 
     def strike(_: None) -> None:
-        held.append(simulation.common[Race].locks.holder(0))
-        simulation.kill(held[0])
+        if turns := simulation.network.memories["shard 0"].turns:
+            held.append(turns[0][0].role)
+            simulation.kill(held[0])
+        else:
+            simulation.clock.call_later(1e-3, strike, None)
 
-    simulation.clock.call_at(0.004, strike, None)
+    simulation.clock.call_at(0.003, strike, None)
     run.run()
     assert held[0].startswith("replica")
     assert (
@@ -563,26 +538,16 @@ def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> No
     ) == ("done", held)
 
 
-def test_a_checkpoint_whose_writer_dies_is_made_by_another(plain: SimpleNamespace) -> None:
-    job = Job(
-        task=plain.classes(plain.mlp, samples=60),
-        strategy=Hogwild(replicas=2, restarts=0),
-        batch_size=4,
-        checkpoint_every=0,
-    )
-    run = Observed(job, Simulated(network=SLOW, compute=STEADY))
-    simulation, killed = run.simulation, []
-
-    def strike(sender: str, _to: str, message: object) -> None:
-        if isinstance(message, checkpointing.SnapshotDone) and not killed:
-            killed.append(sender)
-            simulation.kill(sender)
-
-    simulation.network.before_send = strike
-    run.run()
-    made = [(record.number, bool(record.error)) for record in run.records if isinstance(record, records.Checkpointed)]
-    assert (killed, run.outcome) == (["replica 0"], "done")
-    assert made == [(1, True), (2, False), (3, False)]
+@pytest.mark.parametrize("message", [4, 6, 8])
+def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message: int) -> None:
+    """One replica is the plain loop, bit for bit, whenever the shard's process dies: its memory stays."""
+    task = plain.classes(plain.mlp)
+    crash = Simulated(compute=STEADY, crashes=(Crash("shard 0", message),), restart_seconds=0.01)
+    run, simulation = race(task, Hogwild(1), crash, epochs=3, snapshot_every="2")
+    assert simulation.killed == ["shard 0"]
+    for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN["sgd"], 3, lambda _: 0.1), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [record.updates for record in run.records if isinstance(record, records.Applied)] == [3 * 6]
 
 
 def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
@@ -590,7 +555,7 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
     run, _ = race(
         plain.classes(plain.mlp),
         Hogwild(replicas=2, restarts=0),
-        Simulated(network=SLOW, compute=STEADY, crashes=crashes),
+        Simulated(handling=SLOW, compute=STEADY, crashes=crashes),
         epochs=20,
     )
     assert run.outcome == "failed"
@@ -601,11 +566,12 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
     [
         (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: its step needs several numbers of one moment"),
         (Hogwild(optimizer=optim("momentum", dampening=0.5)), {}, "dampening"),
+        (Hogwild(241), {}, "--replicas 241: at most 240 can share the memory"),
         (Locking(locks="row"), {}, "--locks"),
-        (Locking(locks="global", shards=4), {}, "--shards 4 with --locks global: says how many ranges"),
-        (Locking(locks="none", shards=8), {}, "--shards 8 with --locks none: says how many ranges"),
-        (Locking(locks="shard", shards=-1), {}, "--shards -1: must be 1 or more"),
-        (Locking(locks="shard", shards=104), {}, "--shards 104 is more than the model's 103 parameters"),
+        (Locking(locks="none"), {}, "--locks none: updates without locks are those of strategy hogwild"),
+        (Locking(locks="global"), {}, "--locks global: one lock for all parameters is --locks shard --shards 1"),
+        (Locking(locks="round-robin", shards=4), {}, "--shards 4 with --locks round-robin: its order is of one lock"),
+        (Locking(shards=-1), {}, "--shards -1: must be 1 or more"),
         (
             Hogwild(),
             {"device": "cuda"},
@@ -681,16 +647,21 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
     chance = random.Random(f"hogwild {seed}")
     replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
     make = chance.choice((Hogwild, Locking))
-    own = {"locks": chance.choice(("global", "shard", "round-robin", "none"))} if make is Locking else {}
+    own: dict[str, Any] = {"locks": chance.choice(("shard", "round-robin"))} if make is Locking else {}
+    if own.get("locks") == "shard":
+        own["shards"] = chance.randint(1, 3)
     dying = chance.sample(range(replicas), chance.randint(0, replicas))
     crashes = tuple(
         Crash(f"replica {i}", chance.randint(1, 30)) for i in dying for _ in range(chance.randint(1, 1 + restarts))
     )
     crashes += draw_revivals(chance, restarts)
-    network = msgspec.structs.replace(draw_network(chance), reduction=chance.choice((0.0, 1e-6)))
+    if restarts and chance.random() < 0.3:
+        crashes += (Crash("shard 0", chance.randint(1, 12)),)
+    handling = Handling(message=0.0, memory=chance.choice((math.inf, 2e6)))
     cluster = Simulated(
-        network, draw_compute(chance, slow=0.2), crashes, restart_seconds=chance.choice((0.0, 1e-3, 0.5))
-    )
+        draw_network(chance), draw_compute(chance, slow=0.2), crashes, handling=handling,
+        restart_seconds=chance.choice((0.0, 1e-3, 0.5))
+    )  # fmt: skip
     task = tallied(plain.classes(plain.mlp, samples=30), 4, epochs=2, seed=seed)
     job = Job(task, make(replicas, ADAGRAD, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
               checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
@@ -735,15 +706,10 @@ def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNames
     hold_floors(found, scaled(FLOORS, seeds, 100))
 
 
-def test_a_parameter_without_elements_is_in_no_range() -> None:
-    """Each range of a lock is stepped by itself, in as many parts as it has parameters."""
+def test_a_parameter_without_elements_is_stepped_too() -> None:
     data = TensorData(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3)
     task = Task(model=Empty, train=lambda: data)
-    found = []
-    for locks in ("shard", "global"):
-        shards = {"shards": 8} if locks == "shard" else {}
-        strategy = Locking(locks=locks, replicas=1, optimizer=optim("adagrad", 0.1), **shards)
-        _, simulation = race(task, strategy)
-        found.append(weights(simulation))
+    adagrad = optim("adagrad", 0.1)
+    found = [weights(race(task, one)[1]) for one in (Hogwild(1, adagrad), Locking(1, adagrad, shards=8))]
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from watching.observed import Observed, mapping_of
 
 from distbelief.core import records
@@ -18,7 +17,7 @@ from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.strategies import Hogwild, Locking
+from distbelief.strategies import Hogwild
 
 
 def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, torch.Tensor]:
@@ -70,15 +69,3 @@ def test_so_many_checkpoints_are_kept(plain: SimpleNamespace, tmp_path: Path, ke
     job = Job(plain.classes(plain.mlp), Hogwild(), epochs=5, batch_size=4, keep_checkpoints=keep, out=str(tmp_path))
     Simulated().run(job)
     assert len(list((tmp_path / "checkpoints").iterdir())) == keep
-
-
-@pytest.mark.parametrize(
-    "strategy", [Hogwild(2, optim("adagrad")), Locking(2, optim("adagrad"), locks="none")], ids=lambda s: s.name
-)
-@pytest.mark.parametrize("layers", [12, 13, 14, 15])
-def test_a_simulated_mapping_has_room_for_the_steps_of_every_piece(
-    plain: SimpleNamespace, strategy: Hogwild | Locking, layers: int
-) -> None:
-    """Updates are made in more parts there than there are locks."""
-    task = plain.classes(lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(layers))))
-    assert Observed(Job(task=task, strategy=strategy, evaluate_every=0), Simulated()).run().outcome == "done"

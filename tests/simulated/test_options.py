@@ -33,7 +33,7 @@ from distbelief.places.simulated.handling import Handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
-from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Locking, Strategy
+from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.simulations import attach
@@ -194,7 +194,6 @@ def half_the_data(folder: Path, _: Job) -> str:
 
 STEADY = {"compute": ComputeModel(spread="constant")}
 UNEVEN = {"compute": ComputeModel(spread="constant", slow={0: 4.0})}
-ADDING = {"network": NetworkModel(reduction=1e-5), **STEADY}
 SCALED = {"lr_scaling": "linear", "base_batch": 2}
 DECAYING = {"optimizer": optim("sgd", weight_decay=0.5)}
 
@@ -246,10 +245,7 @@ ALL: dict[str, Cases] = {
         Case(2, "traffic", {"replicas": 4, "algorithm": "hierarchical"}),
         Case(2, "traffic", {"replicas": 4, "per_host": 4}, {"network": NetworkModel(latency=1e-3, local_latency=1e-6)}),
     ),
-    "locks": (
-        Case("none", "traffic", place=ADDING), Case("shard", "traffic", place=ADDING),
-        Case("round-robin", "traffic", place=UNEVEN),
-    ),
+    "locks": Case("round-robin", "traffic", place=UNEVEN),
     # of a job
     "epochs": Case(2),
     "batch_size": Case(5),
@@ -314,7 +310,7 @@ OWN: dict[str, dict[str, Cases]] = {
     },
     "softsync": {"staleness_scaling": Case("inverse", beside={"replicas": 4, "n": 4})},
     "hogwild": {"order": REFUSED},
-    "locking": {"order": REFUSED, "shards": Case(4, "traffic", {"locks": "shard"}, ADDING)},
+    "locking": {"order": REFUSED},
     "sandblaster": {
         "order": REFUSED,
         "schedule": Case(
@@ -430,7 +426,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "jitter": ((1.0, "traffic", {}, Downpour()),),
         "delay_chance": ((0.5, "traffic", LATE, Downpour()),),
         "delay": ((1e-1, "traffic", LATE, Downpour()),),
-        "reduction": tuple((1e-5, "traffic", {}, strategy) for strategy in (Allreduce(), Hogwild(), Locking())),
+        "reduction": tuple((1e-5, "traffic", {}, strategy) for strategy in (Allreduce(), Hogwild())),
         "local_latency": ((1e-6, "traffic", {}, TWO_HOSTS),),
         "local_bandwidth": ((1e11, "traffic", {}, TWO_HOSTS),),
         "outages": (((Outage(2e-3, 7e-3, ("replica 1",)),), "traffic", {}, Downpour()),),

@@ -112,7 +112,7 @@ def has(strategy: Any, crash: Crash) -> bool:
     many = {"replica": "replicas", "shard": "shards", "standby": "shards"}
     if kind == "standby" and not getattr(strategy, "standby", 0):
         return False
-    if kind == "shard" and isinstance(strategy, Hogwild | Locking | Allreduce):
+    if kind == "shard" and isinstance(strategy, Allreduce):
         return False
     if kind == "replica" and bool(part) != (getattr(strategy, "partitions", 1) > 1):
         return False

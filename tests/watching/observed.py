@@ -29,6 +29,7 @@ class Observed(simulations.Observed):
             or settings.standby
             or settings.partitions > 1
             or settings.strategy.held_by is not Holder.SHARDS
+            or settings.strategy.name == "hogwild"  # which pushes nothing
             or fallen
         )
         if self._ruled:
@@ -48,6 +49,5 @@ class Observed(simulations.Observed):
 
 def mapping_of(simulation: Simulation) -> torch.Tensor:
     """The parameters and buffers that replicas share, as they are: 1-D uint8."""
-    assert simulation.memory is not None
-    assert simulation.coordinator.plan is not None
-    return simulation.memory[: simulation.coordinator.plan.layout.total]
+    held = [shard.held.moving() for shard in simulation.shards]
+    return held[0] if len(held) == 1 else torch.cat(held)  # type: ignore[arg-type,return-value]  # no phantoms

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.conversations.checkpointing import Snapshot, SnapshotDone
+from distbelief.core.conversations.checkpointing import Describe, Description, Snapshot, SnapshotDone
 from distbelief.core.conversations.evaluating import Evaluate, Evaluated
 from distbelief.core.conversations.initialising import Restored
 from distbelief.core.conversations.membership import PartPlace
@@ -204,9 +204,11 @@ GROUPING = Conversation(
         Says(Broken, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA)),
         Says(Halt, by=(Kind.COORDINATOR, Kind.REPLICA), to=(Kind.REPLICA,)),
         Says(Halted, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA), answers=Halt),
-        *(
-            Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for message in (Restored, Snapshot, SnapshotDone, PartSquares, PartValues)
-        ),
+        Says(Restored, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA)),
+        Says(Snapshot, by=(Kind.COORDINATOR, Kind.REPLICA), to=(Kind.REPLICA,)),
+        Says(SnapshotDone, by=(Kind.REPLICA,), to=(Kind.COORDINATOR, Kind.REPLICA), answers=Snapshot),
+        Says(Describe, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,)),
+        Says(Description, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,), answers=Describe),
+        *(Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,)) for message in (PartSquares, PartValues)),
     ),
 )

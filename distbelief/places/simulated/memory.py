@@ -35,6 +35,8 @@ class ShardInMemory:
         self._memory = network.memories[shard.role]
 
     def _may(self, who: str, message: Message) -> bool:
+        if isinstance(message, pushing.Push):
+            return self.shard.policy.may_push(who)
         return not isinstance(message, pushing.Fetch) or self.shard.may_fetch(who, message.tick)
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:

@@ -141,14 +141,10 @@ class Simulation:
     """True where coordinator, shards and supervisor assert after each event what is to hold."""
     parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
     """PlayedRole of each replica."""
-    common: dict[type, object] = field(init=False, default_factory=dict)
-    """Objects that the replicas have in common, by their kind."""
     memory: torch.Tensor | None = field(init=False, default=None)
     """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
     coordinator: JobCoordinator = field(init=False)
     shards: list[Shard] = field(init=False, default_factory=list)
-    _died: dict[str, list[Callable[[], None]]] = field(init=False, default_factory=dict)
-    """Callbacks on the death of a replica's current life."""
 
     def __post_init__(self) -> None:
         cluster, settings = self.cluster, self.settings
@@ -344,17 +340,15 @@ class Simulation:
             endpoint=endpoint,
             addition=network.reduction or self.cluster.handling.addition,
             timing=timing,
-            common=self.common,
-            died=[],
         )
-        self._died[role] = stage.died
         part = self.parts[role] = self.cast.replica(role, incarnation, stage)
         self._play_story(role, part, endpoint, self._store)
 
     @property
     def _memory(self) -> Memory | None:
         """Return the memory that the replicas share, where the strategy needs it."""
-        return self._share if self.job.strategy.needs_memory(self.settings, "virtual") else None
+        needed = self.job.strategy.needs_memory(self.settings, "virtual")
+        return self._share if needed and not self._direct else None
 
     def _share(self, length: int) -> torch.Tensor:
         """The memory that the replicas share, which is made for the first that asks."""
@@ -397,8 +391,8 @@ class Simulation:
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         self._lengths[shard] = plan.assignments[shard].moving.size
-        held = self.cast.slice(plan, shard)
-        held.lasts = self._direct
+        held = self.cast.slice(plan, shard, self._memory)
+        held.lasts |= self._direct
         return held
 
     def _plan_faults(self) -> None:
@@ -495,8 +489,6 @@ class Simulation:
         self.clock.call_later(0.0, self.driver.remove, role)
         if (role, incarnation) not in self._moved:
             self._happens(Ended(role, incarnation, killed=True))
-        for tell in self._died.get(role, ()):
-            tell()
 
     def _left(self, role: str, incarnation: int) -> None:
         """A role has ended by itself; a standby that becomes its shard has not."""

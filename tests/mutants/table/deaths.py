@@ -132,7 +132,7 @@ MUTANTS = [
         "if self._hold is not None and not self._mid_minibatch:",
         (BY_SEED,)),
     Mutant("replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
-        "        while (self._holding and not self._mid_minibatch) or not self._siblings",
+        "        while (self._holding and holds) or not self._siblings",
         "        while not self._siblings",
         (BY_SEED,)),
     Mutant("what-softsync-has-acknowledged-is-not-saved", MOMENT, "server/shard.py",

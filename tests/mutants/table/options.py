@@ -33,8 +33,8 @@ MUTANTS = [
         "if per_host and not (algorithm.startswith(HIERARCHICAL) or",
         "if per_host and algorithm == HIERARCHICAL and not (algorithm.startswith(HIERARCHICAL) or",
         (f"{REFUSED}[simulate digits allreduce --per-host 2 --algorithm ring]", f"{REFUSED}[draw ring --per-host 2]")),
-    Mutant("hogwild-clips-nothing", OPTIONS, "strategies/shared_memory/worker.py",
-        "    compute = context.computes(context.settings.clip_norm)\n", "    compute = context.computes(0.0)\n",
+    Mutant("hogwild-clips-nothing", OPTIONS, "strategies/parameter_server/hogwild.py",
+        "context.computes(context.settings.clip_norm)", "context.computes(0.0)",
         (f"{PLAYED}[hogwild clip_norm]",)),
     Mutant(
         "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/torch_whole.py",
