@@ -118,10 +118,18 @@ class StartingPoint(msgspec.Struct, frozen=True, array_like=True):
 ANEW = StartingPoint()
 
 
-class Epochs:
-    """State of the dealing of `epochs` epochs of `batches` minibatches: how far it is, and what is left to do."""
+class Dealer:
+    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
+    with what is left; to 0, in those that are asked for.
 
-    def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
+    >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
+    >>> dealer.deal("replica 0"), dealer.deal("replica 0")
+    (Portion(epoch=0, first=0, count=1), Portion(epoch=0, first=1, count=1))
+    >>> dealer.done("replica 0", 1), dealer.lost("replica 0"), dealer.deal("replica 1")
+    ([], 1, Portion(epoch=0, first=1, count=1))
+    """
+
+    def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
         self.batches, self.epochs = batches, epochs
         self._epoch, self._batch = position.epoch, position.batch
         self._again: deque[Portion] = deque(position.undone)
@@ -130,6 +138,8 @@ class Epochs:
             self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
         if position.epoch < epochs:
             self._left[position.epoch] = self._left.get(position.epoch, 0) + batches - position.batch
+        self.replicas = replicas
+        self._held: dict[str, deque[Portion]] = {}
 
     def _forward(self, count: int) -> Portion:
         """The next minibatches of the epoch that is being dealt, which are dealt now."""
@@ -166,23 +176,6 @@ class Epochs:
     def finished(self) -> bool:
         """True where every minibatch of every epoch is done."""
         return not self._left
-
-
-class Dealer(Epochs):
-    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
-    with what is left; to 0, in those that are asked for.
-
-    >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
-    >>> dealer.deal("replica 0"), dealer.deal("replica 0")
-    (Portion(epoch=0, first=0, count=1), Portion(epoch=0, first=1, count=1))
-    >>> dealer.done("replica 0", 1), dealer.lost("replica 0"), dealer.deal("replica 1")
-    ([], 1, Portion(epoch=0, first=1, count=1))
-    """
-
-    def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
-        super().__init__(batches, epochs, position)
-        self.replicas = replicas
-        self._held: dict[str, deque[Portion]] = {}
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
         """The next portion for a replica, of the first epoch that has any; None when all is dealt."""

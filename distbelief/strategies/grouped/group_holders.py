@@ -214,7 +214,7 @@ class GroupHolders(Holders):
         return effects + self.initialise(job)
 
     def _rewind(self, job: Coordinator) -> list[Effect]:
-        """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
+        """Go back to the newest checkpoint, or to the beginning, as nobody is left who holds what was made since."""
         again, notes = job.closing.go_back() if job.may(May.DISMISS) else (True, [])
         job.data = job.work.begin(job)
         job.target.forget()
