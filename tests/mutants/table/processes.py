@@ -73,8 +73,8 @@ MUTANTS = [
             "tests/machines/test_supervisor.py::test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun[hosts1]",
         ),
     ),
-    Mutant("a-replica-of-a-group-that-is-told-to-go-stays", LEAVES, "strategies/grouped/replica.py",
-        "        self._ending = True\n        if sender", "        self._ending = sender != roles.SUPERVISOR\n        if sender",
+    Mutant("who-is-told-to-go-goes-on-with-its-group", LEAVES, "strategies/grouped/replica.py",
+        "        self._ending = True\n        if sender", "        if sender",
         (
             "tests/simulated/test_leaving.py::"
             "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
