@@ -132,11 +132,8 @@ class GroupHolders(Holders):
         """Form a group of all who are there, once all have halted; the first once all are there who will come."""
         if job.plan is None or self._awaited:
             return []
-        here, missing, nothing = (
-            sorted(job.membership.everybody, key=roles.index_of),
-            self._missing(job),
-            not self.rounds,
-        )
+        here, missing = sorted(job.membership.everybody, key=roles.index_of), self._missing(job)
+        nothing = not self.rounds
         effects = self._rewind(job) if nothing and dealt(job).rounds and (here or missing) else []
         if not here or (not self.number and missing) or (effects and not job.may(May.DEAL)):
             return effects
