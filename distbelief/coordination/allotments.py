@@ -224,7 +224,7 @@ class Allotments:
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
     def validate(self) -> None:
-        """Assert what `Epochs` does, of each."""
+        """Assert what `Dealer` does, of each."""
         for allotment in self._of.values():
             allotment.validate()
 

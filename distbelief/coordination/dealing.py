@@ -28,6 +28,8 @@ class DataDealer(Protocol):
     """Reported since somebody last set it to 0."""
     minibatches: int
     """Applied since somebody last set it to 0."""
+    units: str = "minibatches"
+    """Name of what is dealt."""
 
     @property
     def finished(self) -> bool:
@@ -43,27 +45,28 @@ class DataDealer(Protocol):
         ...
 
     def joins(self, role: str, samples: int) -> None:
-        """A replica is there, whose training set has so many samples."""
-        ...
+        """A replica is there, whose training set has so many samples; here all have the same data."""
+        return
 
     def lost(self, role: str) -> int:
         """A replica is gone; returns how much is dealt again."""
         ...
 
     def give_up(self, role: str) -> int:
-        """A replica will not come (again); returns how much only it could do, -1 where nobody knows."""
-        ...
+        """A replica will not come (again); returns how much only it could do, -1 where nobody knows: here nothing."""
+        return 0
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
-        ...
+        there = sorted(members, key=roles.index_of)
+        return [f"{role} holds {held} {self.units}" for role in there if (held := self.held(role))]
 
     def validate(self, members: Collection[str]) -> None:
         """Assert what holds between two events."""
         ...
 
 
-class Dealing:
+class Dealing(DataDealer):
     """Deals the training set of a plan, from a position at which `samples` are done.
 
     Args:
@@ -291,11 +294,7 @@ class Dealing:
 
     def waiting(self, members: Collection[str]) -> list[str]:
         """For whom the job waits, in words."""
-        who = [
-            f"{role} holds {held} minibatches"
-            for role in sorted(members, key=roles.index_of)
-            if (held := self.dealer.held(role))
-        ]
+        who = super().waiting(members)
         if isinstance(self.dealer, Allotments):
             gone = self.dealer.undone.difference(members)
             who += [f"{role} has not joined" for role in sorted(self.dealer.absent, key=roles.index_of)]

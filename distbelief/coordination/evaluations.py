@@ -52,7 +52,7 @@ class Evaluations:
         return self.measure(epoch) if self.owed else []
 
     def gone(self, for_good: bool) -> str:
-        """Who measures is gone; what it was measuring another does, or nobody: returns which."""
+        """Go on without who measures; what it was measuring another does, or nobody: returns which."""
         self.owed = not for_good and self.pending
         self.who, self.measuring, self.tried, self.expected = "", "", True, not for_good
         return "the job goes on without evaluations" if for_good else "another takes its place"

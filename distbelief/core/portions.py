@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import msgspec
 
@@ -119,10 +119,18 @@ class StartingPoint(msgspec.Struct, frozen=True, array_like=True):
 ANEW = StartingPoint()
 
 
-class Epochs:
-    """State of the dealing of `epochs` epochs of `batches` minibatches: how far it is, and what is left to do."""
+class Dealer:
+    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
+    with what is left; to 0, in those that are asked for.
 
-    def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
+    >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
+    >>> dealer.deal("replica 0"), dealer.deal("replica 0")
+    (Portion(epoch=0, first=0, count=1), Portion(epoch=0, first=1, count=1))
+    >>> dealer.done("replica 0", 1), dealer.lost("replica 0"), dealer.deal("replica 1")
+    ([], 1, Portion(epoch=0, first=1, count=1))
+    """
+
+    def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
         self.batches, self.epochs = batches, epochs
         self._epoch, self._batch = position.epoch, position.batch
         self._again: deque[Portion] = deque(position.undone)
@@ -131,6 +139,8 @@ class Epochs:
             self._left[portion.epoch] = self._left.get(portion.epoch, 0) + portion.count
         if position.epoch < epochs:
             self._left[position.epoch] = self._left.get(position.epoch, 0) + batches - position.batch
+        self.replicas = replicas
+        self._held: dict[str, deque[Portion]] = {}
 
     def _forward(self, count: int) -> Portion:
         """The next minibatches of the epoch that is being dealt, which are dealt now."""
@@ -158,10 +168,10 @@ class Epochs:
         """The first that is not done."""
         return min(self._left, default=self.epochs)
 
-    def validate(self, dealt: Iterable[Portion]) -> None:
-        """Assert that each minibatch is to come, `dealt`, to be dealt again, or done."""
+    def validate(self, free: Iterable[Portion] = ()) -> None:
+        """Assert that each minibatch is to come, held, to be dealt again or `free`, or done."""
         out = Counter[int]()
-        for portion in (*dealt, *self._again):
+        for portion in chain(free, self._again, *self._held.values()):
             out[portion.epoch] += portion.count
         if self._epoch < self.epochs:
             out[self._epoch] += self.batches - self._batch
@@ -176,23 +186,6 @@ class Epochs:
     def finished(self) -> bool:
         """True where every minibatch of every epoch is done."""
         return not self._left
-
-
-class Dealer(Epochs):
-    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
-    with what is left; to 0, in those that are asked for.
-
-    >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
-    >>> dealer.deal("replica 0"), dealer.deal("replica 0")
-    (Portion(epoch=0, first=0, count=1), Portion(epoch=0, first=1, count=1))
-    >>> dealer.done("replica 0", 1), dealer.lost("replica 0"), dealer.deal("replica 1")
-    ([], 1, Portion(epoch=0, first=1, count=1))
-    """
-
-    def __init__(self, batches: int, epochs: int, replicas: int, position: Position = START) -> None:
-        super().__init__(batches, epochs, position)
-        self.replicas = replicas
-        self._held: dict[str, deque[Portion]] = {}
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
         """The next portion for a replica, of the first epoch that has any; None when all is dealt."""
@@ -308,10 +301,6 @@ class Dealer(Epochs):
         self._again.extendleft(reversed(held))
         return sum(portion.count for portion in held)
 
-    def validate(self, dealt: Iterable[Portion] = ()) -> None:
-        """Assert what `Epochs` does, with what replicas hold."""
-        super().validate((*dealt, *(portion for portions in self._held.values() for portion in portions)))
-
     def position(self) -> Position:
         """Return the present position in the data, for a checkpoint."""
         held = [portion for portions in self._held.values() for portion in portions]
@@ -369,9 +358,9 @@ class RoundDealer(Dealer):
         self._collect()
         return super().undealt(who) + len(self._free)
 
-    def validate(self, dealt: Iterable[Portion] = ()) -> None:
-        """Assert what `Epochs` does, with what nobody has."""
-        super().validate((*dealt, *(Portion(self.epoch, number, 1) for number in self._free)))
+    def validate(self, free: Iterable[Portion] = ()) -> None:
+        """Assert what `Dealer` does, with what nobody has."""
+        super().validate((*free, *(Portion(self.epoch, number, 1) for number in self._free)))
 
     def position(self) -> Position:
         """Return the position with what is free, and what replicas hold of rounds, in runs with which any dealer can go

@@ -240,6 +240,8 @@ class Siblings:
         Returns:
             That of the whole gradient.
         """
+        if len(self._all) == 1:
+            return norm
         now = self._next_exchange()
         whole = yield from self._of_all(
             partitioning.PartNorm(*now, norm),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import roles
 from distbelief.core.effects import Computed
 from distbelief.core.portions import OWN, StartingPoint
@@ -25,7 +26,7 @@ from distbelief.split.program import SplitProgram, program_of
 from distbelief.strategies.base import Strategy
 from distbelief.strategies.context import Context, Memory, Stage
 from distbelief.strategies.partition import PartitionTrainer, PhantomPart, part_of
-from distbelief.strategies.players import JobCoordinator, Players, Servers
+from distbelief.strategies.players import Players, Servers
 from distbelief.tasks import Task
 from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
@@ -51,7 +52,7 @@ class Cast:
 
     # machines
 
-    def coordinator(self, start: StartingPoint) -> JobCoordinator:
+    def coordinator(self, start: StartingPoint) -> Coordinator:
         """Make the coordinator, from where the job goes on."""
         return self.players.coordinator(self.settings, self.measured, start)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,12 +25,11 @@ from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.initialising import ShardStanding
 from distbelief.core.conversations.mirroring import StandbyStanding
 from distbelief.core.conversations.phases import Phase
-from distbelief.core.effects import Machine
 from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import PlayedRole, Shown, Worker
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice
 from distbelief.server.standby import Standby
@@ -44,19 +43,6 @@ COORDINATOR_STATE = (
     StandbyStanding, CheckpointStage,
 )  # fmt: skip
 """Classes of a portion-dealing `Coordinator`'s state, for its journal."""
-
-
-class JobCoordinator(Machine, Shown, Protocol):
-    """The coordinator of a job."""
-
-    @property
-    def plan(self) -> Plan | None:
-        """Return who holds what, once the first replica has told its layout."""
-        ...
-
-    def validate(self) -> None:
-        """Assert what holds between two events."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ class Servers:
 class Players:
     """Players of all roles of a job of one strategy."""
 
-    coordinator: Callable[[Settings, bool, StartingPoint], JobCoordinator]
+    coordinator: Callable[[Settings, bool, StartingPoint], Coordinator]
     """Makes the coordinator of a job of these settings, with an evaluator or without, from where it goes on."""
     state: tuple[type, ...]
     """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it

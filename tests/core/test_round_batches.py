@@ -14,7 +14,7 @@ from distbelief.core.portions import Portion, Position
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.strategies.grouped.round_batches import RoundBatches, round_of
+from distbelief.strategies.grouped.round_batches import RoundBatches
 
 SAMPLES, BATCH, BATCHES, EPOCHS = 118, 3, 40, 2
 """The last minibatch has one sample."""
@@ -53,10 +53,8 @@ class Grouped(RuleBasedStateMachine):
         assert (portion is None) == (not free or before <= held)
         if portion is not None:
             self.members = self.group
-            dealt = [
-                [(portion.epoch, index) for index in round_of(portion, width, number)]
-                for number in range(-(-portion.count // width))
-            ]
+            numbers = [(portion.epoch, index) for index in range(portion.first, portion.first + portion.count)]
+            dealt = [numbers[at : at + width] for at in range(0, len(numbers), width)]
             assert held + portion.count < before + width
             assert {one for taken in dealt for one in taken} <= free
             assert portion.first == min(index for _, index in free)

@@ -53,8 +53,8 @@ from distbelief.transport.virtual import VirtualEndpoint
 RENEWS = bool(os.environ.get("DISTBELIEF_RENEW"))
 RECORDED = Path(__file__).with_name("recorded.json")
 RENAMED = {
-    "RoundBatch": "Ration", "StateSent": "Whole", "Decided": "Told", "OperationsDone": "Did", "WorkUnitTaken": "Took",
-    "ReducedPiece": "Piece", "RoundsMade": "Rounds", "Departed": "Gone", "Unmirrored": "Alone",
+    "StateSent": "Whole", "Decided": "Told", "OperationsDone": "Did", "WorkUnitTaken": "Took",
+    "ReducedPiece": "Piece", "Departed": "Gone", "Unmirrored": "Alone",
     "BeginMirroring": "Mirror", "StandbyLost": "Bereft", "GroupHello": "Hail",
 }  # fmt: skip
 """What messages are called now, and what they were called when they were recorded."""

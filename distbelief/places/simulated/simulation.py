@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, roles
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import Machine
@@ -65,7 +66,6 @@ from distbelief.strategies.base import DIRECT
 from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import Memory, Stage, StepTiming, VirtualStage
 from distbelief.strategies.partition import split_graph
-from distbelief.strategies.players import JobCoordinator
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.worker import build_model, load, with_data
@@ -143,7 +143,7 @@ class Simulation:
     """PlayedRole of each replica."""
     memory: torch.Tensor | None = field(init=False, default=None)
     """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
-    coordinator: JobCoordinator = field(init=False)
+    coordinator: Coordinator = field(init=False)
     shards: list[Shard] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

@@ -132,11 +132,8 @@ class GroupHolders(Holders):
         """Form a group of all who are there, once all have halted; the first once all are there who will come."""
         if job.plan is None or self._awaited:
             return []
-        here, missing, nothing = (
-            sorted(job.membership.everybody, key=roles.index_of),
-            self._missing(job),
-            not self.rounds,
-        )
+        here, missing = sorted(job.membership.everybody, key=roles.index_of), self._missing(job)
+        nothing = not self.rounds
         effects = self._rewind(job) if nothing and dealt(job).rounds and (here or missing) else []
         if not here or (not self.number and missing) or (effects and not job.may(May.DEAL)):
             return effects
@@ -214,7 +211,7 @@ class GroupHolders(Holders):
         return effects + self.initialise(job)
 
     def _rewind(self, job: Coordinator) -> list[Effect]:
-        """Nobody is left who holds what the rounds have made: go back to the newest checkpoint, or to the beginning."""
+        """Go back to the newest checkpoint, or to the beginning, as nobody is left who holds what was made since."""
         again, notes = job.closing.go_back() if job.may(May.DISMISS) else (True, [])
         job.data = job.work.begin(job)
         job.target.forget()

@@ -64,7 +64,6 @@ from distbelief.replica.split_compute import SplitCompute, gradient
 from distbelief.replica.steps import Steps
 from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
-from distbelief.strategies.grouped.round_batches import round_of
 from distbelief.strategies.grouped.settings import Reducing, reduction
 from distbelief.strategies.grouped.whole import Whole
 
@@ -77,7 +76,7 @@ NAMED = 3
 Request = (
     dealing.Deal | evaluating.Evaluate | checkpointing.Snapshot | checkpointing.SaveScript | checkpointing.Describe
 )
-"""What the coordinator asks of it, or the partition that leads."""
+"""A request of the coordinator, or of the partition that leads."""
 
 
 class _Halted(Exception):
@@ -158,9 +157,9 @@ class AllreduceReplica:
         """Reason that it, or its worker, may be waiting, and those of its group that it waits for."""
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[Request] = deque()
-        """What is asked for, the first of which it does now."""
+        """Requests that are left, the first of which it does now."""
         self._errors: list[str] = []
-        """Those of the partitions that it leads, in saving their parts."""
+        """Errors of the partitions that it leads, in saving their parts."""
         self._coming: deque[Batch] = deque()
         self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
@@ -197,7 +196,7 @@ class AllreduceReplica:
             yield from self._siblings.tell(membership.Farewell())
 
     def _next(self) -> Steps[None]:
-        """What is next: to form a group, to say that it leaves, or what was asked for first."""
+        """Form a group, say that it leaves, or do what was asked for first."""
         if self._assemble is not None:
             yield from self._form(self._assemble)
         elif self._ending and not self._left:
@@ -413,7 +412,7 @@ class AllreduceReplica:
         assert self._plan is not None
         count, settings = len(self._members), self._settings
         width = count * self._own.accumulate
-        rounds = [round_of(portion, width, number) for number in range(-(-portion.count // width))]
+        rounds = [portion.numbers[at : at + width] for at in range(0, portion.count, width)]
         self._coming = deque(Batch(portion.epoch, index) for taken in rounds for index in taken[self._rank :: count])
         for taken in rounds:
             sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
@@ -514,7 +513,7 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        """What it has made since the last report."""
+        """Tell what it has made since the last report."""
         now, loss, losses = (self.step, self.samples, self.rounds), self._loss, self._losses
         steps, samples, rounds = (after - before for after, before in zip(now, self._reported, strict=True))
         self._reported = now

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from distbelief.core import roles
+from distbelief.coordination.dealing import DataDealer
 from distbelief.core.portions import Portion, Position, RoundDealer
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
@@ -17,17 +17,7 @@ GROUP = "the group"
 """Who holds what is dealt, to the dealer."""
 
 
-def round_of(portion: Portion, width: int, number: int) -> list[int]:
-    """The minibatches of round `number` of a round batch, at most `width`; the members take them by turns.
-
-    >>> round_of(Portion(0, 10, 5), 2, 0), round_of(Portion(0, 10, 5), 2, 2)
-    ([10, 11], [14])
-    """
-    first = portion.first + number * width
-    return list(range(first, min(first + width, portion.first + portion.count)))
-
-
-class RoundBatches:
+class RoundBatches(DataDealer):
     """Deals the data of a plan, from a position at which `samples` are done.
 
     A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger
@@ -127,18 +117,3 @@ class RoundBatches:
         self._dealer.validate()
         held, rounds = self._dealer.held(GROUP), sum(taken.count for taken in self._rounds)
         assert held == rounds, f"the group holds {held} minibatches, and its rounds have {rounds}"
-
-    def waiting(self, members: Collection[str]) -> list[str]:
-        """For whom the job waits, in words."""
-        return [
-            f"{role} holds {held} minibatches"
-            for role in sorted(members, key=roles.index_of)
-            if (held := self.held(role))
-        ]
-
-    def joins(self, role: str, samples: int) -> None:
-        """All have the same data."""
-
-    def give_up(self, role: str) -> int:
-        """Nothing: any other can do what it has not."""
-        return 0

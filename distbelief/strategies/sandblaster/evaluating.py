@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
+from distbelief.coordination.dealing import DataDealer
 from distbelief.core import roles
 from distbelief.core.conversations import operations
 from distbelief.core.effects import Effect, Send
@@ -18,7 +19,7 @@ from distbelief.strategies.sandblaster.stories import LossSum
 from distbelief.strategies.sandblaster.work_units import WorkUnits
 
 
-class Evaluating:
+class Evaluating(DataDealer):
     """Deals the work units of one evaluation after another.
 
     Args:
@@ -27,6 +28,8 @@ class Evaluating:
         samples: that were computed before.
         evaluation: the number of the last one, of whatever was before; numbers only grow.
     """
+
+    units = "portions"
 
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
         self.descent, self._size, self._all = (
@@ -137,21 +140,8 @@ class Evaluating:
             self._work_units.lost(role)
         return held
 
-    def joins(self, role: str, samples: int) -> None:
-        """All have the same data."""
-
-    def give_up(self, role: str) -> int:
-        """Nothing: any other can do what it has not."""
-        return 0
-
     def validate(self, members: Collection[str]) -> None:
         """Assert that each work unit of an evaluation is done once, or to be done."""
         if self._work_units is not None:
             left, done = self._work_units.left, len(self._losses)
             assert left + done == len(self._cut), f"{left} work units are left, {done} done of {len(self._cut)}"
-
-    def waiting(self, members: Collection[str]) -> list[str]:
-        """For whom the job waits, in words."""
-        return [
-            f"{role} holds {held} portions" for role in sorted(members, key=roles.index_of) if (held := self.held(role))
-        ]

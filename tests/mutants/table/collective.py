@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant("a-group-is-dealt-rounds-while-a-checkpoint-waits-for-them", EXACTLY_ONE,
         "strategies/grouped/round_work.py",
         "or job.saving.holds or job.evaluations.pending", "or job.evaluations.pending",
-        (f"{ALL}::test_evaluations_checkpoints_and_epochs_are_in_the_result",), 10),
+        (f"{ALL}::test_pushes_between_checkpoints",), 10),
     Mutant("a-lock-is-shared", NONE_LOST, "transport/locks.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         (BY_LOCK,), 15),

@@ -73,12 +73,12 @@ MUTANTS = [
             "tests/machines/test_supervisor.py::test_words_that_every_life_would_repeat_end_a_job_that_has_not_begun[hosts1]",
         ),
     ),
-    Mutant("partitions-are-not-let-go-with-their-lead", LEAVES, "strategies/grouped/replica.py",
-        "            yield from self._siblings.tell(membership.Farewell())", "            pass",
+    Mutant("who-is-told-to-go-goes-on-with-its-group", LEAVES, "strategies/grouped/replica.py",
+        "        self._ending = True\n        if sender", "        if sender",
         (
             "tests/simulated/test_leaving.py::"
             "test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest"
-            "[split allreduce-in time]",
+            "[allreduce-in time]",
         ), 15),
     Mutant("a-host-that-is-told-to-go-ends-the-job", LEAVES, "places/cluster/host_processes.py",
         "== network_identity() else self._leave_within", "== network_identity() else 0.0",
