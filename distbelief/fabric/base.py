@@ -90,9 +90,6 @@ class Carrier:
         """Go on with a round, as a fabric."""
         return True
 
-    def close(self) -> None:
-        """Leave the group."""
-
 
 class InOrder(Carrier, ABC):
     """A carrier that begins with its buckets in their order, beside the backward pass, and reduces in their place."""
@@ -113,6 +110,7 @@ class InOrder(Carrier, ABC):
         return vector, vector
 
     def _begin_round(self) -> None:
+        self._wait.end()
         self._ready = [False] * len(self._buckets)
         self._begun = []
 
@@ -128,7 +126,6 @@ class InOrder(Carrier, ABC):
             while not reduced.done():
                 if self._wait.rest():
                     return None
-            self._wait.end()
             try:
                 reduced.wait()  # on a GPU, what is asked of it next waits
             except (RuntimeError, JobFailed) as error:

@@ -1,10 +1,13 @@
 """Tensors that cross between the partitions of a split replica on one host: each lies in one segment that all of them
 map.
 
+    | partition 0: begun, sleeps, ended | partition 1: ... | stamps, even, odd, ... | slot 0 even | slot 0 odd | ...
+
 A partition writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
 where it lies. Every slot is there twice, for even and odd steps: a partition that begins a step needs nothing of the
 step before the last any more, so that others may write over what it took then. A stamp has one writer and only grows;
-what it speaks of is written before it, which processors of the x86-64 kind let others see in that order.
+what it speaks of is written before it, which others must see in that order: where the processor is no x86-64 one
+(`fabric/order`), tensors cross as messages.
 
 Who has looked in vain writes down that it sleeps, and looks once more; who stamps something looks afterwards whether
 the other sleeps, and is to wake it. One of the two sees what the other wrote, as each lets its own be seen before it

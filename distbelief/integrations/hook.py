@@ -16,7 +16,7 @@ import torch.distributed as dist
 from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric.memory import Window
-from distbelief.fabric.order import in_order
+from distbelief.fabric.order import check_order, in_order
 from distbelief.fabric.process_group import leave
 from distbelief.fabric.waiting import ReductionThread
 
@@ -59,6 +59,8 @@ class Reduce:
                 f"Reduce(algorithm={algorithm!r}): must be {', '.join(WAYS)}; schedules, as --algorithm names "
                 "them, are those of jobs"
             )
+        if algorithm == SHARED:
+            check_order("Reduce(algorithm='shared'): what the ranks add up", f"use {AUTO}")
         if group is not None and dist.get_rank(group) < 0:
             raise UsageError(f"rank {dist.get_rank()} is not in the group: make the state only where the model is")
         self._algorithm, self._group = algorithm, group

@@ -41,9 +41,7 @@ Open = Callable[[str, int, Sequence[Bucket]], Side]
 """Opens a side: the algorithm, how many bytes, and which vectors these hold. Many, one after another."""
 
 
-def check_fabric(
-    open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str], broadcasts: bool = True
-) -> None:
+def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str]) -> None:
     """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, in threads or processes.
 
     Args:
@@ -52,21 +50,18 @@ def check_fabric(
         ranks: how many there are.
         meet: waits until all ranks have called it.
         algorithms: by which the fabric adds up.
-        broadcasts: whether it also has vectors of which all take the first rank's.
 
     Raises:
         AssertionError: a promise was broken; the message says which.
     """
     for algorithm in algorithms:
-        _Check(open_side, rank, ranks, meet, algorithm, broadcasts).play()
+        _Check(open_side, rank, ranks, meet, algorithm).play()
 
 
 class _Check:
     """The vectors: whole numbers, few of them, what must have the same bits, those bits, and the first rank's."""
 
-    def __init__(
-        self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str, broadcasts: bool
-    ) -> None:
+    def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str) -> None:
         self.rank, self.ranks, self.meet, self.algorithm = rank, ranks, meet, algorithm
         lengths = [(1003, "float64"), (1, "float64"), (517, "float32"), (517, "float64"), (LONG, "float32")]
         self.buckets, start = list[Bucket](), GUARD
@@ -74,10 +69,8 @@ class _Check:
             size = length * (8 if dtype == "float64" else 4)
             self.buckets.append(Bucket(start, start + size, dtype))
             start += -(-size // GUARD) * GUARD + GUARD
-        if broadcasts:
-            self.buckets.append(Bucket(start, start + 5, "uint8", adds=False))
-            start += 2 * GUARD
-        self.size = start
+        self.buckets.append(Bucket(start, start + 5, "uint8", adds=False))
+        self.size = start = start + 2 * GUARD
         self.side = open_side(algorithm, start, self.buckets)
         for vector in (self.side.slot, self.side.total):
             assert (vector.dtype, vector.numel()) == (torch.uint8, start), f"a vector is {start} bytes: {vector}"
@@ -124,7 +117,7 @@ class _Check:
         bits = sums[2].view(torch.int32).double() if sums else torch.zeros(517, dtype=torch.float64)
         long = torch.randint(-1000, 1000, (1,), generator=chance).float() + torch.arange(LONG) % 1000
         first = torch.full((5,), 10 * rank + number, dtype=torch.uint8)
-        return [*whole, loose, bits, long, first][: len(self.buckets)]
+        return [*whole, loose, bits, long, first]
 
     def _look(self, number: int) -> None:
         """Nobody is waited for, and nothing is said to be there before it is."""

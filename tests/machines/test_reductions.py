@@ -165,6 +165,8 @@ def test_a_machine_that_shows_writes_in_another_order_is_refused_with_its_name(m
         db.Local().settings(db.Job("digits", db.Allreduce()))
     with pytest.raises(UsageError, match=named):
         Window(0, 2, -1, [os.getpid()] * 2)
+    with pytest.raises(UsageError, match=f"'shared'.*: .* {named}use auto"):
+        db.Reduce("shared")
     with pytest.raises(UsageError, match=f"--partitions 2: .* {named}leave it off"):
         db.predict("run", "digits", "out.safetensors", partitions=2)
     db.Local(transport="tcp").settings(db.Job("digits", db.Allreduce()))

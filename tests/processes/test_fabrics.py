@@ -24,7 +24,8 @@ from distbelief.testing import Side, check_fabric
 class Threaded:
     """A window and the thread that plays over it, as a fabric: vectors go through it in their order."""
 
-    def __init__(self, window: Window, slot: torch.Tensor, found: Sequence[Bucket]) -> None:
+    def __init__(self, window: Window, rank: int, slot: torch.Tensor, found: Sequence[Bucket]) -> None:
+        self._not_mine = {i for i, bucket in enumerate(found) if rank and not bucket.adds}
         self._window, self._thread = window, ReductionThread()
         self._views = [slot[b.start : b.stop].view(getattr(torch, b.dtype)) for b in found]
         self._begin()
@@ -36,6 +37,8 @@ class Threaded:
         self._ready.add(bucket)
         while len(self._futures) in self._ready:
             view = self._views[len(self._futures)]
+            if len(self._futures) in self._not_mine:
+                view.zero_()  # so that the sum is the first rank's
             self._futures.append(self._thread.do(partial(self._window.add_up, view)))
 
     def reduce(self) -> bool | None:
@@ -62,10 +65,10 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
     def rank(own: int, meet: Callable[[], object]) -> None:
         def side(_: str, size: int, found: Sequence[Bucket]) -> Side:
             slot = torch.zeros(size, dtype=torch.uint8)
-            sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), slot, found))
+            sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), own, slot, found))
             return Side(sides[-1], slot, slot, sides[-1].leave)
 
-        check_fabric(side, own, ranks, meet, ["shared"], broadcasts=False)  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, ["shared"])  # type: ignore[arg-type]
 
     try:
         in_threads(ranks, rank)

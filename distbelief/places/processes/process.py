@@ -244,11 +244,9 @@ class _Process:
     def _another(self) -> tuple[NetworkEndpoint, str]:
         """An endpoint between hosts beside the one that the driver has, and where it listens."""
         spec = self.spec
-        endpoint = (
-            TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
-            if spec.identity
-            else TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
-        )
+        endpoint = self._endpoint()
+        if spec.identity:
+            endpoint = TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
         host, _ = host_and_port(spec.bind)
         where = listen_at(f"[{host}]" if ":" in host else host, self.role)
         self.traffic.append(endpoint.traffic)

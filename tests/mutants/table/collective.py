@@ -23,6 +23,11 @@ SPLIT = "Split replicas of `allreduce` make the updates of whole ones"
 IN_PARTS = "In `allreduce` and `single`, what one has of another"
 NONE_LOST = "`locking`: no update of a parameter is lost"
 TURNS = "`locking --locks round-robin`: replicas update one after another"
+READ = (
+    "            if i >= DEPTH:\n                self._read(first + i - DEPTH, pieces[i - DEPTH], chunks[i - DEPTH])\n"
+)
+WRITE = "            if i < len(pieces):\n                self._write(first + i, pieces[i], chunks[i])\n"
+ADD = "            if 0 < i <= len(pieces):\n                self._add(first + i - 1, pieces[i - 1], chunks[i - 1])\n"
 
 MUTANTS = [
     Mutant("a-partition-updates-before-the-others-hold-their-sums", SPLIT, "strategies/grouped/replica.py",
@@ -162,7 +167,7 @@ MUTANTS = [
         "return min(prices, key", "return max(prices, key",
         (f"{PROOFS}::test_the_cheapest_changes_with_the_length",)),
     Mutant("a-sum-is-written-over-before-all-have-read-it", HOOK, "fabric/memory.py",
-        "        self._wait(number % DEPTH, 2 * (number + 1))\n", "",
+        READ + WRITE + ADD, WRITE + ADD + READ,
         ("tests/processes/test_window.py::test_no_chunk_is_written_over_before_the_other_has_had_it[_read-5]",)),
     Mutant("a-gradient-is-written-over-before-all-have-added-it", HOOK, "fabric/memory.py",
         "        self._wait(number % DEPTH, 2 * (number + 1) + 1)\n", "",
