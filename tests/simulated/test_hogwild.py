@@ -469,6 +469,7 @@ def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNames
     run = Observed(Job(plain.classes(plain.mlp, samples=400), strategy, batch_size=4, snapshot_every="10"), UNEVEN)
     assert run.run().outcome == "done"
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) > 3
+    assert run.simulation.clock.now() < 2  # a checkpoint that is waited for in vain is given up after a second
 
 
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1", "replica 2"])
