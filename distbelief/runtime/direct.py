@@ -24,7 +24,7 @@ from distbelief.core.messages import FETCH, PUSH
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.waiting import rest
-from distbelief.server.passed import PassedLayout, PassedSlice
+from distbelief.server.passed import Memory, PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
 from distbelief.server.slice import Slice, slice_of
 from distbelief.sharding.layout import Layout
@@ -35,9 +35,6 @@ PATIENCE_SECONDS = 10e-3
 """Limit for a replica's wait for a lock, before it hears what else there is and tries again."""
 LISTEN_SECONDS = 1e-3
 """Limit for messages of others to lie unheard, where a replica has its answers without them. To look takes 5 us."""
-
-Memory = Callable[[int], torch.Tensor]
-"""So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ShardState).decode
 

@@ -36,6 +36,8 @@ from distbelief.server.partial import MISSED
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
 
+Memory = Callable[[int], torch.Tensor]
+"""So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
 PAGE = 4096
 NOTE = 64 << 10
 """Most bytes of the note of what a shard knows beside its slice; what is not written takes no memory."""

@@ -8,7 +8,7 @@ replica has counted stays when it dies. No store has to be seen before another: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence
 
 import torch
 
@@ -17,7 +17,7 @@ from distbelief.core.effects import Effect, Payload
 from distbelief.core.events import Event
 from distbelief.core.messages import Version
 from distbelief.core.settings import Plan
-from distbelief.server.passed import ROW, PassedLayout
+from distbelief.server.passed import ROW, Memory, PassedLayout
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 
@@ -25,7 +25,6 @@ UPDATES, SAMPLES, FILLED, STALENESS = 0, 1, 2, 3
 """Columns of a row: updates made, samples in them, whether there are parameters, updates of each staleness; the last
 is of all higher ones.
 """
-Memory = Callable[[int], torch.Tensor]
 
 
 class Counts:

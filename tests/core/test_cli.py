@@ -120,7 +120,7 @@ def test_help_is_short_and_says_when_a_newcomer_changes_the_first_options(
 MEAN_ANOTHER_THING = {
     "batch_size": {"DataSettings", "Descent"},  # of sandblaster: what a step is made of, summed over portions
     "weight_decay": {"Stepping", "Descent"},  # of sandblaster: a part of the loss, as there is no optimizer
-    "shards": {"Served", "Locking"},  # of locking: ranges with a lock, in no process of their own
+    "shards": {"Served", "Locking"},  # of locking: one has a lock for all, unless more are asked for
     "hosts": {"Cluster", "VirtualOptions"},
     "topology": {"Cluster", "VirtualOptions"},
     "path": {"LocalOptions", "VirtualOptions"},

@@ -469,6 +469,7 @@ def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNames
     run = Observed(Job(plain.classes(plain.mlp, samples=400), strategy, batch_size=4, snapshot_every="10"), UNEVEN)
     assert run.run().outcome == "done"
     assert sum(isinstance(record, records.Checkpointed) for record in run.records) > 3
+    assert run.simulation.clock.now() < 2  # a checkpoint that is waited for in vain is given up after a second
 
 
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1", "replica 2"])
@@ -636,8 +637,8 @@ def test_the_last_replica_may_die_at_any_message_of_the_end(plain: SimpleNamespa
 
 
 FLOORS = {
-    "EPOCHS_DONE": 60, "REPLICAS_DIED": 3, "UNKEPT": 1, "CHECKPOINT_FAILED": 0,
-    "done, and nobody died": 15, "done after a replica died": 25, "done after the coordinator died": 10,
+    "EPOCHS_DONE": 60, "REPLICAS_DIED": 3, "done, and nobody died": 15,
+    "done after a replica died": 25, "done after the coordinator died": 10, "done after a shard came again": 8,
 }  # fmt: skip
 """How many of 100 seeds end in each way, at least."""
 
@@ -674,13 +675,7 @@ def hold(run: Observed) -> Counter[str]:
     simulation.run()
     died = {role for role in simulation.killed if roles.is_replica(role)}
     [finished] = [record for record in run.records if isinstance(record, records.Finished)]
-    # one that dies as the job closes does not come again: where that was the last, or wrote the last checkpoint, nobody
-    # is left to save
-    deserted = (
-        {Cause.REPLICAS_DIED, Cause.UNKEPT, Cause.CHECKPOINT_FAILED}
-        if len(died) == simulation.settings.replicas
-        else set()
-    )
+    deserted = {Cause.REPLICAS_DIED} if len(died) == simulation.settings.replicas else set()
     assert finished.cause in {Cause.EPOCHS_DONE} | deserted, f"{finished}, {simulation.killed}"
     if finished.cause is Cause.EPOCHS_DONE:
         assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 60
@@ -693,7 +688,7 @@ def hold(run: Observed) -> Counter[str]:
             assert min(applied, default=60) >= 60
         else:
             assert (found == 1).all(), f"minibatches are lost, or in it twice: {found.tolist()}"
-            assert applied == [60]
+            assert set(applied) == {60}
     return ways(run, finished.cause)
 
 

@@ -43,6 +43,7 @@ class InPlace:
     Args:
         flat: the model.
         plan: of the job.
+        gradients: vectors in which its first values are sent.
         memory: of the job.
         index: of the replica.
         apart: whether each parameter is stepped by itself.
@@ -50,7 +51,8 @@ class InPlace:
 
     def __init__(self, flat: FlatModule, plan: Plan, gradients: list[torch.Tensor], memory: Memory, index: int,
                  apart: bool) -> None:  # fmt: skip
-        layout, room = PassedLayout(plan), memory(PassedLayout(plan).length)
+        layout = PassedLayout(plan)
+        room = memory(layout.length)
         flat.bind(gradients, [layout.vector(room, 0)])
         self.counts = Counts(layout.rows(room), plan.settings.replicas, index)
         self._plan, self._state, self._factor = plan, layout.state(room), 1.0
