@@ -21,7 +21,7 @@ from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Boundary, Pipeline
+from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
@@ -119,8 +119,8 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted, of a process with a core of its own for each partition."""
     sending: float
     """Seconds of it that it would be shorter by, if what crosses took no time."""
-    crossings: list[Boundary]
-    """What crosses in a step, forward."""
+    crossings: list[Json]
+    """What crosses in a step, forward: who sends and takes it, as what, which module gives it, bytes of a sample."""
     ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
@@ -234,7 +234,7 @@ def measure(
         schedule=made.algorithm,
         microbatches=parts,
         placements=placements(choice.graph),
-        crossings=[*made.graph.boundaries],
+        crossings=_crossings(choice.graph),
         partition_costs=partitions,
         whole=whole,
         step=price.seconds + whole.gathers + max(partition.update for partition in partitions),
@@ -305,3 +305,18 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
     order = {path: number for number, path in enumerate(paths)}
     rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [ModulePlacement(module, partition, *amounts) for (module, partition), amounts in rows if any(amounts)]
+
+
+def _crossings(graph: SplitGraph) -> list[Json]:
+    """What crosses, in the order in which it does."""
+    return [
+        {
+            "source": one.source,
+            "target": one.target,
+            "kind": one.kind.value,
+            "module": one.path,
+            "size": one.shape.bytes_each,
+            "back": one.shape.differentiable,
+        }
+        for one in graph.transfers.values()
+    ]
