@@ -48,18 +48,20 @@ class LayerCall:
     def sections(
         self,
         gives: int,
-        needs: Callable[[int, int], tuple[int, int, int]],
+        needs: Callable[[int, int], tuple[int, int, int] | None],
         holds: Mapping[str, int],
         changed: Callable[[int, int], Mapping[str, object]],
+        bounds: tuple[int, ...] = (),
     ) -> Divided:
         """Each partition has a run of what the layer gives along a dimension, and computes it by a layer of that shape.
 
         Args:
             gives: the dimension.
             needs: from the first index of a run and the one behind its last to what of the input that takes: a
-                dimension, its first index, and the one behind its last.
+                dimension, its first index, and the one behind its last; None where it takes the whole.
             holds: of each parameter that is cut as what the layer gives is, along which dimension.
             changed: from the same two indices to the attributes in which the layer of a run differs.
+            bounds: where runs begin, and the last one ends; as equal as can be, where left out.
 
         Raises:
             UsageError: there are fewer indices than partitions.
@@ -69,11 +71,13 @@ class LayerCall:
         length = self.gives.fixed[gives]
         if length < self.partitions:
             raise self.refuse(f"indices in dimension {gives} of what it gives", length)
-        bounds, parts = edges(length, self.partitions), []
+        bounds, parts = bounds or edges(length, self.partitions), []
         for start, stop in pairwise(bounds):
             extents: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}
             layer = part_of(self.layer, extents, **changed(start, stop))
-            parts.append(NodeShare((Indices(*needs(start, stop)),), Indices(gives, start, stop), layer, extents))
+            taken = needs(start, stop)
+            need = Indices(*taken) if taken else None
+            parts.append(NodeShare((need,), Indices(gives, start, stop), layer, extents))
         return Divided(tuple(parts), gives, bounds)
 
     def refuse(self, what: str, most: int) -> UsageError:

@@ -25,11 +25,11 @@ from distbelief.schedules.pipeline import Pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.choosing import Choice, choose
+from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
 from distbelief.split.program import PartitionProgram, build
-from distbelief.split.tracing import Traced, examples, trace
+from distbelief.split.tracing import examples, trace
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load, on_device, placed, with_data
@@ -56,21 +56,6 @@ class ModulePlacement(msgspec.Struct, frozen=True):
     """Bytes of a sample that leave this partition, forward."""
     tensors: int
     """Bytes of parameters that leave it in each microbatch, because another partition needs them."""
-
-
-class Crosses(msgspec.Struct, frozen=True):
-    """What goes from one partition to another."""
-
-    source: int
-    target: int
-    kind: str
-    """As what: send, gather, sum, halo, tensor."""
-    module: str
-    """That gives it."""
-    size: int
-    """Bytes of a sample; of a tensor of the model, all."""
-    back: bool
-    """Whether its gradient comes back."""
 
 
 class PartitionCost(msgspec.Struct, frozen=True):
@@ -134,8 +119,8 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted, of a process with a core of its own for each partition."""
     sending: float
     """Seconds of it that it would be shorter by, if what crosses took no time."""
-    crossings: list[Crosses]
-    """What crosses in a step, forward."""
+    crossings: list[Json]
+    """What crosses in a step, forward: who sends and takes it, as what, which module gives it, bytes of a sample."""
     ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
@@ -222,7 +207,14 @@ def measure(
         raise UsageError(f"--batch-size {batch_size}: {parts} microbatches need a sample each")
     task = with_data(task, load(task, "training"))
     told("tracing the model")
-    model, traced, choice, graph, programs, made, in_memory = _split(task, split, asked)
+    model = build_model(task, 0, asked.device).train()
+    data = load(task, "training")
+    inputs, targets = (on_device(one, placed(asked.device)) for one in data.batch(examples(len(data))))
+    traced = trace(model, (inputs,))
+    choice = choose(split, traced, task.loss, targets, asked)
+    programs = [build(choice.graph, partition, model) for partition in range(choice.split.partitions)]
+    made = pipeline(asked.algorithm, programs[0].split.graph, asked.microbatches)
+    in_memory = (build_on_disk(task, 0).told + traced.told).removeprefix("; ")
     with threads(1):
         turns = Turns(task, model, programs, made, batch_size, clock_of(asked.device))
         turns.take(asked.seconds, told)
@@ -241,12 +233,12 @@ def measure(
         batch_size=batch_size,
         schedule=made.algorithm,
         microbatches=parts,
-        placements=placements(graph),
+        placements=placements(choice.graph),
+        crossings=_crossings(choice.graph),
         partition_costs=partitions,
         whole=whole,
         step=price.seconds + whole.gathers + max(partition.update for partition in partitions),
         sending=price.seconds - alone.seconds,
-        crossings=_crossings(graph),
         ways=[
             SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
             for one in choice.candidates
@@ -254,34 +246,6 @@ def measure(
         notes=_notes(len(partitions), turns.busy, in_memory),
     )
     return SplitMeasurement(cost, programs, made, price)
-
-
-class _SplitModel(NamedTuple):
-    """A model that is split as one asked, whole and in parts."""
-
-    model: nn.Module
-    traced: Traced
-    choice: Choice
-    graph: SplitGraph
-    programs: list[PartitionProgram]
-    made: Pipeline
-    in_memory: str
-    """Why its partitions have more than their parts in memory; "" where they have not."""
-
-
-def _split(task: Task, split: Split, asked: SplitRequest) -> _SplitModel:
-    """Split a task's model, and say in which order minibatches go through it."""
-    data = load(task, "training")
-    inputs, targets = (on_device(one, placed(asked.device)) for one in data.batch(examples(len(data))))
-    told_of_memory = build_on_disk(task, 0).told
-    model = build_model(task, 0, asked.device).train()
-    traced = trace(model, (inputs,))
-    choice = choose(split, traced, task.loss, targets, asked)
-    graph = choice.graph
-    programs = [build(graph, partition, model) for partition in range(choice.split.partitions)]
-    made = pipeline(asked.algorithm, programs[0].split.graph, asked.microbatches)
-    in_memory = (told_of_memory + traced.told).removeprefix("; ")
-    return _SplitModel(model, traced, choice, graph, programs, made, in_memory)
 
 
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
@@ -343,9 +307,16 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
     return [ModulePlacement(module, partition, *amounts) for (module, partition), amounts in rows if any(amounts)]
 
 
-def _crossings(graph: SplitGraph) -> list[Crosses]:
+def _crossings(graph: SplitGraph) -> list[Json]:
     """What crosses, in the order in which it does."""
     return [
-        Crosses(one.source, one.target, one.kind.value, one.path, one.shape.bytes_each, one.shape.differentiable)
+        {
+            "source": one.source,
+            "target": one.target,
+            "kind": one.kind.value,
+            "module": one.path,
+            "size": one.shape.bytes_each,
+            "back": one.shape.differentiable,
+        }
         for one in graph.transfers.values()
     ]

@@ -4,12 +4,10 @@ one.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
+from distbelief.split.layers import Divided, edges
 from distbelief.split.registry import LayerCall, register
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -23,18 +21,17 @@ def filters(call: LayerCall) -> Divided:
     """
     layer = call.layer
     assert isinstance(layer, CONVOLUTIONS)
-    bounds = _bounds(call, layer)
     each, looks = layer.out_channels // layer.groups, layer.in_channels // layer.groups
-    parts = []
-    for start, stop in pairwise(bounds):
-        first, last = start // each, (stop - 1) // each
-        groups = last - first + 1
-        takes = Indices(1, first * looks, (last + 1) * looks)
-        outputs = Indices(0, start, stop)
-        holds = {name: outputs for name, _ in layer.named_parameters()}
-        part = part_of(layer, holds, in_channels=groups * looks, out_channels=stop - start, groups=groups)
-        parts.append(NodeShare((takes,), Indices(1, start, stop), part, holds))
-    return Divided(tuple(parts), 1, bounds)
+
+    def seen(start: int, stop: int) -> tuple[int, int, int]:
+        return 1, start // each * looks, ((stop - 1) // each + 1) * looks
+
+    def changed(start: int, stop: int) -> dict[str, int]:
+        groups = (stop - 1) // each - start // each + 1
+        return {"in_channels": groups * looks, "out_channels": stop - start, "groups": groups}
+
+    names = dict.fromkeys((name for name, _ in layer.named_parameters()), 0)
+    return call.sections(1, seen, names, changed, _bounds(call, layer))
 
 
 def _bounds(call: LayerCall, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:

@@ -25,14 +25,9 @@ def columns(call: LayerCall) -> Divided:
     layer = _linear(call)
     if layer.out_features < call.partitions:
         raise call.refuse("neurons", layer.out_features)
-    bounds, last = edges(layer.out_features, call.partitions), len(call.gives.fixed) - 1
-    parts = []
-    for start, stop in pairwise(bounds):
-        rows = Indices(0, start, stop)
-        holds = {name: rows for name, _ in layer.named_parameters()}
-        part = part_of(layer, holds, out_features=stop - start)
-        parts.append(NodeShare((None,), Indices(last, start, stop), part, holds))
-    return Divided(tuple(parts), last, bounds)
+    names = dict.fromkeys((name for name, _ in layer.named_parameters()), 0)
+    last = len(call.gives.fixed) - 1
+    return call.sections(last, lambda *_: None, names, lambda start, stop: {"out_features": stop - start})
 
 
 def rows(call: LayerCall) -> Divided:
