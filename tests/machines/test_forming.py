@@ -4,13 +4,16 @@ step.
 
 from __future__ import annotations
 
+import pytest
+
 from distbelief.core import events
 from distbelief.core.conversations import grouping, initialising, membership
 from distbelief.core.effects import RECEIVE, Arrival, Connect, Effect, Form, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
-from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.errors import RemoteProtocolError
+from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.players import coordinator
 from distbelief.strategies.grouped.replica import AllreduceReplica
@@ -21,9 +24,10 @@ SETTINGS = Settings(strategy=Allreduce(3, algorithm="ring"))
 ROLES = [f"replica {i}" for i in range(3)]
 
 
-def join() -> membership.Join:
-    """What a whole replica of the group says first."""
-    return membership.Join(0, LAYOUT, 8, places=(membership.PartPlace(Address("", 0), ""),), digest="digest")
+def join(layout: Layout = LAYOUT, partitions: int = 1) -> membership.Join:
+    """What a replica of the group says first."""
+    places = (membership.PartPlace(Address("", 0), ""),) * partitions
+    return membership.Join(0, layout, 8, places=places, digest="digest")
 
 
 HOLDS = initialising.Restored(loaded=True)
@@ -86,10 +90,12 @@ def test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed() -> None:
     for role in ROLES:
         job.handle(role, join(), None)
     other = lay_out([Tensor("weight", (5,), "float32")])
-    [refused] = job.handle(guest, membership.Join(0, other, 8), None)
+    [refused] = job.handle(guest, join(other), None)
     assert isinstance(refused, Send)
     assert isinstance(refused.message, membership.Refused)
     assert not any(isinstance(effect, Send) for effect in job.handle(guest, events.Lost("closed", 0), None))
+    with pytest.raises(RemoteProtocolError, match="replica 4 joins a group with 2 places for its partitions"):
+        job.handle("replica 4", join(partitions=2), None)
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:

@@ -17,6 +17,7 @@ from distbelief.core.conversations.grouping import NOTHING
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
+from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.grouped.round_batches import RoundBatches
 from distbelief.strategies.grouped.settings import reduction
 
@@ -81,6 +82,8 @@ class GroupHolders(Holders):
     # who comes
 
     def _join(self, job: Coordinator, sender: str, event: membership.Join) -> list[Effect]:
+        if len(event.places) != job.settings.partitions:
+            raise RemoteProtocolError(f"{sender} joins a group with {len(event.places)} places for its partitions")
         self._joins[sender] = event.places, event.digest
         return job.join(sender, event)
 

@@ -76,7 +76,7 @@ class RoundBatches(DataDealer):
         Raises:
             RemoteProtocolError: more than were dealt.
         """
-        if rounds > self.out:
+        if not 0 <= rounds <= self.out:
             raise RemoteProtocolError(f"{rounds} rounds are reported, and {self.out} were dealt")
         shares: dict[str, tuple[int, int]] = {}
         for _ in range(rounds):

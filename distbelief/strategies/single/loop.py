@@ -34,16 +34,6 @@ from distbelief.tasks.worker import Trainer, check_measure, measure
 
 
 @dataclass
-class _Since:
-    """Work since the last report."""
-
-    steps: int = 0
-    samples: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass
 class _Times:
     """Seconds of the parts of its steps, and how many values overflowed, of how many."""
 
@@ -88,7 +78,10 @@ class SingleLoop:
         """When there was a checkpoint last, and after how many steps."""
         self._unsaved = ""
         self._target, self._began = Target(), self._now()
-        self._since, self._times = _Since(), _Times()
+        self._reported, self._times = (0, 0), _Times()
+        """Steps and samples that are reported."""
+        self._loss = self._seconds = 0.0
+        """Since the last report."""
         steps = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
         self._timed = context.timed(steps)
         if settings.evaluates and task.test is not None:
@@ -99,7 +92,7 @@ class SingleLoop:
         if self._start.checkpoint:
             self._load(self._start.checkpoint)
         self._began = self._now()
-        self._saved = self._began, self._steps
+        self._saved, self._reported = (self._began, self._steps), (self._steps, self._samples)
         self._note(admission.started(self._plan, self._start.samples, self._epochs))
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
@@ -178,20 +171,16 @@ class SingleLoop:
         times.overflows, times.counted = times.overflows + computed.overflows, times.counted + computed.counted
         self._steps += 1
         self._samples += computed.samples
-        since = self._since
-        since.steps += 1
-        since.samples += computed.samples
-        since.loss += computed.loss or 0.0
-        since.seconds += computed.seconds
-        if since.seconds >= REPORT_SECONDS:
+        self._loss += computed.loss or 0.0
+        self._seconds += computed.seconds
+        if self._seconds >= REPORT_SECONDS:
             self._report()
 
     def _report(self) -> None:
-        since, self._since = self._since, _Since()
-        if since.steps:
-            self._note(
-                records.Stepped(roles.SINGLE, since.steps, since.samples, 0, since.loss / since.steps, 0, since.steps)
-            )
+        steps, samples = self._steps - self._reported[0], self._samples - self._reported[1]
+        if steps:
+            self._note(records.Stepped(roles.SINGLE, steps, samples, 0, self._loss / steps, 0, steps))
+        self._reported, self._loss, self._seconds = (self._steps, self._samples), 0.0, 0.0
 
     def _test(self) -> str:
         """Measure, where anything is measured; return a sentence where the target is reached."""
