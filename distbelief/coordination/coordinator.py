@@ -42,11 +42,9 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 class Holders(Protocol):
     """Part of a coordinator for the holders of the parameters: how they come to hold them, and what a death changes."""
 
-    stay: bool = False
-    """True where replicas that are done stay to the end, since they hold the parameters."""
     all_hold: bool = False
-    """True where each of them holds all of these: should all die before the job is over, all go back to a checkpoint,
-    and their next lives are awaited.
+    """True where each replica holds all of these: who is done stays to the end; should all die before the job is over,
+    all go back to a checkpoint, and their next incarnations are awaited.
     """
 
     def handlers(self, job: Coordinator) -> Handlers:
@@ -514,13 +512,12 @@ class Coordinator(Answering):
         member, members = sender in self.membership.members, self.membership.members
         if member and self.may(May.DEAL) and event.stops:
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        elif member and self.may(May.DEAL) and self.holders.stay and len(members) == 1:
+        elif member and self.may(May.DEAL) and self.holders.all_hold and len(members) == 1:
             stopped = self.finish(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {why}")
         spared = self.holders.all_hold and event.for_good and len(members) > 1  # others hold what it does
-        if member and self.holders.stay and self.may(May.DISMISS) and not spared:
+        if member and self.holders.all_hold and self.may(May.DISMISS) and not spared:
             self.membership.done.add(sender)
-            done = [] if self.holders.all_hold else [WriteRecord(records.Gone(sender, 0, "it was done", died=False))]
-            return [*stopped, *done, *self.close()]
+            return [*stopped, *self.close()]
         requests = self.saving.ask_who_leaves(sender, members, ends=not self.may(May.DEAL))
         if requests:  # who was asked says again that it leaves
             return stopped + requests

@@ -28,7 +28,7 @@ BARREN, BARREN_WITH_GUESTS = 5, 2
 class GroupHolders(Holders):
     """The replicas of a job that reduce among themselves; see `coordination.coordinator.Holders`."""
 
-    stay = all_hold = True
+    all_hold = True
 
     def __init__(self) -> None:
         self.group: list[str] = []
