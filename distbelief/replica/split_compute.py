@@ -160,9 +160,8 @@ class SplitCompute:
             return ()
         # Ask whether the other has ended the step before looking at its slot: in the other order it could give and end
         # in between, and would pass for one that never gives.
-        slot, dtype, (source, _) = (
-            self._part.slot(crossing), self._part.transfer(crossing).shape.dtype, self._part.ends(crossing)
-        )  # fmt: skip
+        slot, dtype = self._part.slot(crossing), self._part.transfer(crossing).shape.dtype
+        source, _ = self._part.ends(crossing)
         while True:
             over = self._crossings.ended(source)
             if (value := self._crossings.take(slot, dtype, self._part.shape(crossing))) is not None:

@@ -94,8 +94,8 @@ class Passes:
         """The model's output for each microbatch, at a partition that has it."""
         self._losses: dict[int, torch.Tensor] = {}
         self._own = program.split.transfers
-        self._values = {move.number: result.value for segment in program.segments for result in segment.gives
-                        for move in result.transfers}  # fmt: skip
+        given = [result for segment in program.segments for result in segment.gives]
+        self._values = {move.number: result.value for result in given for move in result.transfers}
         self._last = max(program.computes, default=-1)
         self._pending = [_Pending() for _ in batches]
         self._arrived: dict[Crossing, torch.Tensor] = {}
