@@ -36,6 +36,7 @@ from distbelief.places.prediction.worker import (
 )
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
+from distbelief.places.processes.processes import GRACE
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
@@ -47,8 +48,6 @@ OUTPUTS = "outputs"
 """The tensor of the file."""
 SMALL, PORTION_BATCHES = 64, 4
 """A portion is so many batches where these are of fewer samples, as a message costs as much as some; else it is one."""
-GRACE = 1.0
-"""Seconds that a process whose pipe is closed may take to end."""
 
 
 def predict(
