@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.parts import limits
+from benchmarks.parts.peers import Peers
 from benchmarks.parts.shards import Does, Ours
 from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, medians, ratio, spread
 from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.evaluate import threads
-from distbelief.places.processes.peers import Peers
 
 OURS: Mapping[str, tuple[str, bool, Does]] = {
     "shared, landed": ("shared", True, "both"),

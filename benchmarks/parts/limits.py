@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from benchmarks.parts.peers import ANSWER_SECONDS, Peer, Peers
 from benchmarks.parts.shards import GRADIENT, RATE, mapped
-from distbelief.places.processes.peers import ANSWER_SECONDS, Peer, Peers
 from distbelief.transport.tcp import BUFFER
 
 DOORBELL = b"d" * 64

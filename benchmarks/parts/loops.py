@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.parts import plain
+from benchmarks.parts.peers import Peer, Peers
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
 from distbelief.integrations.hook import Reduce, comm_hook
-from distbelief.places.processes.peers import Peer, Peers, lend, map_memory
+from distbelief.places.processes.lending import lend, map_memory
 from distbelief.server import optimizers
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.order import Order

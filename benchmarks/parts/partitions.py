@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.parts.loops import Trains, Workload, race, run_steps, sgd, warm_and_run
+from benchmarks.parts.peers import Peers
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
-from distbelief.places.processes.peers import Peers, lend, map_memory
+from distbelief.places.processes.lending import lend, map_memory
 from distbelief.replica.part import slots_of
 from distbelief.schedules.pipeline import Crossing, SegmentTask
 from distbelief.split.program import program_of

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from benchmarks.parts.peers import Peers
 from distbelief.core import roles
 from distbelief.core.conversations import initialising, membership, pushing
 from distbelief.core.effects import RECEIVE, Batch, Compute, Computed, Send, Story
@@ -19,7 +20,6 @@ from distbelief.core.optimizer import optim
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed
 from distbelief.places.join.authority import Authority
-from distbelief.places.processes.peers import Peers
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Answer, Worker

@@ -18,9 +18,9 @@ from torch import nn
 
 from benchmarks.parts.loops import Workload, race, sgd, warm_and_run
 from benchmarks.parts.partitions import PARTITIONS, How
+from benchmarks.parts.peers import Peers
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
-from distbelief.places.processes.peers import Peers
 from distbelief.strategies.partition import split_graph
 from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.order import Order

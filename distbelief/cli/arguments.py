@@ -314,9 +314,11 @@ def _help(
     names = {heading: [*heading.common.split(), *heading.rare.split() * rare] for heading in shown}
     hidden = sum(name in by_name for heading in shown for name in heading.rare.split()) * (not rare)
     parser = argparse.ArgumentParser(
-        usage=f"{prog} [options]", description=" ".join(meaning.split()).replace("%", "%%"), add_help=False,
+        usage=f"{prog} [options]",
+        description=" ".join(meaning.split()).replace("%", "%%"),
+        add_help=False,
         epilog=f"{hidden} more: {prog} --help {ALL}" if hidden else None,
-    )  # fmt: skip
+    )
     for heading, those in names.items():
         group = parser.add_argument_group(heading.title)
         for argument in [by_name[name] for name in those if name in by_name]:

@@ -163,7 +163,7 @@ class EvaluateOptions(OnDevice, DataFolder):
 
 def evaluate(args: list[str]) -> int:
     """`distbelief evaluate RUN [options]`; a compressed file may stand in the place of a run."""
-    run, settings = _of_a_run("evaluate", EvaluateOptions, args)
+    run, settings = ask_of("distbelief evaluate RUN", "run folder", EvaluateOptions, args)
     from distbelief.places.evaluate import evaluate as measure
     from distbelief.record.live import figures
 
@@ -193,7 +193,7 @@ Asked = TypeVar("Asked")
 
 def status(args: list[str]) -> int:
     """`distbelief status RUN [options]`."""
-    run, settings = _of_a_run("status", StatusOptions, args)
+    run, settings = ask_of("distbelief status RUN", "run folder", StatusOptions, args)
     from distbelief.places.status import lines
     from distbelief.places.status import status as ask
 
@@ -203,10 +203,6 @@ def status(args: list[str]) -> int:
         if not (settings.watch and state["running"]):
             return 0
         time.sleep(1.0)
-
-
-def _of_a_run(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
-    return ask_of(f"distbelief {command} RUN", "run folder", kind, args)
 
 
 def _of_a_task(command: str, kind: type[Asked], args: Sequence[str]) -> tuple[str, Asked]:
@@ -249,27 +245,17 @@ def cost(args: list[str]) -> int:
     with cost_tables.progress(f"what {task} costs") as show:
         request = CostRequest(**{field.name: getattr(settings, field.name) for field in fields(CostRequest)})
         costs = measure(resolve(task, settings.data_dir), request, chosen, memory, settings.seconds, show)
-    if settings.json:
-        print(msgspec.json.encode(costs.as_json()).decode())
-    else:
-        cost_tables.show_cost(costs)
-    return 0
+    return _show(settings.json, costs.as_json(), lambda: cost_tables.show_cost(costs))
 
 
 def _compare(settings: CostOptions) -> int:
-    """Put what is in files of costs beside each other."""
     if settings != CostOptions(compare=settings.compare, json=settings.json):
         raise UsageError("--compare measures nothing, and has only --json beside it: leave the other options off")
+    from distbelief.cli.cost_tables import show_comparison
     from distbelief.lab.cost.comparing import compare
 
     task, rows = compare(settings.compare)
-    if settings.json:
-        print(msgspec.json.encode({"task": task, "machines": rows}).decode())
-    else:
-        from distbelief.cli import cost_tables
-
-        cost_tables.show_comparison(task, rows)
-    return 0
+    return _show(settings.json, {"task": task, "machines": rows}, lambda: show_comparison(task, rows))
 
 
 @dataclass(frozen=True)
@@ -320,10 +306,8 @@ def plan(args: list[str]) -> int:
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.network_model import NetworkModel
 
-    known: dict[str, Any] = {
-        "topology": settings.topology, "slow": slow, "batch_size": settings.batch_size, "optimizer": chosen,
-        "max_memory": memory, "seconds": settings.seconds, "data_dir": settings.data_dir,
-    }  # fmt: skip
+    known: dict[str, Any] = {"slow": slow, "optimizer": chosen, "max_memory": memory}
+    known |= {name: getattr(settings, name) for name in ("topology", "batch_size", "seconds", "data_dir")}
     if settings.strategies:
         known["strategies"] = settings.strategies
     network = NetworkModel(**line)
@@ -331,25 +315,16 @@ def plan(args: list[str]) -> int:
         if counts:
             return _scaling(scaling(task, counts, network, machines=settings.machines, told=show, **known), settings)
         plan = planning.plan(task, settings.machines or None, network, told=show, **known)
-    if settings.json:
-        print(msgspec.json.encode(plan).decode())
-    else:
-        plan_tables.show_plan(plan)
-    return 0
+    return _show(settings.json, plan, lambda: plan_tables.show_plan(plan))
 
 
 def _scaling(found: Scaling, settings: PlanOptions | SplitOptions) -> int:
-    """Show what one more brings."""
     from distbelief.cli import plan_tables
     from distbelief.lab.draw.scaling import draw_scaling
 
     if settings.draw:
         _write_picture("--draw", settings.draw, draw_scaling(found))
-    if settings.json:
-        print(msgspec.json.encode(found).decode())
-    else:
-        plan_tables.show_scaling(found)
-    return 0
+    return _show(settings.json, found, lambda: plan_tables.show_scaling(found))
 
 
 @dataclass(frozen=True)
@@ -397,17 +372,12 @@ def split(args: list[str]) -> int:
         _write_picture("--draw", settings.draw, draw_split(programs))
     if settings.draw_step:
         _write_picture("--draw-step", settings.draw_step, draw_svg(steps, price))
-    if settings.json:
-        print(msgspec.json.encode(costs.as_json()).decode())
-    else:
-        split_tables.show_split(costs)
-    return 0
+    return _show(settings.json, costs.as_json(), lambda: split_tables.show_split(costs))
 
 
 def _split_scaling(
     task: str, settings: SplitOptions, counts: Sequence[int], optimizer: Optimizer, line: Mapping[str, Any]
 ) -> int:
-    """Show what one more partition brings."""
     if settings.draw_step or settings.device != "cpu":
         raise UsageError("--draw-step and --device are of one number of --partitions: leave them off, or name one")
     from distbelief.cli import cost_tables
@@ -428,6 +398,14 @@ def _split_scaling(
             told=show,
         )
     return _scaling(found, settings)
+
+
+def _show(as_json: bool, value: object, tables: Callable[[], None]) -> int:
+    if as_json:
+        print(msgspec.json.encode(value).decode())
+    else:
+        tables()
+    return 0
 
 
 def _write_picture(option: str, path: str, picture: str) -> None:

@@ -43,19 +43,11 @@ def show_scaling(found: Scaling) -> None:
             [_scaled_cells(point, reasons) for point in curve.points],
         )
     numbered = [f"({number}) {reason}" for number, reason in enumerate(reasons, 1)]
-    print(
-        "\n".join(
-            [
-                *numbered,
-                *filter(None, (curve.told for curve in found.curves)),
-                *(f"note: {note}" for note in found.notes),
-            ]
-        )
-    )
+    notes = [f"note: {note}" for note in found.notes]
+    print("\n".join([*numbered, *filter(None, (curve.told for curve in found.curves)), *notes]))
 
 
 def _scaled_cells(point: ScalingPoint, reasons: list[str]) -> list[str]:
-    """A row of a curve."""
     rates = [f"{rate:,.0f}" if rate else "" for rate in (point.measured, point.simulated)]
     error = f"{point.simulated / point.measured - 1:+.0%}" if point.measured and point.simulated else ""
     shares = ["" if share is None else f"{round(100 * share)}%" for share in (point.efficiency, point.more)]

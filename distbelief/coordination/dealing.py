@@ -108,11 +108,8 @@ class Dealing(DataDealer):
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
         """First replica that has told the beginning of its stream in an epoch, and the digest of that."""
-        self._warming, self._warmed, self._warmer = (
-            settings.strategy.pushing.warm_start_steps,
-            samples // settings.batch_size,
-            "",
-        )
+        self._warming, self._warmed = settings.strategy.pushing.warm_start_steps, samples // settings.batch_size
+        self._warmer = ""
 
     def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; returns how many epochs it completes.

@@ -41,12 +41,8 @@ class Saving:
 
     def __init__(self, settings: Settings, start: StartingPoint) -> None:
         self.settings = settings
-        self.number, self.newest, self.position, self.samples = (
-            start.number,
-            start.checkpoint,
-            start.position,
-            start.samples,
-        )
+        self.number, self.newest = start.number, start.checkpoint
+        self.position, self.samples = start.position, start.samples
         self.kept = start.number - 1
         """The number of the newest; 0 where there is none."""
         self.stage = CheckpointStage.NONE

@@ -101,9 +101,8 @@ class Standbys:
         """A standby is gone, or its shard's link to it is."""
         if role not in self._standing:
             return []
-        if (
-            self._standing[role] is StandbyStanding.AWAY
-        ):  # it has ended before it was there, or what it was to be is known
+        # it has ended before it was there, or what it was to be is known
+        if self._standing[role] is StandbyStanding.AWAY:
             return self._vacant(role, incarnation)
         if 0 <= incarnation < self._registry.incarnation_at(role):
             return []

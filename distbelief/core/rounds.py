@@ -259,9 +259,8 @@ class Rounds(Policy):
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Answer with the parameters of round `tick`, and never between a push and its round."""
-        if (
-            who in self._owing and who not in self._dead
-        ):  # a next life fetches before it takes part, and owes nothing for the last
+        # a next life fetches before it takes part, and owes nothing for the last
+        if who in self._owing and who not in self._dead:
             return HELD
         if self.floor < tick:
             return Verdict(Action.HOLD, f"{tick} rounds must be made first, {self.floor} are")

@@ -123,7 +123,10 @@ def slim_fly(q: int) -> Switches:
 
 
 SHAPES: Mapping[str, tuple[Callable[..., Switches], int]] = {
-    "tree": (tree, MOST_HOSTS), "fat-tree": (fat_tree, 40), "torus": (torus, MOST_HOSTS), "dragonfly": (dragonfly, 7),
+    "tree": (tree, MOST_HOSTS),
+    "fat-tree": (fat_tree, 40),
+    "torus": (torus, MOST_HOSTS),
+    "dragonfly": (dragonfly, 7),
     "slim-fly": (slim_fly, 19),
-}  # fmt: skip
+}
 """The function that makes each, and the largest product of its numbers with which it has not too many hosts."""

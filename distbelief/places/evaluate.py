@@ -72,10 +72,14 @@ def evaluate(
     seconds = time.perf_counter() - begun
     assert found.test is not None
     return {
-        "file" if path.is_file() else "run": str(path if path.is_file() else run), "task": found.reference,
-        "samples": len(as_data(found.test())), **figures_of(measured), "inference": inference,
-        "model_bytes": held_bytes(model), "seconds": seconds,
-    }  # fmt: skip
+        "file" if path.is_file() else "run": str(path if path.is_file() else run),
+        "task": found.reference,
+        "samples": len(as_data(found.test())),
+        **figures_of(measured),
+        "inference": inference,
+        "model_bytes": held_bytes(model),
+        "seconds": seconds,
+    }
 
 
 class TrainedModel(NamedTuple):

@@ -70,10 +70,8 @@ class StatusServer:
                 client, _ = self.listener.accept()
                 self._admit(client)
         if self._clients and (len(self._said) >= self._asked or time.monotonic() > self._deadline):
-            data, until = (
-                memoryview(json.dumps(self._answer(self._said.values())).encode()),
-                time.monotonic() + ANSWER_SECONDS,
-            )
+            data = memoryview(json.dumps(self._answer(self._said.values())).encode())
+            until = time.monotonic() + ANSWER_SECONDS
             self._readers += [(client, data, until) for client in self._clients]
             self._clients.clear()
         self._readers = [reader for reader in map(_told, self._readers) if reader]

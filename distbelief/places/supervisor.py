@@ -123,11 +123,6 @@ class Supervisor:
         """Return whether nobody is to be started any more."""
         return self.failure is not None or self.finished is not None
 
-    @property
-    def empty(self) -> bool:
-        """Return whether nobody is there."""
-        return not self._here
-
     def _lives(self) -> Iterator[_Life]:
         return (life for lives in self._here.values() for life in lives)
 
@@ -377,9 +372,8 @@ class Supervisor:
         """Return what is recorded of a death that the coordinator does not hear of."""
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
-            told = [life.said.told] * bool(life.said.told) + [
-                f"{life.role} died: {how}; another takes its place"
-            ] * again
+            told = [life.said.told] * bool(life.said.told)
+            told += [f"{life.role} died: {how}; another takes its place"] * again
         return [effects.WriteRecord(records.Note(text)) for text in told]
 
     def _give_up(self, life: _Life, how: str) -> None:

@@ -258,10 +258,8 @@ class Live:
         )
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if counted else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
-        seconds, rate = (
-            f"{_time(self._summary.seconds)}{self._mark}",
-            f"{self._summary.rate:,.0f} samples/s{self._mark}",
-        )
+        seconds = f"{_time(self._summary.seconds)}{self._mark}"
+        rate = f"{self._summary.rate:,.0f} samples/s{self._mark}"
         parts = [share, seconds, rate, trained, self._stale(), in_words(self._summary.bytes)]
         return f"{where}: {', '.join(filter(None, parts))}"
 

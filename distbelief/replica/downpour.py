@@ -160,7 +160,6 @@ class DownpourTraining:
         yield from self._await_parameters(*self._models)
 
     def _fetch_all(self) -> Steps[None]:
-        """Fetch the parameters of all models, as they are now."""
         yield from self.server.fetch(self._landing, self.server.moving)
         yield from self._await_parameters(*self._models)
         self._vectors.swap(self._landing)
@@ -226,7 +225,6 @@ class DownpourTraining:
             yield from self._push(computed.model)
 
     def _fetch_stepped(self) -> Steps[None]:
-        """Fetch the parameters of the models that were stepped."""
         models = [self._models[number] for number in sorted(self._stepped)]
         for model in models:
             yield from self.server.fetch(0, model.moving, self._tick)
@@ -489,7 +487,6 @@ class DownpourTraining:
 
     @property
     def _next_tick(self) -> int:
-        """Tick of the step after this one."""
         return self._tick + (self._steps + 1 == self._pushing.push_every)
 
     # taking part
@@ -541,7 +538,6 @@ class DownpourTraining:
         )
 
     def _act(self) -> Steps[None]:
-        """Do what messages have asked for."""
         if self._replica.split is not None:
             yield from self._siblings.relayed()
             for done in self._pushes.finished():

@@ -185,14 +185,9 @@ class Driver:
     def _miss(self, player: Player) -> None:
         """Whoever has not come back by now is gone."""
         assert player.host is not None
+        why = f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s"
         for role, incarnation in player.host.missing():
-            self._handle(
-                player,
-                Arrival(
-                    role,
-                    events.Lost(f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s", incarnation),
-                ),
-            )
+            self._handle(player, Arrival(role, events.Lost(why, incarnation)))
 
     def begin(self, role: str) -> None:
         """Run a story up to its first wait."""
@@ -255,7 +250,6 @@ class Driver:
             player.story.close()
 
     def _forget(self, player: Player) -> None:
-        """Play a role no more."""
         player.ended = True
         del self._players[player.role]
         self.look()
@@ -281,9 +275,8 @@ class Driver:
     def _take(self, player: Player, arrival: Arrival) -> None:
         if player.ended:
             return
-        if (
-            type(arrival.event) is not pushing.Fetch
-        ):  # whatever else a machine is told, it may write to what its answers are sent from
+        # whatever else a machine is told, it may write to what its answers are sent from
+        if type(arrival.event) is not pushing.Fetch:
             player.endpoint.settle()
         assert player.machine is not None
         try:
@@ -298,15 +291,10 @@ class Driver:
                 return  # it was killed as it said something
             if type(effect) is Send:
                 player.send(effect.to, effect.message, effect.payload)
+            elif (perform := PERFORMS.get(type(effect))) is not None:
+                perform(self, player, effect)
             else:
-                self._perform(player, effect)
-
-    def _perform(self, player: Player, effect: Effect) -> None:
-        """Everything a machine asks for beside sending."""
-        perform = PERFORMS.get(type(effect))
-        if perform is None:
-            raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
-        perform(self, player, effect)
+                raise LocalProtocolError(f"a machine cannot ask for {type(effect).__name__}")
 
     def _perform_record(self, player: Player, effect: RecordEffect) -> None:
         if player.host is not None:
@@ -462,7 +450,6 @@ class Driver:
         return None
 
     def _reduce(self) -> None:
-        """Go on with the reductions."""
         for player in tuple(self._reducing):
             done = False if player.ended else player.reduce(self.clock.glance, self.clock.now)
             if done is None:
@@ -506,8 +493,13 @@ class Driver:
 
 
 DOING: Mapping[type[Effect], str] = {
-    Compute: COMPUTE, Work: SHARE, Update: UPDATE, ReduceGradients: WORK, Connect: WORK, RecordEffect: WORK,
-}  # fmt: skip
+    Compute: COMPUTE,
+    Work: SHARE,
+    Update: UPDATE,
+    ReduceGradients: WORK,
+    Connect: WORK,
+    RecordEffect: WORK,
+}
 """Use of a replica's time by what it asks for, beside messages; the others are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,

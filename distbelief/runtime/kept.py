@@ -171,8 +171,9 @@ class KeptObjects:
             known = None if saved is None else saved.states if stateful else saved.values
             if known is not None and name not in known:
                 assert saved is not None
+                listed = ", ".join([*saved.states, *saved.values]) or "the rates alone"
                 raise UsageError(
-                    f"keep({name}=...): the run has kept {_listed(saved)}, as objects or values, and no such "
+                    f"keep({name}=...): the run has kept {listed}, as objects or values, and no such "
                     f"{'object' if stateful else 'value'}: keep the same, or begin another run with --init-from"
                 )
             if not stateful:
@@ -270,7 +271,3 @@ def kept_of(part: Mapping[str, torch.Tensor], checkpoint: str) -> KeptState | No
             f"what a script has kept in {checkpoint} cannot be read: {error}; delete that folder to go on from the "
             "checkpoint before it"
         ) from error
-
-
-def _listed(saved: KeptState) -> str:
-    return ", ".join([*saved.states, *saved.values]) or "the rates alone"

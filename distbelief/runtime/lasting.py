@@ -8,6 +8,7 @@ told each. Then each tells the other how much it has heard, and is told the rest
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
@@ -22,19 +23,60 @@ from distbelief.errors import JobFailed, RemoteProtocolError
 from distbelief.record.journal import Journal, JournalEntry
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.machine_memory import recall, remember
-from distbelief.runtime.session import Session
 from distbelief.transport.base import Endpoint
 
 SEEK_SECONDS = 0.1
 """Between two tries to reach a coordinator that is away."""
 AWAY_SECONDS = 20.0
 """Limit for the coordinator's absence."""
-KEPT = 256
-"""Messages that the coordinator keeps for each role: it asks little of one at a time."""
+KEPT, KEPT_EACH = 4096, 256
+"""Messages that are kept, the last ones; and of those that the coordinator keeps for each role, of which it asks little
+at a time. More are not on their way to somebody who listens.
+"""
 RETURN_SECONDS = 60.0
 """Time that a coordinator which has come again gives the guests that it knew: a step may take long, and nobody else
 tells of their deaths.
 """
+
+
+class Session:
+    """One side of what two roles say to each other, which outlives their link: counts what was said and heard, and
+    keeps what was said last.
+
+    Args:
+        kept: how many of what is said.
+
+    >>> from distbelief.core.conversations.checkpointing import Go
+    >>> from distbelief.core.conversations.membership import Leave
+    >>> here, there = Session(), Session()
+    >>> here.say(Go()); here.say(Leave()); there.heard += 1  # the second is lost
+    >>> here.missed(there.heard)
+    [Leave(for_good=False, stops=False)]
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.heard = 0
+        """Messages that have come from the other side."""
+        self.said = 0
+        self.kept: deque[Message] = deque(maxlen=kept)
+
+    def say(self, message: Message) -> None:
+        """Keep what is said now."""
+        self.said += 1
+        self.kept.append(message)
+
+    def missed(self, heard: int) -> list[Message]:
+        """Return the messages that the other side, which has heard so many, must be sent again.
+
+        Raises:
+            RemoteProtocolError: it has heard more than was said, or so much less that it is kept no more.
+        """
+        missing = self.said - heard
+        if not 0 <= missing <= len(self.kept):
+            raise RemoteProtocolError(
+                f"{heard} messages are said to have come, of {self.said}; the last {len(self.kept)} are kept"
+            )
+        return list(self.kept)[len(self.kept) - missing :]
 
 
 class Caller:
@@ -166,13 +208,8 @@ class LastingHost:
         journal: Journal,
         watched: Collection[str] = (),
     ) -> None:
-        self._endpoint, self._machine, self._kinds, self._journal, self._watched = (
-            endpoint,
-            machine,
-            kinds,
-            journal,
-            watched,
-        )
+        self._endpoint, self._machine, self._kinds = endpoint, machine, kinds
+        self._journal, self._watched = journal, watched
         self._sessions: dict[str, tuple[int, Session]] = {}
         self._over: dict[str, int] = {}
         self._awaited: dict[str, int] = {}
@@ -189,9 +226,8 @@ class LastingHost:
         incarnation, session = self._sessions.get(to, (-1, None))
         if session is not None:
             session.say(message)
-            if (
-                not self._replays and to not in self._awaited and self._endpoint.incarnation_of(to) == incarnation
-            ):  # else it is told when it comes back
+            # one that is away is told when it comes back
+            if not self._replays and to not in self._awaited and self._endpoint.incarnation_of(to) == incarnation:
                 self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> Iterator[Arrival]:
@@ -204,9 +240,8 @@ class LastingHost:
         incarnation = self._endpoint.incarnation_of(sender) if isinstance(event, Message) else -1
         if self.ended and type(event) is not Resume:
             return
-        if (
-            self._kinds and self._journal.long and sender != STORE
-        ):  # whose answer comes amid the effects of what is noted already
+        # the store's answer comes amid the effects of what is noted already
+        if self._kinds and self._journal.long and sender != STORE:
             self._journal.begin(self._remember())
         before = self._sessions.get(sender, (incarnation,))[0]
         if before < incarnation and before > self._over.get(sender, -1):  # nobody has told of its death
@@ -277,7 +312,7 @@ class LastingHost:
     def _session(self, role: str, incarnation: int) -> Session:
         known = self._sessions.get(role)
         if known is None or known[0] != incarnation:
-            known = self._sessions[role] = (incarnation, Session(KEPT))
+            known = self._sessions[role] = (incarnation, Session(KEPT_EACH))
             self._awaited.pop(role, None)
         return known[1]
 

@@ -657,9 +657,8 @@ class Replica:
         assert self._story is not None
         known = batch is not None and self._reported is batch and not self._several
         gradients = [p.grad for p in module.parameters() if p.grad is not None]
-        dense = [
-            gradient for gradient in gradients if gradient.layout is torch.strided
-        ]  # what is not is refused as it is accrued
+        # what is not dense is refused as it is accrued
+        dense = [gradient for gradient in gradients if gradient.layout is torch.strided]
         if self.clip_norm:
             norm = float(nn.utils.clip_grad_norm_(module.parameters(), self.clip_norm))
         else:
@@ -866,7 +865,6 @@ class Replica:
     # what the driver asks of its worker
 
     def _attach(self, worker: Worker, plan: Plan, arena: Arena) -> None:
-        """Take the vectors that were made."""
         self._plan = plan
         worker.attach(plan, arena)
 

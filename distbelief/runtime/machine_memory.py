@@ -41,14 +41,8 @@ def remember(value: Any, kinds: Mapping[str, type]) -> object:
         raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
     if isinstance(value, msgspec.Struct | Settings | tuple | Enum):
         return [name, msgspec.msgpack.encode(value)]
-    return [
-        name,
-        [
-            [attribute, remember(one, kinds)]
-            for attribute, one in vars(value).items()
-            if not getattr(one, "forgotten", False)
-        ],
-    ]
+    kept = {attribute: one for attribute, one in vars(value).items() if not getattr(one, "forgotten", False)}
+    return [name, [[attribute, remember(one, kinds)] for attribute, one in kept.items()]]
 
 
 def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:

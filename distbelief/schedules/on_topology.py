@@ -70,8 +70,9 @@ def _switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[
     for switch, name in enumerate(topology.switches, len(topology.hosts)):
         rows = [
             (f"{carried.get(link, 0.0):.2f} there, {carried.get(link ^ 1, 0.0):.2f} back", names[other])
-            for other, link in topology.around[switch] if not len(topology.hosts) <= other < switch
-        ]  # fmt: skip
+            for other, link in topology.around[switch]
+            if not len(topology.hosts) <= other < switch
+        ]
         phrases = []
         for what, group in groupby(rows, key=lambda row: row[0]):
             first, *rest = [other for _, other in group]

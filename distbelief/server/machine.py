@@ -37,11 +37,6 @@ class Answers:
                 f"{who} answers {', '.join(sorted(kind.__name__ for kind in untold))}, which no table lets it hear"
             )
 
-    @property
-    def answered(self) -> frozenset[type]:
-        """Kinds of event that it has an answer to."""
-        return frozenset(self._by_event)
-
     def to(self, sender: str, event: type) -> Callable[..., list[Effect]]:
         """Return the answer to a kind of event from a sender.
 

@@ -349,15 +349,8 @@ class Shard:
         frozen = self._is_frozen(sender, part)
         others = [push.who for push in self.ledger.taken() if push.who != sender]
         if event.replaces and others:
-            return [
-                Send(
-                    sender,
-                    membership.Refused(
-                        f"the script has written to its parameters, and {others[0]} trains them too: only one replica "
-                        "alone may"
-                    ),
-                )
-            ]
+            why = f"{others[0]} trains them too: only one replica alone may"
+            return [Send(sender, membership.Refused(f"the script has written to its parameters, and {why}"))]
         # the first who initialises a range does: one who died doing it may be heard after its successor
         if payload is not None and (part in self._blank or event.replaces):
             self._blank.discard(part)

@@ -442,9 +442,10 @@ class TorchSlice:
         Then it keeps no state and no masters, and no hook follows it.
         """
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
-        return isinstance(self._optimizer, torch.optim.SGD) and not self._post_hooks and not any(
-            group[extra] for group in self._optimizer.param_groups for extra in plain
-        ) and not any(piece.master for piece in self._trained)  # fmt: skip
+        if not isinstance(self._optimizer, torch.optim.SGD) or self._post_hooks:
+            return False
+        extras = any(group[extra] for group in self._optimizer.param_groups for extra in plain)
+        return not extras and not any(piece.master for piece in self._trained)
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
         """Become what another slice would be after `apply`, where a step `adds`; the other stays as it is."""
@@ -602,13 +603,11 @@ class PhantomSlice:
         """Bytes of the moving range."""
         return self._moving.nbytes
 
-    def sum(self) -> Payload:
-        """Return a stand-in."""
-        return self._moving
-
     def moving(self) -> Payload:
         """Return a stand-in."""
         return self._moving
+
+    sum = moving
 
     def frozen(self) -> Payload:
         """Return a stand-in."""

@@ -28,9 +28,13 @@ RULES = (filters, regions)
 
 
 def apply(
-    split: Split, traced: Traced, loss: LossFunction | None, targets: object, work: Mapping[str, float] | None = None,
+    split: Split,
+    traced: Traced,
+    loss: LossFunction | None,
+    targets: object,
+    work: Mapping[str, float] | None = None,
     everywhere: bool = False,
-) -> SplitGraph:  # fmt: skip
+) -> SplitGraph:
     """The split graph of a model.
 
     Args:

@@ -120,9 +120,8 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
         item = tensor.itemsize
-        sides = [
-            (n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step
-        ]  # one that was expanded lies once
+        # a side that was expanded lies once
+        sides = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step]
         return marks.as_strided(
             [*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item
         )

@@ -26,7 +26,6 @@ class TlsEndpoint(TcpEndpoint):
         job: the job's name; links of others are refused.
         incarnation: how many times this role was restarted.
         identity: the certificate of this role.
-        congestion: as `TcpEndpoint`.
         patience: seconds that whoever opens a link waits for the other end.
     """
 
@@ -37,11 +36,10 @@ class TlsEndpoint(TcpEndpoint):
         incarnation: int = 0,
         *,
         identity: Identity,
-        congestion: str = "cubic",
         patience: float = HANDSHAKE_SECONDS,
     ) -> None:
         self._handshake_seconds = patience
-        super().__init__(role, job, incarnation, insecure=False, congestion=congestion)
+        super().__init__(role, job, incarnation, insecure=False)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
         self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
         self._accepting.num_tickets = 0  # nobody resumes a session

@@ -18,8 +18,8 @@ from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Journal, JournalEntry
+from distbelief.runtime.lasting import Session
 from distbelief.runtime.machine_memory import recall, remember
-from distbelief.runtime.session import Session
 
 
 class Part:

@@ -56,13 +56,13 @@ def test_a_machine_answers_all_that_it_may_be_told_and_nothing_else(name: str) -
     }
     if "in batches" not in name:
         heard -= of_batches - {row.message for row in operations.OPERATIONS.says if "sandblaster" in name}
-    assert {event for event in machine._answers.answered if event not in LOCAL} == heard - DEAF.get(name, set())
+    assert {event for event in machine._answers._by_event if event not in LOCAL} == heard - DEAF.get(name, set())
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else(name: str) -> None:
     machine, kind, conversations = MACHINES[name]
-    for event in machine._answers.answered - LOCAL:
+    for event in machine._answers._by_event.keys() - LOCAL:
         said_by = {
             by for one in conversations for row in one.says if row.message is event and kind in row.to for by in row.by
         }

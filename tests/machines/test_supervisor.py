@@ -93,7 +93,7 @@ def notes(told: list[Effect]) -> list[str]:
 def test_everybody_is_started_once_in_the_order_asked_for() -> None:
     supervisor = Supervisor(restarts=3)
     assert supervisor.begin(CAST) == [Start(role, 0) for role in CAST]
-    assert not supervisor.empty
+    assert supervisor._here
 
 
 # after these, this life of a role dies: is there another?
@@ -829,5 +829,5 @@ def test_any_history_keeps_what_must_hold(seed: int) -> None:
         history.tell(Said("coordinator", 0, DONE))
     while history.there:
         history.end(history.there[0])
-    assert history.supervisor.empty
+    assert not history.supervisor._here
     assert len(history.told) == len(set(history.told)) or history.supervisor._lasts, "a death is told twice"

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks import BENCHES, wire
 from benchmarks.parts import loops, plain, timing
+from benchmarks.parts.peers import Peers
 from benchmarks.parts.shards import Ours
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places.processes.peers import Peers
 
 
 def run(name, tmp_path, **options):

@@ -14,10 +14,10 @@ from grouped import play
 from ranks import in_threads
 from torch.distributed import TCPStore
 
+from benchmarks.parts.peers import Peers
 from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.memory import Window
 from distbelief.fabric.waiting import ReductionThread
-from distbelief.places.processes.peers import Peers
 from distbelief.testing import Side, check_fabric
 
 

@@ -22,8 +22,8 @@ from hooked import play
 from patience import SECONDS
 
 import distbelief as db
+from benchmarks.parts.peers import Peer, Peers
 from distbelief.errors import UsageError
-from distbelief.places.processes.peers import Peer, Peers
 
 ROOT = Path(__file__).parents[2]
 WAYS = {"native": "native", "shared": "shared", "auto": "shared", "apart:auto": "native", "half:auto": "native"}

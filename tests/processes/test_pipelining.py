@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from benchmarks.parts.peers import Peers
 from distbelief.core.optimizer import optim
-from distbelief.places.processes.peers import Peers
 from distbelief.strategies import Single
 from distbelief.tasks import Task, TensorData
 from distbelief.tasks.worker import build_model

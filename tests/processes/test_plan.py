@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from patience import SECONDS
 
+from benchmarks.parts.peers import Peers
 from distbelief.core.optimizer import optim
 from distbelief.lab.plan import halving
 from distbelief.lab.plan.candidates import PlanCandidate
-from distbelief.places.processes.peers import Peers
 from distbelief.strategies import Downpour, Hogwild, Single, Strategy
 from distbelief.strategies import Synchronous as Rounds
 

@@ -10,9 +10,12 @@ from distbelief.split.graph import Transfer, TransferKind
 from distbelief.split.program import PartitionProgram, Segment
 
 COLOURS = {
-    TransferKind.SEND: "#2c6fbb", TransferKind.GATHER: "#2a8a57", TransferKind.SUM: "#c06a15",
-    TransferKind.HALO: "#8a4fbf", TransferKind.TENSOR: "#777777",
-}  # fmt: skip
+    TransferKind.SEND: "#2c6fbb",
+    TransferKind.GATHER: "#2a8a57",
+    TransferKind.SUM: "#c06a15",
+    TransferKind.HALO: "#8a4fbf",
+    TransferKind.TENSOR: "#777777",
+}
 WIDTH, ASIDE, LINE, BETWEEN, TOP = 250, 70, 15, 34, 56
 """Pixels: of a box, between two columns, of a line of text, between two rows, above the first."""
 

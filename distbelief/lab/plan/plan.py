@@ -230,9 +230,13 @@ class Needs:
         self.splits: dict[int, SplitCost | str] = {}
 
     def split(
-        self, counts: Iterable[int], told: Callable[[str], None], way: Partitions | None = None,
-        seconds: float = SPLIT_SECONDS, line: LinkModel = SHARED,
-    ) -> None:  # fmt: skip
+        self,
+        counts: Iterable[int],
+        told: Callable[[str], None],
+        way: Partitions | None = None,
+        seconds: float = SPLIT_SECONDS,
+        line: LinkModel = SHARED,
+    ) -> None:
         """Measure the model split over so many processes, for some seconds each, or why it cannot be."""
         way = way or Partitions()
         steps = SplitRequest(

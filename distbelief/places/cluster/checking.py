@@ -144,7 +144,6 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
 
 
 def _look(agents: Sequence[RemoteAgent], look: Look, reports: Reports, woken: Connection) -> None:
-    """Look for the data."""
     for agent in agents:
         agent.line.say(look)
     _hear(agents, lambda agent: agent.looked is not None, reports, woken)

@@ -35,7 +35,8 @@ from distbelief.places.prediction.worker import (
     main,
 )
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.peers import GRACE, lend
+from distbelief.places.processes.lending import lend
+from distbelief.places.processes.processes import GRACE
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor

@@ -24,7 +24,7 @@ from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageEr
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.places.channel_messages import Failed
 from distbelief.places.evaluate import find, trained
-from distbelief.places.processes.peers import map_memory
+from distbelief.places.processes.lending import map_memory
 from distbelief.places.processes.settle import enter
 from distbelief.places.processes.spec import Surroundings
 from distbelief.record.restore import load_weights

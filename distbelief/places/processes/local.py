@@ -183,7 +183,7 @@ class Local(LocalOptions):
         if job.strategy.held_by is Holder.SHARDS:
             kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
         if not is_alone(job.strategy):
-            kept["carrier"] = self.told_carrier
+            kept["carrier"] = "tls" if self.encrypted else self.carrier
         if self.compute:
             kept["compute"] = msgspec.to_builtins(self.compute, str_keys=True)
         return kept

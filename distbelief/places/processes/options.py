@@ -64,11 +64,6 @@ class LocalOptions(Checked):
         return "tcp" if self.listen else self.transport
 
     @property
-    def told_carrier(self) -> str:
-        """Return how bytes travel, as the result says it: shared, tcp or tls."""
-        return "tls" if self.encrypted else self.carrier
-
-    @property
     def bound(self) -> str:
         """Return where the roles listen: as `bind`, or after the join server of --listen."""
         if not self.listen:

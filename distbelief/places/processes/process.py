@@ -465,7 +465,6 @@ class _Process:
 
     @functools.cached_property
     def _cast(self) -> Cast:
-        """Builder of the roles of its job."""
         spec = self.spec
         return Cast(
             self.strategy,
@@ -477,7 +476,6 @@ class _Process:
         )
 
     def _stage(self) -> ProcessStage:
-        """Return where this process plays its role."""
         spec = self.spec
         return ProcessStage(
             self._memory,

@@ -176,10 +176,12 @@ class HandlingCosts:
 
 
 _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], float]] = {
-    Operate: HandlingCosts._take_operate, Push: HandlingCosts._take_push, Copied: HandlingCosts._take_copied,
+    Operate: HandlingCosts._take_operate,
+    Push: HandlingCosts._take_push,
+    Copied: HandlingCosts._take_copied,
     ReducedPiece: HandlingCosts._take_piece,
     **dict.fromkeys((Initialise, Contribute, WorkUnitTaken, StatePart, State), HandlingCosts._take_bytes),
-}  # fmt: skip
+}
 """The work that a message makes where it arrives, beside being read; the last ones' bytes are copied, or added."""
 
 

@@ -41,9 +41,8 @@ class GroupHolders(Holders):
         """Rounds that each is known to have made; none of those who hold nothing."""
         self.barren = 0
         """Groups since the last round that have broken up though nobody had died."""
-        self._awaited: set[str] = (
-            set()
-        )  # those who are to halt, or of a group that is formed, to hold what it begins with
+        self._awaited: set[str] = set()
+        """Those who are to halt, or of a group that is formed, to hold what it begins with."""
         self._begins = 0
         self._joins: dict[str, tuple[tuple[membership.PartPlace, ...], str]] = {}
 

@@ -49,8 +49,9 @@ class InPlace:
         apart: whether each parameter is stepped by itself.
     """
 
-    def __init__(self, flat: FlatModule, plan: Plan, gradients: list[torch.Tensor], memory: Memory, index: int,
-                 apart: bool) -> None:  # fmt: skip
+    def __init__(
+        self, flat: FlatModule, plan: Plan, gradients: list[torch.Tensor], memory: Memory, index: int, apart: bool
+    ) -> None:
         layout = PassedLayout(plan)
         room = memory(layout.length)
         flat.bind(gradients, [layout.vector(room, 0)])

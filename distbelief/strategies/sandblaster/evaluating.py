@@ -32,11 +32,8 @@ class Evaluating(DataDealer):
     units = "portions"
 
     def __init__(self, plan: Plan, position: Position, samples: int, evaluation: int = 0) -> None:
-        self.descent, self._size, self._all = (
-            plan.settings.own(Descent),
-            plan.settings.batch_size,
-            plan.samples,
-        )
+        self.descent = plan.settings.own(Descent)
+        self._size, self._all = plan.settings.batch_size, plan.samples
         self.epochs, self.state = position.epoch, dict(position.state)
         self.samples, self.pushes, self.minibatches = samples, 0, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))

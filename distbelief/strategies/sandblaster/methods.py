@@ -238,8 +238,10 @@ class Lbfgs:
 
 
 METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
-    "lbfgs": Lbfgs, "cg": ConjugateGradient, "gradient": GradientDescent,
-}  # fmt: skip
+    "lbfgs": Lbfgs,
+    "cg": ConjugateGradient,
+    "gradient": GradientDescent,
+}
 
 
 def method_of(descent: Descent, state: Json) -> Method:

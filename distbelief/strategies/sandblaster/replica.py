@@ -170,9 +170,8 @@ class WorkUnitTraining:
 
     def _look(self) -> Steps[None]:
         """Take what has arrived, and go on."""
-        while (
-            self._replica.welcome is None and (arrival := (yield GLANCE)) is not None
-        ):  # what comes behind a welcome is for whom it makes of this
+        # what comes behind a welcome is for whom it makes of this
+        while self._replica.welcome is None and (arrival := (yield GLANCE)) is not None:
             self.take(arrival)
         yield from self._answer()
 
