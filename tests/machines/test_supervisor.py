@@ -755,7 +755,9 @@ class History:
         self.tell(Said("coordinator", 0, Listening("")))
 
     def tell(self, event: Event) -> None:
-        self.do(self.supervisor.handle(self.now, event))
+        asked = self.supervisor.handle(self.now, event)
+        self.supervisor.validate()
+        self.do(asked)
 
     def do(self, asked: list[Effect]) -> None:
         for one in asked:
