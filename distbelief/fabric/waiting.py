@@ -96,8 +96,9 @@ class ReductionThread:
         self.do(lambda: self._end("it was ended"))
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end."""
-        self._thread.join(seconds)
+        """Wait for the end, unless it is the thread that asks."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
 
     def _end(self, why: str) -> None:
         self._ended = why

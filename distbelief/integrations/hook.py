@@ -17,7 +17,7 @@ from distbelief.core.values import admit, shown
 from distbelief.errors import JobFailed, UsageError
 from distbelief.fabric.memory import Window
 from distbelief.fabric.order import check_order, in_order
-from distbelief.fabric.process_group import leave
+from distbelief.fabric.process_group import LEAVE_SECONDS, leave
 from distbelief.fabric.waiting import ReductionThread
 
 SHARED, NATIVE, AUTO = WAYS = ("shared", "native", "auto")
@@ -134,15 +134,13 @@ class Reduce:
                 )
             if self._algorithm != NATIVE and self._device.type == "cpu":
                 self._window = open_window(self._rank, self._ranks, self._group)
-            if self._window:
-                weakref.finalize(self, self._window.leave)
-            elif self._algorithm == SHARED:
+            if self._window is None and self._algorithm == SHARED:
                 apart = f"the {self._ranks} ranks are not processes of one host that can share memory"
                 return f"{SHARED}: {apart}; use {AUTO}"
         self.chosen = SHARED if self._window else NATIVE
         if self._device.type == "cpu":  # NCCL has a stream of its own
             self._thread = ReductionThread()
-            weakref.finalize(self, self._thread.end)  # also at the end of the process
+            weakref.finalize(self, _end, self._thread, self._window)  # also at the end of the process
         return ""
 
     def _add_up(self, tensor: torch.Tensor) -> None:
@@ -170,6 +168,13 @@ class Reduce:
             self._window.leave()
         if group is not None and self._device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
             leave(group)
+
+
+def _end(thread: ReductionThread, window: Window | None) -> None:
+    if window is not None:
+        window.leave()
+    thread.end()
+    thread.join(LEAVE_SECONDS)  # amid torch's own code at the end of the process, it would abort that
 
 
 def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Window | None:
