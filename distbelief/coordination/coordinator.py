@@ -395,6 +395,8 @@ class Coordinator(Answering):
         """Have those who hold the parameters write them, once nothing is on its way to them."""
         if self.data is None or self.saving.stage is not CheckpointStage.HOLDING:
             return []
+        if not self.holders.ready(self):
+            return []  # while a group is formed nobody knows which rounds its members have made
         return self.saving.write(self.data, self.membership.members, self.holders.roles(self))
 
     def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from distbelief.core import events
-from distbelief.core.conversations import grouping, initialising, membership
-from distbelief.core.effects import RECEIVE, Arrival, Connect, Effect, Form, Send
+from distbelief.core import events, roles
+from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership
+from distbelief.core.effects import RECEIVE, Arrival, Commit, Connect, Effect, Form, Send
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
+from distbelief.core.timers import CheckpointDue
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies import Allreduce
@@ -96,6 +97,27 @@ def test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed() -> None:
     assert not any(isinstance(effect, Send) for effect in job.handle(guest, events.Lost("closed", 0), None))
     with pytest.raises(RemoteProtocolError, match="replica 4 joins a group with 2 places for its partitions"):
         job.handle("replica 4", join(partitions=2), None)
+
+
+def test_a_checkpoint_waits_for_a_round_that_only_the_dead_had_a_minibatch_of() -> None:
+    """Whether that round was made is known once the others have met again: its minibatch is in both, or in neither."""
+    job = coordinator(Settings(strategy=Allreduce(2), batch_size=1, epochs=2), False, ANEW)
+    nine = membership.Join(0, LAYOUT, 9, places=(membership.PartPlace(Address("", 0), ""),), digest="digest")
+
+    def snapshots(role: str, event: Message | events.Lost | events.Woke) -> list[str]:
+        told = job.handle(role, event, None)
+        return [one.to for one in told if isinstance(one, Send) and isinstance(one.message, checkpointing.Snapshot)]
+
+    for event in (nine, HOLDS, dealing.Progress(4, 8, 4, 0.0, 0, wants=False)):
+        for role in ROLES[:2]:
+            snapshots(role, event)
+    assert snapshots(roles.CLOCK, events.Woke(CheckpointDue())) == []  # the ninth is replica 0's
+    assert snapshots("replica 0", events.Lost("killed", 0)) == []
+    assert snapshots("replica 1", grouping.Halted(1, 5)) == []  # it has made that round
+    assert snapshots("replica 1", HOLDS) == ["replica 1"]
+    done = checkpointing.SnapshotDone(1, "")
+    [commit] = [one for one in job.handle("replica 1", done, None) if isinstance(one, Commit)]
+    assert (commit.position.undone, commit.samples) == ((), 9)
 
 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:
