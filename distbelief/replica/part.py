@@ -33,7 +33,6 @@ class Part:
 
     copies: DeviceCopies | None = None
     """Between the host and the device where it computes; None where that is the host, or nothing is computed."""
-    device = torch.device("cpu")
     scripted = False
     """True if a user's own loop says what of a step is computed next."""
 
@@ -51,11 +50,11 @@ class Part:
 
     def begin(self, _: Batch) -> None:
         """Begin a step."""
-        raise NotImplementedError
+        raise NotImplementedError  # of a scripted part the script begins it
 
     def end(self) -> Computed:
         """End a step."""
-        raise NotImplementedError
+        raise NotImplementedError  # of a scripted part the script ends it
 
     def cut(self, samples: int) -> list[int]:
         """Cut a minibatch of so many samples, and return those of each microbatch."""
@@ -109,13 +108,9 @@ class Part:
     def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
         """Take what has come."""
 
-    def decode(self, crossing: Crossing, data: bytearray) -> torch.Tensor:
+    def decode(self, crossing: Crossing, _: bytearray) -> torch.Tensor:
         """Make the tensor that has come, from its bytes."""
-        dtype = self.transfer(crossing).shape.dtype
-        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        if not self.slots:
-            return flat
-        return flat.reshape(self.shape(crossing)).to(self.device)
+        return torch.empty(0, dtype=self.transfer(crossing).shape.dtype)
 
 
 class ModelPart(Part):
@@ -174,6 +169,12 @@ class ModelPart(Part):
     def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
         """Take what has come."""
         self.passes.take(crossing, tensor)
+
+    def decode(self, crossing: Crossing, data: bytearray) -> torch.Tensor:
+        """Make the tensor that has come, from its bytes, where this partition computes."""
+        dtype = self.transfer(crossing).shape.dtype
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return flat.reshape(self.shape(crossing)).to(self.device)
 
 
 class ScriptedPart(ModelPart):
