@@ -1,4 +1,4 @@
-"""End of a job with a server: its cause, and the last steps, which are taken once its replicas are gone."""
+"""End of a job: its cause, and the last steps, which are taken once its replicas have nothing more to do."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class _Chunk(NamedTuple):
     others: tuple[slice, slice]
     """and what is before and behind it."""
     brought: list[torch.Tensor]
-    """What each rank writes; its own part is not there."""
+    """Room that each rank writes to; its own part has none."""
     total: torch.Tensor
 
 

@@ -1,4 +1,4 @@
-"""The order in which processors let others see what they write: every protocol of shared memory here relies on it."""
+"""The order in which processors let others see what they write: sums and crossings in shared memory rely on it."""
 
 from __future__ import annotations
 

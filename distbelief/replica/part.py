@@ -126,7 +126,7 @@ class ModelPart(Part):
         super().__init__(program.split, program.partition, settings, batch_size)
         self.program = program
         self.passes = Passes(program, [])
-        """What computes the step that is played."""
+        """Passes of the step that is played."""
         self.parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
         self.device = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
         self.copies = device_copies(self.device)

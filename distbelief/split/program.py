@@ -99,7 +99,7 @@ class SplitProgram:
 
     @functools.cached_property
     def graph(self) -> SegmentGraph:
-        """What its schedules see: a sample of a boundary has as many bytes as a minibatch has more with one more."""
+        """Graph for its schedules: a sample of a boundary has as many bytes as a minibatch has more with one more."""
         return SegmentGraph(
             tuple(
                 PartitionSegment(
@@ -232,13 +232,13 @@ class _Runs:
         return [run for run in runs if run]
 
     def taken(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """What a run takes from elsewhere."""
+        """Return the values that a run takes from elsewhere."""
         inside = set(run)
         inputs = (input_node for node in run for input_node in node.all_input_nodes)
         return list(dict.fromkeys(input_node for input_node in inputs if input_node not in inside))
 
     def given(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """What a run gives to elsewhere."""
+        """Return the values that a run gives to elsewhere."""
         inside = set(run)
         return [
             node
@@ -261,7 +261,7 @@ class _Runs:
         )
 
     def source(self, node: fx.Node) -> Source:
-        """Where a value comes from."""
+        """Return the source of a value."""
         if node.op == "placeholder":
             return Supplied(node.meta["input"])
         if node in self._split.transfers:

@@ -41,7 +41,7 @@ Open = Callable[[str, int, Sequence[Bucket]], Side]
 """Opens a side: the algorithm, how many bytes, and which vectors these hold. Many, one after another."""
 
 
-def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithms: Sequence[str]) -> None:
+def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:
     """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, in threads or processes.
 
     Args:
@@ -61,7 +61,7 @@ def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], None
 class _Check:
     """The vectors: whole numbers, few of them, what must have the same bits, those bits, and the first rank's."""
 
-    def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], None], algorithm: str) -> None:
+    def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithm: str) -> None:
         self.rank, self.ranks, self.meet, self.algorithm = rank, ranks, meet, algorithm
         lengths = [(1003, "float64"), (1, "float64"), (517, "float32"), (517, "float64"), (LONG, "float32")]
         self.buckets, start = list[Bucket](), GUARD

@@ -465,7 +465,7 @@ class VirtualMemory:
         self._early: list[Turn] = []
         """Messages that could not be acted on in their turn yet."""
         self._behind: dict[VirtualEndpoint, list[Turn]] = {}
-        """What each role is to do from its push on, for which it is not its turn yet."""
+        """Acts of each role from its push on, which wait for its turn."""
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a role do something, as soon as it has the lock."""

@@ -91,7 +91,7 @@ def test_messages_are_a_fabric(ranks: int) -> None:
             posted = Posted(made[algorithm], own, algorithm, size, found)
             return Side(posted, posted.slot, posted.slot)
 
-        check_fabric(side, own, ranks, meet, ALGORITHMS)  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, ALGORITHMS)
 
     in_threads(ranks, rank)
 
@@ -113,7 +113,7 @@ def test_shared_memory_is_a_fabric(segment: int, ranks: int) -> None:
             memory.meet(0, range(ranks))
             return Side(memory, slot, total)
 
-        check_fabric(side, own, ranks, meet, ["direct"])  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, ["direct"])
 
     in_threads(ranks, rank)
 

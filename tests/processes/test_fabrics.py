@@ -68,7 +68,7 @@ def test_a_window_and_its_thread_are_a_fabric(ranks: int) -> None:
             sides.append(Threaded(Window(own, ranks, memory, [os.getpid()] * ranks), own, slot, found))
             return Side(sides[-1], slot, slot, sides[-1].leave)
 
-        check_fabric(side, own, ranks, meet, ["shared"])  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, ["shared"])
 
     try:
         in_threads(ranks, rank)

@@ -101,7 +101,7 @@ def test_role_links_are_a_fabric(ranks: int, clear: bool) -> None:
             assert one.form(group_of(0, several), never), one.fault
             return Side(one, slot, total, one.close)
 
-        check_fabric(side, own, ranks, meet, [*ALGORITHMS, "auto"])  # type: ignore[arg-type]
+        check_fabric(side, own, ranks, meet, [*ALGORITHMS, "auto"])
 
     try:
         in_threads(ranks, rank)
@@ -119,7 +119,7 @@ def test_each_rank_sends_and_receives_its_share_of_the_least(algorithm: str) -> 
         for one in several:
             one.open(size, [Bucket(0, size, "float32")])
         form(0, several)
-        ends = [one._links._endpoint.traffic for one in several]  # type: ignore[attr-defined]
+        ends = [one._links._endpoint.traffic for one in several]
         before = [(sum(end.sent.values()), sum(end.received.values())) for end in ends]
         for one in several:
             one.ready(0)
@@ -240,7 +240,7 @@ def test_a_peer_whose_host_is_silent_ends_the_wait_with_its_name(
     first, _ = pair
     first.ready(0)
     assert first.reduce() is None
-    own = [link.socket for link in first._links._endpoint._links.values()]  # type: ignore[attr-defined]
+    own = [link.socket for link in first._links._endpoint._links.values()]
     monkeypatch.setattr(tcp, "silence_of", lambda connection: 1000.0 if connection in own else 0.0)
     assert not reduced(first)
     assert "nothing came from the host of replica 1 for 1000 s" in first.fault

@@ -1,6 +1,4 @@
-"""The phases of a job with a server, as its coordinator goes through them: what it may do in each, and what moves it
-on.
-"""
+"""The phases of a job, as its coordinator goes through them: what it may do in each, and what moves it on."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from distbelief.core.events import Lost, Saved
 
 
 class Phase(TextEnum):
-    """Phase of a job with a server."""
+    """Phase of a job."""
 
     GATHERING = "gathering"
     RESTORING = "restoring"

@@ -1,4 +1,4 @@
-"""What a split model costs: what each partition holds, computes and sends, the step that follows, and whether it pays.
+"""Costs of a split model: memory, computing and bytes of each partition, the step that follows, and whether it pays.
 
 All partitions are played in this process, turn by turn, and each segment is timed; the price of their schedule is the
 step.
@@ -38,13 +38,13 @@ LINE = LinkModel(50e-6, 1.25e9)
 """Between two partitions, where nothing is said of it."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
 KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
-"""What a partition holds: buffers are among the parameters; kept is what its way back needs, with what lies in
-slots.
+"""Kinds of a partition's memory: buffers are among the parameters; kept is what its backward pass needs, with what lies
+in slots.
 """
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):
-    """What of a module is at a partition."""
+    """Part of a module at a partition."""
 
     module: str
     partition: int
@@ -59,7 +59,7 @@ class ModulePlacement(msgspec.Struct, frozen=True):
 
 
 class PartitionCost(msgspec.Struct, frozen=True):
-    """What a partition does in a step, and holds."""
+    """Costs of a partition in a step, and its memory."""
 
     partition: int
     parameters: int
@@ -120,7 +120,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     sending: float
     """Seconds of it that it would be shorter by, if what crosses took no time."""
     crossings: list[Json]
-    """What crosses in a step, forward: who sends and takes it, as what, which module gives it, bytes of a sample."""
+    """Crossings of a step, forward: the two ends of each, its value, the module that gives it, bytes of a sample."""
     ways: list[SplitGuess]
     """What was chosen from, the best first; only the one that was named, where one was."""
     notes: list[str] = []
@@ -137,7 +137,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """What the largest partition holds, of what one process does."""
+        """Return the memory of the largest partition, over that of one process."""
         return self.largest / sum(self.whole.memory.values())
 
     @property
@@ -164,7 +164,6 @@ class SplitMeasurement(NamedTuple):
 
     cost: SplitCost
     programs: list[PartitionProgram]
-    """Of each partition."""
     steps: Pipeline
     """In which order they do what."""
     price: PipelinePrice
@@ -267,7 +266,7 @@ def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tu
 def _partition(
     program: PartitionProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
 ) -> PartitionCost:
-    """What a partition does and holds."""
+    """Return the costs of a partition."""
     update, memory = held[0], {**held[1], KEPT: price.held[program.partition]}
     transfers = program.split.transfers
     sent = [one for one in transfers if one.source == program.partition]

@@ -134,7 +134,7 @@ class _SegmentMeter:
         """Bytes; None is the whole model."""
         self._held = {*held}
         self._here: set[tuple[int, int]] = set()
-        """What each partition has received or keeps already."""
+        """Tensors that each partition has received or keeps already."""
         self._alive: list[Tensor] = []
         """So that no address is that of two."""
 

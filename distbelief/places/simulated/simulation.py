@@ -140,7 +140,7 @@ class Simulation:
     validates: bool = False
     """True where coordinator, shards and supervisor assert after each event what is to hold."""
     parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
-    """PlayedRole of each replica."""
+    """Replicas, each as it is played."""
     memory: torch.Tensor | None = field(init=False, default=None)
     """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
     coordinator: Coordinator = field(init=False)

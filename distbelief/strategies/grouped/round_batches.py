@@ -14,7 +14,7 @@ from distbelief.errors import RemoteProtocolError
 ROUNDS_LIMIT = 16
 """Most rounds in one round batch; a group is dealt the next while it makes one."""
 GROUP = "the group"
-"""Who holds what is dealt, to the dealer."""
+"""Name of the holder of what is dealt, to the dealer."""
 
 
 class RoundBatches(DataDealer):

@@ -91,7 +91,7 @@ class InPlace:
         return step if settings.rate_varies else stepper
 
     def _state_of(self, entry: Entry, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the optimizer keeps for a parameter: views of what it keeps for a section, and a count of its own."""
+        """Yield the optimizer's state of a parameter: views of that of its section, and a count of its own."""
         for number, section in enumerate(self._plan.layout.sections):
             if not section.start <= entry.start < section.stop:
                 continue
@@ -161,7 +161,7 @@ class HogwildWorker:
         self._compute = context.computes(context.settings.clip_norm)
         self._virtual = context.stage if isinstance(context.stage, VirtualStage) else None
         self.held: InPlace | PhantomInPlace | None = None
-        """What it steps, once it has that."""
+        """Model that it steps, once it has that."""
 
     def attach(self, plan: Plan, arena: Arena) -> None:
         """Have the model live in the memory."""
