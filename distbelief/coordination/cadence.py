@@ -75,30 +75,6 @@ def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatc
     )
 
 
-class MinibatchCount:
-    """Minibatches that were applied since something was last due by them."""
-
-    def __init__(self) -> None:
-        self.done = 0
-
-    def add(self, minibatches: int) -> None:
-        """So many more were."""
-        self.done += minibatches
-
-    def due(self, every: int) -> bool:
-        """Return whether it is due again after `every` of them (0 for never); those beyond count for the next time.
-
-        >>> count = MinibatchCount()
-        >>> count.add(7)
-        >>> count.due(0), count.due(5), count.due(5), count.done
-        (False, True, False, 2)
-        """
-        due = 0 < every <= self.done
-        if due:
-            self.done %= every
-        return due
-
-
 class SnapshotTimer:
     """Sets the clock for the next checkpoint within an epoch, once there is a push to keep."""
 

@@ -42,11 +42,6 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 class Holders(Protocol):
     """Part of a coordinator for the holders of the parameters: how they come to hold them, and what a death changes."""
 
-    all_hold: bool = False
-    """True where each replica holds all of these: who is done stays to the end; should all die before the job is over,
-    all go back to a checkpoint, and their next incarnations are awaited.
-    """
-
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to the events of those who hold them."""
         ...
@@ -204,6 +199,13 @@ class Coordinator(Answering):
         }
 
     @property
+    def all_hold(self) -> bool:
+        """True where replicas hold the parameters: who is done stays to the end; if all die before the job is over, all
+        go back to a checkpoint, and their next incarnations are awaited.
+        """
+        return self.settings.strategy.held_by is Holder.REPLICAS
+
+    @property
     def epochs(self) -> int:
         """Number of epochs that are done."""
         return self.data.epochs if self.data else 0
@@ -301,7 +303,7 @@ class Coordinator(Answering):
         ]
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
-        if any(self.settings.snapshots) and not (self.saving.newest or self.holders.all_hold):
+        if any(self.settings.snapshots) and not (self.saving.newest or self.all_hold):
             effects += self.save()  # for a shard that dies to go back to
         return effects + self.deal()
 
@@ -319,7 +321,7 @@ class Coordinator(Answering):
         """
         evaluations, snapshots = self.settings.evaluations, self.settings.snapshots
         cadences = (
-            (evaluations.minibatches, self.evaluations.minibatches.done),
+            (evaluations.minibatches, self.evaluations.unmeasured),
             (snapshots.minibatches, data.minibatches),
             (snapshots.pushes * every, data.pushes * every),
         )
@@ -327,11 +329,13 @@ class Coordinator(Answering):
 
     def applied(self, data: DataDealer, epochs: int, minibatches: int = 0) -> list[Effect]:
         """Do what is next, now that so many more epochs are done, and minibatches applied."""
+        # counted first: a checkpoint that an epoch's end begins is of after these minibatches
+        due = self.evaluations.due(minibatches, self.settings.evaluations.minibatches)
         effects = [effect for _ in range(epochs) for effect in self.epoch_done(data)]
-        if not data.finished:
-            effects += self.measure_in_time(minibatches)
         if not self.may(May.DEAL):
             return effects
+        if due and not data.finished:
+            effects += self.evaluations.measure(self.epochs)
         if data.finished:
             return effects + self.finish(Cause.EPOCHS_DONE, "all epochs are done")
         armed, due = self.saving.in_time(data)
@@ -362,13 +366,14 @@ class Coordinator(Answering):
             effects += self.evaluations.measure(self.epochs)
         return effects + self.go_on()
 
-    def measure_in_time(self, minibatches: int) -> list[Effect]:
-        """So many more are applied: measure, where that is due by them."""
-        self.evaluations.minibatches.add(minibatches)
-        due = self.evaluations.minibatches.due(self.settings.evaluations.minibatches)
-        return self.evaluations.measure(self.epochs) if due and self.may(May.DEAL) else []
-
     # checkpoints
+
+    def return_to_checkpoint(self) -> DataDealer:
+        """Have data, target and what is due by minibatches stand where they stood at the newest checkpoint."""
+        self.data = self.work.begin(self)
+        self.target.forget()
+        self.evaluations.unmeasured = self.saving.unmeasured
+        return self.data
 
     def save(self) -> list[Effect]:
         """Begin a checkpoint, unless one is being made, or who would make it is away."""
@@ -397,7 +402,9 @@ class Coordinator(Answering):
             return []
         if not self.holders.ready(self):
             return []  # while a group is formed nobody knows which rounds its members have made
-        return self.saving.write(self.data, self.membership.members, self.holders.roles(self))
+        return self.saving.write(
+            self.data, self.evaluations.unmeasured, self.membership.members, self.holders.roles(self)
+        )
 
     def _on_snapshot(self, sender: str, event: checkpointing.SnapshotDone) -> list[Effect]:
         return (self.release() if (effects := self.saving.written(sender, event, self.plan)) else []) + effects
@@ -429,7 +436,7 @@ class Coordinator(Answering):
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
         return [
             *self.work.end(self),
-            *([] if self.holders.all_hold else self._ends()),
+            *([] if self.all_hold else self._ends()),
             *given_up,
             *requests,
             *self.close(),
@@ -437,7 +444,7 @@ class Coordinator(Answering):
 
     def _ends(self) -> list[Effect]:
         """Tell that who goes from here on does not come again; who stays to the end is done."""
-        left = sorted(self.membership.members) if self.holders.all_hold else ()
+        left = sorted(self.membership.members) if self.all_hold else ()
         gone = [WriteRecord(records.Gone(role, 0, "it was done", died=False)) for role in left]
         return [WriteRecord(records.Ending.of(self.closing.cause, self.closing.reason)), *gone]
 
@@ -482,7 +489,7 @@ class Coordinator(Answering):
                 effects += self.closing.describe(self.holders.roles(self))
             elif step is ClosingStep.STOP:
                 ended = records.ended(self.closing.cause, self.closing.reason, self.saving.error)
-                return effects + (self._ends() if self.holders.all_hold else []) + self.end(*ended)
+                return effects + (self._ends() if self.all_hold else []) + self.end(*ended)
         return effects
 
     def _on_description(self, sender: str, event: checkpointing.Description) -> list[Effect]:
@@ -514,10 +521,10 @@ class Coordinator(Answering):
         member, members = sender in self.membership.members, self.membership.members
         if member and self.may(May.DEAL) and event.stops:
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
-        elif member and self.may(May.DEAL) and self.holders.all_hold and len(members) == 1:
+        elif member and self.may(May.DEAL) and self.all_hold and len(members) == 1:
             stopped = self.finish(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {why}")
-        spared = self.holders.all_hold and event.for_good and len(members) > 1  # others hold what it does
-        if member and self.holders.all_hold and self.may(May.DISMISS) and not spared:
+        spared = self.all_hold and event.for_good and len(members) > 1  # others hold what it does
+        if member and self.all_hold and self.may(May.DISMISS) and not spared:
             self.membership.done.add(sender)
             return [*stopped, *self.close()]
         requests = self.saving.ask_who_leaves(sender, members, ends=not self.may(May.DEAL))

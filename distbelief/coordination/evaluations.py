@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from distbelief.coordination.cadence import MinibatchCount
 from distbelief.core import roles
 from distbelief.core.conversations import evaluating
 from distbelief.core.effects import Effect, Send
@@ -25,13 +24,26 @@ class Evaluations:
         """True once it is known whether the model can be measured, or nobody is waited for to try it. An evaluator that
         comes has tried it before; one that dies before that is not waited for again.
         """
-        self.minibatches = MinibatchCount()
-        """Since a measure was due by them."""
+        self.unmeasured = 0
+        """Minibatches that were applied since a measure was due by them."""
 
     @property
     def pending(self) -> bool:
         """True while a measure is made, or will be."""
         return bool(self.measuring) or self.owed
+
+    def due(self, minibatches: int, every: int) -> bool:
+        """Count applied minibatches; return whether a measure is due, as after `every` of them (0 for never).
+
+        >>> evaluations = Evaluations(expected=True)
+        >>> evaluations.due(7, 5), evaluations.due(2, 5), evaluations.due(1, 5), evaluations.due(1, 0)
+        (True, False, True, False)
+        """
+        self.unmeasured += minibatches
+        due = 0 < every <= self.unmeasured
+        if due:  # those beyond count for the next time
+            self.unmeasured %= every
+        return due
 
     def measure(self, epoch: int) -> list[Effect]:
         """Have the model measured now, or as soon as somebody is there and free."""

@@ -43,6 +43,8 @@ class Saving:
         self.settings = settings
         self.number, self.newest = start.number, start.checkpoint
         self.position, self.samples = start.position, start.samples
+        self.unmeasured = 0
+        """Minibatches that were applied before the newest since an evaluation was due by them."""
         self.kept = start.number - 1
         """The number of the newest; 0 where there is none."""
         self.stage = CheckpointStage.NONE
@@ -56,7 +58,7 @@ class Saving:
         """Why the last one could not be made."""
         self.again = False
         """True where a checkpoint is to replace one that was given up."""
-        self._cut = (start.position, start.samples)
+        self._cut = (start.position, start.samples, self.unmeasured)
         self.keepers: set[str] = set()
         """Replicas whose scripts keep something."""
         self.resumed = bool(start.checkpoint)
@@ -145,7 +147,7 @@ class Saving:
     def _seal(self, plan: Plan | None) -> list[Effect]:
         """Have the store seal the parts, unless one could not be written."""
         assert plan is not None
-        return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut, self._scripted)]
+        return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut[:2], self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
         """Return whether a time is a checkpoint's; else replicas have been waited for long enough."""
@@ -169,7 +171,7 @@ class Saving:
         """True while nothing new is to reach the shards."""
         return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
-    def write(self, data: DataDealer, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
+    def write(self, data: DataDealer, unmeasured: int, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
         """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
         busy = sorted(filter(data.held, members)) if self.settings.strategy.one_moment else sorted(self._holding)
         if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
@@ -183,7 +185,7 @@ class Saving:
                 )
             )
         # the position is taken now: nothing reaches the shards until their parts are written, so both are of one moment
-        self._cut, self.writing = (data.position(), data.samples), set(shards)
+        self._cut, self.writing = (data.position(), data.samples, unmeasured), set(shards)
         self._move(CheckpointStage.WRITING)
         self._asked = self._lowest(members)
         if self._asked:
@@ -220,7 +222,8 @@ class Saving:
         self.number += 1
         self.error = self._failed or event.error
         if not self.error:
-            self.kept, self.newest, (self.position, self.samples) = event.number, event.checkpoint, self._cut
+            self.kept, self.newest = event.number, event.checkpoint
+            self.position, self.samples, self.unmeasured = self._cut
         return [WriteRecord(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:

@@ -133,9 +133,8 @@ class ShardHolders(Holders):
         """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         job.membership.go_back()
         job.standbys.alone(*job.shards.roles)
-        job.target.forget()
-        job.data = job.work.begin(job)
+        data = job.return_to_checkpoint()
         again, notes = job.closing.go_back() if job.may(May.AWAIT) else (False, [])
         if again:
             job.enter(Phase.TRAINING)
-        return [WriteRecord(records.Rewound(job.data.samples, job.epochs)), *notes]
+        return [WriteRecord(records.Rewound(data.samples, job.epochs)), *notes]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from distbelief.coordination.allotments import Allotment, Allotments
-from distbelief.coordination.cadence import MinibatchCount, SnapshotTimer, Target
+from distbelief.coordination.cadence import SnapshotTimer, Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing
@@ -37,7 +37,7 @@ from distbelief.strategies.context import Context, Memory
 from distbelief.strategies.served import served_reader
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, MinibatchCount, Target, Saving, SnapshotTimer, Registry, Shards, Membership,
+    Coordinator, Evaluations, Target, Saving, SnapshotTimer, Registry, Shards, Membership,
     Standbys, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
     Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
     StandbyStanding, CheckpointStage,

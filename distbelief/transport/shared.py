@@ -1,4 +1,11 @@
-"""The carrier inside one host: vectors in shared memory, messages over a Unix socket; nothing has a name on disk."""
+"""The carrier inside one host: vectors in shared memory, messages over a Unix socket; nothing has a name on disk.
+
+    | gradient 0 | gradient 1 | ... | parameters 0 | parameters 1 | ...      each begins at a page
+
+A segment is one role's, which lends it to its peers over the socket, sealed against shrinking. A slot has one writer at
+a time: a replica its gradients until it pushes, and again once the push is acknowledged; a shard the parameters that
+were asked for, until it answers. A message tells the other of it, so the socket orders writes before reads.
+"""
 
 from __future__ import annotations
 

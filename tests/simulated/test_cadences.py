@@ -8,6 +8,7 @@ import torch
 import distbelief as db
 from distbelief.errors import UsageError
 from distbelief.job import Job
+from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
@@ -38,6 +39,18 @@ def test_evaluations_are_made_every_so_many_applied_minibatches(strategy: Strate
     assert len(done) == 4
     assert all(12 * number <= at <= 12 * number + 3 for number, at in enumerate(done[:-1], 1))
     assert done[-1] == 40
+
+
+@pytest.mark.parametrize("message", [11, 17, 29])
+def test_a_job_that_goes_back_measures_by_the_minibatches_of_its_checkpoint(message: int) -> None:
+    """All replicas die between two measures, and make again what they made since the checkpoint."""
+    job = Job(TASK, db.Allreduce(2, restarts=1), epochs=4, batch_size=4, evaluate_every="12minibatches")
+    crashes = tuple(Crash(f"replica {i}", message) for i in range(2))
+    result = db.Simulated(compute=STEADY, crashes=crashes, restart_seconds=1.0).run(job)
+    done = [row["samples"] // 4 for row in result["history"]]
+    assert result["steps"] > 40
+    assert {12, 24, 36} <= {*done}
+    assert all(at % 12 <= 1 for at in done[:-1])
 
 
 def test_minibatches_mean_nothing_to_a_strategy_that_counts_iterations() -> None:

@@ -31,7 +31,7 @@ _ENDS = (Ready, Restored, Progress, StreamEnded, Done, Operated, Evaluated, Save
 PHASES = States(
     "a job",
     {
-        Phase.GATHERING: "waits for all shards, and for the first replica, which tells the layout",
+        Phase.GATHERING: "waits for those who hold the parameters, and for the first replica, which tells the layout",
         Phase.RESTORING: "waits for the shards to know their ranges, and to load a checkpoint if there is one",
         Phase.INITIALISING: "waits for one replica to send the initial parameters, or for all to hold them",
         Phase.TRAINING: "deals portions until all are done, a target is reached or somebody stops the job",

@@ -1,1 +1,1 @@
-"""Jobs without a server: replicas in groups, which hold the parameters and make the same updates."""
+"""Jobs of replicas in groups, which hold the parameters and make the same updates."""

@@ -28,8 +28,6 @@ BARREN, BARREN_WITH_GUESTS = 5, 2
 class GroupHolders(Holders):
     """The replicas of a job that reduce among themselves; see `coordination.coordinator.Holders`."""
 
-    all_hold = True
-
     def __init__(self) -> None:
         self.group: list[str] = []
         """The members, in their order; empty while a group is formed."""
@@ -215,12 +213,11 @@ class GroupHolders(Holders):
     def _rewind(self, job: Coordinator) -> list[Effect]:
         """Go back to the newest checkpoint, or to the beginning, as nobody is left who holds what was made since."""
         again, notes = job.closing.go_back() if job.may(May.DISMISS) else (True, [])
-        job.data = job.work.begin(job)
-        job.target.forget()
+        data = job.return_to_checkpoint()
         job.membership.done.clear()
         whence = f"go back to checkpoint {job.saving.kept}" if job.saving.newest else "begin anew"
         text = f"every replica that held the parameters is gone; those that came again {whence}"
-        effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(job.data.samples, job.epochs))]
+        effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(data.samples, job.epochs))]
         if not again:
             return effects + job.end(job.closing.cause, job.closing.reason)
         job.enter(Phase.TRAINING)

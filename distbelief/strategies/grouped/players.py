@@ -1,4 +1,4 @@
-"""Players of the roles of a job without a server."""
+"""Players of the roles of a job whose replicas form groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of a replica of a job without a server: it computes, adds up its gradients with those of its group, and
+"""The story of a replica of a group: it computes, adds up its gradients with those of its group, and
 makes the same update as all.
 
 Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed

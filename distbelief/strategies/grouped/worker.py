@@ -1,4 +1,4 @@
-"""A replica without a server: it computes, and adds up its gradients with the others' by a carrier of its process.
+"""A replica of a group: it computes, and adds up its gradients with the others' by a carrier of its process.
 
 A simulated one has none: the story sends pieces of its gradients over the virtual network.
 """
