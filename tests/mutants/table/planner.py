@@ -115,7 +115,7 @@ MUTANTS = [
     Mutant("sooner-in-the-median-is-sooner", OBSERVED, "lab/study/observation.py",
         "SOONER if one.longer.low > 1", "SOONER if one.longer.ratio > 1",
         (OBSERVATION + "test_what_is_found_is_by_the_intervals_and_by_ranks",)),
-    Mutant("gradients-are-as-large-as-their-squares", OBSERVED, "lab/study/trials.py",
+    Mutant("gradients-are-as-large-as-their-squares", "uneven-gradients", "lab/study/trials.py",
         "squares.mean().sqrt() / squares.sqrt().mean()", "squares.square().mean().sqrt() / squares.mean()",
         (OBSERVATION
          + "test_unevenness_is_the_root_mean_square_of_the_sizes_of_gradients_over_their_mean",)),
