@@ -1,11 +1,12 @@
-"""Mutants: changes of the code, each a plausible mistake, that the tests of the guarantee which it breaks must notice.
+"""Mutants: changes of the code, each a plausible mistake, that the tests of the promise which it breaks must notice.
 
-To add one, append a `Mutant` to `MUTANTS` in the file of its area in `table/`, and its name to the last column of its
-row in `docs/guarantees.md`. Then
+To add one, append a `Mutant` to `MUTANTS` in the file of its area in `table/`, with the name of its promise in
+`docs/guarantees.md`. Then
 
     make test-mutants MUTANTS=its-name
 
-which is done when it says "killed". One that survives shows a test that cannot fail: mend the test, not the mutant.
+which is done when it says "killed". The name of a promise tries all of its mutants. One that survives shows a test that
+cannot fail: mend the test, not the mutant.
 Choose what somebody could write by mistake in the decision that the row is about (a check dropped, a sum where a mean
 belongs, a wait skipped, a reset forgotten) and name the quickest tests that must notice, under 5 s each where there are
 such.
@@ -28,8 +29,8 @@ class Mutant:
 
     name: str
     """Of small letters and dashes: what went wrong."""
-    guarantee: str
-    """The first words of the promise in `docs/guarantees.md` that it breaks, enough to tell the row."""
+    promise: str
+    """The name in `docs/guarantees.md` of the promise that it breaks."""
     file: str
     """Below the package: `core/ledger.py`."""
     text: str

@@ -26,7 +26,7 @@ AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 def main(words: Sequence[str] | None = None) -> int:
     """Run the mutants that the words of a command line choose; returns the status to exit with."""
     parser = argparse.ArgumentParser(prog="make test-mutants", description=__doc__)
-    parser.add_argument("names", nargs="*", help="mutants to run; all where none is named")
+    parser.add_argument("names", nargs="*", help="mutants to run, or promises of docs/guarantees.md; all by default")
     parser.add_argument(
         "--minutes", type=float, help="run what fits into so many minutes, chosen by a hash of the sources"
     )
@@ -35,9 +35,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(words)
     mutants = table()
-    if unknown := set(options.names) - {mutant.name for mutant in mutants}:
-        parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
-    chosen = [mutant for mutant in mutants if mutant.name in options.names or not options.names]
+    if unknown := set(options.names) - {name for mutant in mutants for name in (mutant.name, mutant.promise)}:
+        parser.error(f"there is no mutant or promise {', '.join(sorted(unknown))}")
+    chosen = [m for m in mutants if not options.names or {m.name, m.promise} & {*options.names}]
     end, write = None, show
     if options.minutes:
         end = time.monotonic() + 60 * options.minutes
@@ -141,7 +141,7 @@ def told(outcomes: Sequence[Outcome], chosen: int) -> str:
             mutant = outcome.mutant
             lines += [
                 f"  {outcome.verdict.value}: {mutant.name} ({mutant.file})",
-                f"    of: {mutant.guarantee}",
+                f"    of: {mutant.promise}",
                 f"    {outcome.why}",
             ]
     return "\n".join(lines)

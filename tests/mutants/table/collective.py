@@ -8,21 +8,21 @@ PROOFS, RACES = "tests/core/test_schedules.py", "tests/simulated/test_hogwild.py
 ALONE = f"{RACES}::test_one_replica_is_sequential_sgd"
 BY_TURNS = "tests/processes/test_hogwild.py"
 BY_LOCK = f"{BY_TURNS}::test_under_locks_no_update_is_lost"
-PAPERS = "LARS and LAMB are those of their papers"
-UNION = "`--accumulate` and `--push-every` of rounds give the gradient of the union"
-PROVED = "Each algorithm is an all-reduce"
-ONE_MEMORY = "`hogwild` and `locking` with one replica"
-COUNTED = "The memory of `hogwild` outlives its shard's process"
-LOCK = "A lock whose holder dies is free at once"
-ROWS = "A sparse gradient's update writes to its rows only"
-FABRICS = "Every fabric of a schedule adds up"
-HOOK = "A script with DDP and `comm_hook`"
-SEQUENTIAL = "`allreduce` on N replicas is sequential SGD"
-EXACTLY_ONE = "In `allreduce` every minibatch is in exactly one update"
-SPLIT = "Split replicas of `allreduce` make the updates of whole ones"
-IN_PARTS = "In `allreduce` and `single`, what one has of another"
-NONE_LOST = "`locking`: no update of a parameter is lost"
-TURNS = "`locking --locks round-robin`: replicas update one after another"
+PAPERS = "layerwise-optimizers"
+UNION = "accumulated-rounds"
+PROVED = "schedule-proof"
+ONE_MEMORY = "memory-sgd"
+COUNTED = "hogwild-memory"
+LOCK = "lock-of-the-dead"
+ROWS = "sparse-updates"
+FABRICS = "fabric"
+HOOK = "ddp-hook"
+SEQUENTIAL = "allreduce-sgd"
+EXACTLY_ONE = "allreduce-once"
+SPLIT = "split-allreduce"
+IN_PARTS = "parts-on-a-link"
+NONE_LOST = "locking-updates"
+TURNS = "turns"
 READ = (
     "            if i >= DEPTH:\n                self._read(first + i - DEPTH, pieces[i - DEPTH], chunks[i - DEPTH])\n"
 )
@@ -30,7 +30,8 @@ WRITE = "            if i < len(pieces):\n                self._write(first + i,
 ADD = "            if 0 < i <= len(pieces):\n                self._add(first + i - 1, pieces[i - 1], chunks[i - 1])\n"
 
 MUTANTS = [
-    Mutant("a-partition-updates-before-the-others-hold-their-sums", SPLIT, "strategies/grouped/replica.py",
+    Mutant("a-partition-updates-before-the-others-hold-their-sums", "split-allreduce-once",
+        "strategies/grouped/replica.py",
         "self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))",
         "self.whole.clip(self.whole.norm())",
         (f"{COLUMNS}::test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update",), 20),
@@ -52,7 +53,7 @@ MUTANTS = [
         (f"{COLUMNS}::test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_those_before_are_taken",),
         20,
     ),
-    Mutant("a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/grouped/replica.py",
+    Mutant("a-partition-goes-on-from-the-part-of-another", "split-allreduce-once", "strategies/grouped/replica.py",
         "yield Load(told.checkpoint, told.plan, self._siblings.partition)",
         "yield Load(told.checkpoint, told.plan, 0)",
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20),
@@ -94,11 +95,11 @@ MUTANTS = [
     Mutant("a-round-batch-of-the-last-group-is-made", EXACTLY_ONE, "strategies/grouped/replica.py",
         "if not (isinstance(one, dealing.Deal) or self._siblings.follows)]", "if not self._siblings.follows]",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True),
-    Mutant("a-group-is-dealt-rounds-while-a-checkpoint-waits-for-them", EXACTLY_ONE,
+    Mutant("a-group-is-dealt-rounds-while-a-checkpoint-waits-for-them", "allreduce-epochs",
         "strategies/grouped/round_work.py",
         "or job.saving.holds or job.evaluations.pending", "or job.evaluations.pending",
         (f"{ALL}::test_pushes_between_checkpoints",), 10),
-    Mutant("a-checkpoint-is-written-while-a-group-is-formed", EXACTLY_ONE, "coordination/coordinator.py",
+    Mutant("a-checkpoint-is-written-while-a-group-is-formed", "allreduce-epochs", "coordination/coordinator.py",
         "        if not self.holders.ready(self):\n            return []  # while",
         "        if not self:\n            return []  # while",
         ("tests/machines/test_forming.py::test_a_checkpoint_waits_for_a_round_that_only_the_dead_had_a_minibatch_of",)),
@@ -152,7 +153,7 @@ MUTANTS = [
             "tests/machines/test_fabrics.py::test_messages_are_a_fabric[3]",
             "tests/machines/test_reductions.py::test_pieces_that_arrive_in_any_order_are_summed",
         ), 15),
-    Mutant("timers-stand-still-while-a-reduction-runs", FABRICS, "runtime/player.py",
+    Mutant("timers-stand-still-while-a-reduction-runs", "fabric-timers", "runtime/player.py",
         "            glance()\n", "            self.told()\n",
         ("tests/machines/test_reducing.py::test_timers_and_other_roles_go_on_while_a_reduction_waits",)),
     Mutant("the-second-half-of-a-ring-begins-with-another-part", PROVED, "schedules/allreduce.py",
@@ -162,12 +163,12 @@ MUTANTS = [
     Mutant("a-proof-lets-a-part-be-added-twice", PROVED, "lab/draw/execution.py",
         "elif sent.ranks & held.ranks:", "elif sent.ranks & held.ranks == (1 << schedule.ranks) - 1:",
         (f"{PROOFS}::test_the_checker_refuses_what_is_no_all_reduce",)),
-    Mutant("a-port-takes-many-messages-at-once", PROVED, "schedules/price.py",
+    Mutant("a-port-takes-many-messages-at-once", "schedule-price", "schedules/price.py",
         "arrives, room = leaves + latency, target.arrives + takes",
         "arrives, room = leaves + latency, leaves + latency",
         (f"{PROOFS}::test_prices_are_those_of_the_table",
             f"{PROOFS}::test_prices_are_those_of_the_formulas_with_the_cost_of_adding")),
-    Mutant("the-dearest-algorithm-is-taken", PROVED, "schedules/price.py",
+    Mutant("the-dearest-algorithm-is-taken", "schedule-price", "schedules/price.py",
         "return min(prices, key", "return max(prices, key",
         (f"{PROOFS}::test_the_cheapest_changes_with_the_length",)),
     Mutant("a-sum-is-written-over-before-all-have-read-it", HOOK, "fabric/memory.py",

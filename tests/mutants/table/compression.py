@@ -2,15 +2,15 @@
 
 from mutants import Mutant
 
-CODECS = "A codec gives back what it was given"
-ENTROPY = "Huffman codes of ids and gaps are within 3 %"
-FILE = "A compressed file is read as it was written"
-ZERO = "What was pruned stays zero"
-HALF = "In fp16, a gradient that overflows"
-RATIO = "The ratio that `compress` tells"
-POINT = "With `--fixed-point`, what is multiplied"
+CODECS = "codecs"
+ENTROPY = "huffman-codes"
+FILE = "compressed-file"
+ZERO = "pruned-and-shared"
+HALF = "fp16-overflow"
+RATIO = "compression-ratio"
+POINT = "fixed-point"
 FIXED = "tests/core/test_fixed_point.py"
-LEAN = "Inference in int8 multiplies each sample"
+LEAN = "int8-inference"
 CAST = "tests/core/test_autocast.py"
 CHECK = "tests/core/test_codecs.py::test_every_codec_keeps_its_promises"
 UNPACKED = "tests/core/test_codecs.py::test_a_code_is_not_unpacked_beyond_what_was_asked_for_and_its_bytes_pay_for"
@@ -47,11 +47,11 @@ MUTANTS = [
     Mutant("a-header-may-say-anything", FILE, "codecs/stored.py",
         '            raise ValueError(f"no tensor is like {self}")\n', "            pass\n",
         ("tests/core/test_model_files.py::test_a_header_that_lies_is_refused_before_anything_is_made_of_it",)),
-    Mutant("a-file-with-more-tensors-fits", FILE, "tasks/files/constrained.py",
+    Mutant("a-file-with-more-tensors-fits", "compressed-model", "tasks/files/constrained.py",
         "    if more := [name for name in state if name not in tensors]:",
         "    if more := [name for name in state if name not in state]:",
         ("tests/core/test_model_files.py::test_a_model_that_does_not_fit_is_refused_with_the_first_difference",)),
-    Mutant("what-a-file-names-is-imported", FILE, "tasks/files/loading.py",
+    Mutant("what-a-file-names-is-imported", "compressed-model", "tasks/files/loading.py",
         "    if not task and file.task not in TASKS:", "    if not (task or file.task):",
         ("tests/core/test_model_files.py::test_nothing_is_imported_because_a_file_names_it",)),
     Mutant("a-shared-gradient-is-a-mean", ZERO, "tasks/files/constrained.py",

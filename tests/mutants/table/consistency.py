@@ -2,23 +2,23 @@
 
 from mutants import Mutant
 
-SEQUENTIAL = "One replica with `push_every = fetch_every = 1` is sequential SGD"
-ANY_SHARDS = "Any number of shards gives the same parameters as one"
-PARTITIONS = "A layout that is split over partitions"
-ONCE = "At each shard a push applies whole or not at all"
-PORTIONS = "Every minibatch of an epoch is applied exactly once"
-AHEAD = "In rounds that wait for all, replicas are dealt several minibatches at once"
-PART = "A round holds minibatches of one epoch"
-UNION = "N synchronous replicas are SGD on the union"
-BACKUP = "With backup workers a round takes exactly the first gradients"
-BOUNDED = "`bounded`: no step begins more than"
-OPTIM = "Every shard's updates are those of plain `torch.optim`"
-WAITING = "Rounds, bounds and softsync wait for no replica"
-READ_OWN = "With `--prefetch 0` a fetch sees the replica's own last push"
-SEED = "The same seed gives the same simulated trace"
-FROZEN = "A running forward or backward pass never sees parameters change"
-MEASURED = "The evaluator measures whenever it is told to"
-RATE = "The learning rate of every update is the closed form"
+SEQUENTIAL = "sequential-sgd"
+ANY_SHARDS = "any-shards"
+PARTITIONS = "split-layout"
+ONCE = "shard-push"
+PORTIONS = "minibatch-once"
+AHEAD = "dealt-ahead"
+PART = "rounds-of-an-epoch"
+UNION = "synchronous-sgd"
+BACKUP = "backup-workers"
+BOUNDED = "staleness-bound"
+OPTIM = "shard-optimizer"
+WAITING = "no-wait-for-the-gone"
+READ_OWN = "own-push-first"
+SEED = "same-seed"
+FROZEN = "steady-parameters"
+MEASURED = "evaluations"
+RATE = "learning-rate"
 
 ORACLES, CONSISTENCY, SWEEP = (
     "tests/simulated/test_oracles.py",
@@ -94,13 +94,13 @@ MUTANTS = [
     Mutant("more-is-dealt-ahead-than-a-measure-allows", AHEAD, "coordination/dealing.py",
         "before - sum(map(self.held, members))", "math.inf",
         (f"{DEALT_AHEAD}::test_measures_are_made_every_so_many_minibatches_though_many_are_dealt_at_once",)),
-    Mutant("a-checkpoint-in-rounds-waits-for-what-was-dealt-ahead", AHEAD, "coordination/dealing.py",
+    Mutant("a-checkpoint-in-rounds-waits-for-what-was-dealt-ahead", "given-back", "coordination/dealing.py",
         "effects = self._recall(members) if withheld else []", "effects: list[Effect] = []",
         (f"{DEALT_AHEAD}::test_a_checkpoint_has_what_was_dealt_ahead_given_back",)),
-    Mutant("what-is-given-back-is-dealt-last", AHEAD, "core/portions.py",
+    Mutant("what-is-given-back-is-dealt-last", "given-back", "core/portions.py",
         "self._again.appendleft(end_portion)", "self._again.append(end_portion)",
         ("tests/core/test_portions.py::test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since",)),
-    Mutant("what-is-given-back-is-told-of-when-more-is-wanted", AHEAD, "replica/downpour.py",
+    Mutant("what-is-given-back-is-told-of-when-more-is-wanted", "given-back", "replica/downpour.py",
         "if wants or self.work.returns or", "if wants or",
         (f"{CONSISTENCY}::test_what_failed_once_does_not_fail_again",)),
     Mutant("who-is-late-is-dealt-ahead-too", AHEAD, "core/rounds.py",
@@ -109,10 +109,10 @@ MUTANTS = [
     Mutant("an-epoch-is-dealt-before-the-one-before-is-done", PART, "core/portions.py",
         "if self._epoch == self.epoch < self.epochs else 0", "if self._epoch < self.epochs else 0",
         (f"{ROUNDS}::test_only_the_last_round_of_an_epoch_is_smaller",)),
-    Mutant("who-asks-first-is-dealt-most", PART, "coordination/rounds_dealt.py",
+    Mutant("who-asks-first-is-dealt-most", "whole-gradient", "coordination/rounds_dealt.py",
         "sum(replicas * max(0, at_round + count - at) for at, replicas in self._at.items())", "count",
         (f"{ROUNDS}::test_as_many_replicas_as_minibatches_make_the_steps_of_the_whole_gradient",)),
-    Mutant("who-has-rested-is-not-waited-for-in-the-next-epoch", PART, "core/rounds.py",
+    Mutant("who-has-rested-is-not-waited-for-in-the-next-epoch", "whole-gradient", "core/rounds.py",
         "        self._members.update(over)\n", "",
         (f"{ROUNDS}::test_as_many_replicas_as_minibatches_make_the_steps_of_the_whole_gradient",)),
     Mutant("what-the-dead-held-is-dealt-while-a-round-may-hold-it", PART, "coordination/portion_work.py",
@@ -208,23 +208,23 @@ MUTANTS = [
     Mutant("who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/parameter_server/options.py",
         "waits = not (self.backup_workers or self.quorum or self.standby)", "waits = not self.standby",
         (f"{PROCESSES}test_consistency.py::test_replicas_find_what_the_shards_step_in_rounds_of_all_only",)),
-    Mutant("a-model-that-renorms-its-rows-does-so-where-all-compute", FROZEN, "tasks/flat.py",
+    Mutant("a-model-that-renorms-its-rows-does-so-where-all-compute", "shared-parameters", "tasks/flat.py",
         'return all(getattr(part, "max_norm", None) is None for part in self.module.modules())', "return True",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15),
-    Mutant("what-a-model-writes-where-all-compute-is-not-seen", FROZEN, "tasks/flat.py",
+    Mutant("what-a-model-writes-where-all-compute-is-not-seen", "shared-parameters", "tasks/flat.py",
         "            if after != before:\n", "            if False:\n",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named",), seconds=15),
-    Mutant("a-frozen-parameter-is-taken-again-at-every-step", FROZEN, "strategies/served.py",
+    Mutant("a-frozen-parameter-is-taken-again-at-every-step", "shared-parameters", "strategies/served.py",
         "size = moving if landing in begun else there.numel()", "size = there.numel()",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15),
-    Mutant("who-shares-a-host-is-sent-parameters", FROZEN, "places/simulated/simulation.py",
+    Mutant("who-shares-a-host-is-sent-parameters", "shared-parameters", "places/simulated/simulation.py",
         'return shared and self.cluster.one_host and not self._direct', "return False and not self._direct",
         ("tests/simulated/test_handling.py::"
          "test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all",)),
-    Mutant("nobody-finds-what-he-asks-for", FROZEN, "transport/shared.py",
+    Mutant("nobody-finds-what-he-asks-for", "shared-parameters", "transport/shared.py",
         "            if not self.finds(link.role):\n", "            if True:\n",
         (f"{PROCESSES}test_shared.py::"
          "test_who_finds_what_it_asks_for_where_it_is_is_told_and_nothing_is_written_for_it",)),

@@ -2,16 +2,16 @@
 
 from mutants import Mutant
 
-MOMENT = "A checkpoint is of one moment"
-AGAIN = "A shard that dies is started anew"
-STANDBY = "With `--standby 1` a shard acknowledges a push once"
-GRANTED = "Only the coordinator grants the lives of shards"
-TOGETHER = "In a synchronous job without standbys all shards go back"
-JOURNAL = "A coordinator that is killed is started anew"
-CTRL_C = "A Ctrl-C at any moment of the command ends it"
-INTERRUPTED = "A job that is told to end (Ctrl-C, SIGTERM) leaves a checkpoint within two steps"
-REPLICAS = "A replica that dies is started anew"
-SPLIT = "A split replica is one replica"
+MOMENT = "checkpoint-moment"
+AGAIN = "shard-death"
+STANDBY = "standby"
+GRANTED = "one-shard-life"
+TOGETHER = "common-rewind"
+JOURNAL = "coordinator-death"
+CTRL_C = "ctrl-c"
+INTERRUPTED = "interrupted-job"
+REPLICAS = "replica-death"
+SPLIT = "split-push"
 
 CONSISTENCY, STANDBYS, REVIVAL = (
     "tests/simulated/test_consistency.py",
@@ -30,10 +30,10 @@ PARTITIONS = "tests/simulated/test_partitions.py"
 SPLIT_SWEEP = f"{PARTITIONS}::test_no_fault_loses_or_repeats_a_gradient_of_split_replicas[0]"
 SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unions"
 
-OWN = "A replica that has minibatches of its own"
-UNION = "Synchronous replicas on unequal data"
+OWN = "own-minibatches"
+UNION = "unequal-data"
 ALLOTMENTS = "tests/simulated/test_allotments.py"
-PRIVATE = "Of private data"
+PRIVATE = "private-data"
 UNEQUAL = f"{ALLOTMENTS}::test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union"
 
 MUTANTS = [
@@ -58,18 +58,18 @@ MUTANTS = [
     Mutant("a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
         "{**sent, **parts}", "{**sent}",
         (SPLIT_SWEEP,), seconds=10),
-    Mutant("partitions-outlive-each-other", SPLIT, "places/supervisor.py",
+    Mutant("partitions-outlive-each-other", "split-death", "places/supervisor.py",
         ", *self._kill_siblings(life)]", "]",
         (SPLIT_SWEEP,), seconds=10),
-    Mutant("partitions-of-one-replica-begin-different-lives", SPLIT, "places/supervisor.py",
+    Mutant("partitions-of-one-replica-begin-different-lives", "split-death", "places/supervisor.py",
         "return last + 1 if last", "return life.incarnation + 1 if last",
         ("tests/machines/test_supervisor.py::"
          "test_a_partition_that_dies_again_before_another_of_its_replica_has_ended_begins_the_same_life_as_that",)),
-    Mutant("a-partition-comes-again-alone", SPLIT, "places/supervisor.py",
+    Mutant("a-partition-comes-again-alone", "split-death", "places/supervisor.py",
         "not self.ending and not self._was_done(life)", "not self.ending",
         ("tests/machines/test_supervisor.py::"
          "test_no_partition_comes_again_where_another_of_its_life_has_ended_in_peace",)),
-    Mutant("only-the-lead-of-a-replica-leaves", SPLIT, "places/supervisor.py",
+    Mutant("only-the-lead-of-a-replica-leaves", "split-death", "places/supervisor.py",
         "life.left |= roles.lead_of(life.role) == lead", "life.left |= life.role == lead",
         ("tests/machines/test_supervisor.py::"
          "test_a_replica_that_was_let_go_is_no_death_whichever_of_its_partitions_ends_how",)),
@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant("who-interrupts-a-job-waits-for-a-measure", INTERRUPTED, "coordination/coordinator.py",
         "self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED", "self.evaluations.pending",
         (f"{MACHINE}::test_a_job_that_is_interrupted_waits_for_no_measure",)),
-    Mutant("what-was-given-back-comes-before-what-was-begun", INTERRUPTED, "core/portions.py",
+    Mutant("what-was-given-back-comes-before-what-was-begun", "resumed-job", "core/portions.py",
         "(*held, *self._again)", "(*self._again, *held)",
         ("tests/core/test_portions.py::"
          "test_what_was_begun_comes_before_what_was_given_back_where_its_replica_leaves_or_a_job_goes_on",)),
@@ -143,7 +143,7 @@ MUTANTS = [
         "self.kept, self.newest = event.number, event.checkpoint",
         "self.kept, self.newest = event.number, self.newest or event.checkpoint",
         (BY_SEED,)),
-    Mutant("what-was-forgotten-is-one-less", AGAIN, "core/ledger.py",
+    Mutant("what-was-forgotten-is-one-less", "forgotten-pushes", "core/ledger.py",
         "        return max(0, clock - last)\n", "        return max(0, clock - last - 1)\n",
         (BY_SEED,)),
     Mutant("a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",
@@ -223,7 +223,7 @@ MUTANTS = [
         "        left = self.data.lost(role) if member and self.data else 0\n", "        left = 0\n",
         (f"{MACHINE}::test_a_dead_replicas_minibatches_are_dealt_to_one_that_was_told_to_drain",)),
     Mutant(
-        "a-target-stays-reached-though-all-go-back", "In a synchronous job without standbys all shards go back",
+        "a-target-stays-reached-though-all-go-back", "common-rewind",
         "coordination/closing.py",
         "if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):",
         "if self.cause.outcome is not Outcome.DONE:",

@@ -2,9 +2,9 @@
 
 from mutants import Mutant
 
-DIRECT = "On the direct path (`--path`, where a job allows it by itself) replicas make the shards' updates themselves"
+DIRECT = "direct-updates"
 
-WAITS = "A job on the direct path ends with all that was applied, whenever the process of a shard dies"
+WAITS = "direct-end"
 
 PASSED = "tests/machines/test_passed.py::"
 PROCESSES = "tests/processes/test_direct.py::"
@@ -20,7 +20,7 @@ LEFT = PASSED + "test_a_gradient_that_is_left_where_it_was_made_is_numbers_alone
 ASKED = "tests/machines/test_stories.py::test_an_answer_to_what_was_asked_of_a_life_before_counts_for_nothing"
 LATER = SIMULATED + "test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later[19]"
 
-SHARES = "A share that `python -m benchmarks train` tells of the direct path falls"
+SHARES = "bench-sensitivity"
 BENCHES = "tests/slow/test_benches.py::test_the_shares_of_train_fall_with_what_makes_ours_or_a_plain_loop_slow"
 
 MUTANTS = [
@@ -46,23 +46,23 @@ MUTANTS = [
         "            self._arrive(landing, parts)\n",
         (LEFT,),
     ),
-    Mutant("a-simulated-holder-keeps-its-lock-when-it-dies", DIRECT, "transport/virtual.py",
+    Mutant("a-simulated-holder-keeps-its-lock-when-it-dies", "simulated-direct-path", "transport/virtual.py",
         "            memory.leave(self)\n", "            pass\n",
         (SIMULATED + "test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none",)),
-    Mutant("a-simulated-lock-is-for-many", DIRECT, "transport/virtual.py",
+    Mutant("a-simulated-lock-is-for-many", "simulated-direct-path", "transport/virtual.py",
         "        if len(self.turns) == 1:\n            self._begin()", "        self._begin()",
         (SIMULATED + "test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time",)),
-    Mutant("who-waits-for-others-takes-the-lock-again-and-again", DIRECT, "runtime/direct.py",
+    Mutant("who-waits-for-others-takes-the-lock-again-and-again", "direct-locks", "runtime/direct.py",
         "            if self._seen.get(to) == shared.held.changes:", "            if self._seen.get(to) == -1:",
         (PROCESSES + "test_who_waits_for_others_takes_the_lock_again_only_once_something_has_changed",)),
-    Mutant("who-waits-has-seen-what-it-was-not-judged-by", DIRECT, "runtime/direct.py",
+    Mutant("who-waits-has-seen-what-it-was-not-judged-by", "direct-locks", "runtime/direct.py",
         "                self._seen[to] = shared.known", "                self._seen[to] = shared.held.changes",
         (PROCESSES + "test_a_change_between_a_turn_and_the_wait_after_it_is_seen",)),
-    Mutant("an-update-is-made-where-everybody-reads", DIRECT, "server/passed.py",
+    Mutant("an-update-is-made-where-everybody-reads", "direct-death", "server/passed.py",
         "        return self._buffers[self.newest == self._buffers[0]]",
         "        return self._buffers[self.newest != self._buffers[0]]",
         (KILLED,)),
-    Mutant("a-state-is-stepped-where-everybody-reads", DIRECT, "server/passed.py",
+    Mutant("a-state-is-stepped-where-everybody-reads", "direct-death", "server/passed.py",
         "        return published if self._changed < 0 else 1 - published", "        return published",
         (KILLED,)),
     Mutant("what-others-have-done-is-not-looked-at", DIRECT, "runtime/direct.py",
@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant("a-state-stays-with-whoever-has-made-it", DIRECT, "server/passed.py",
         "            self._keep(held)\n", "",
         (PASSED + "test_whoever_makes_an_update_makes_the_bits_of_one_slice",)),
-    Mutant("a-shard-that-comes-again-knows-nothing", DIRECT, "runtime/direct.py",
+    Mutant("a-shard-that-comes-again-knows-nothing", "direct-death", "runtime/direct.py",
         "if isinstance(held, PassedSlice) and held.changes:", "if isinstance(held, PassedSlice) and held.changes < 0:",
         (PROCESSES + "test_the_next_life_of_a_shard_goes_on_where_its_replicas_are",)),
     Mutant("a-shard-does-not-tell-that-its-memory-lasts", WAITS, "server/passed.py",

@@ -4,10 +4,10 @@ from mutants import Mutant
 
 PLANS = "tests/core/test_plans.py"
 TWICE = "test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured"
-OPTIONS = "Every option changes what a job does"
+OPTIONS = "options"
 REFUSED = "tests/core/test_idle_options.py::test_what_would_do_nothing_is_refused_with_the_reason"
-TYPED = "What Python is given has the type"
-TOLD = "Whatever is wrong with a task and can be known before the first step"
+TYPED = "typed-values"
+TOLD = "task-errors"
 VALUES = "tests/core/test_values.py"
 WRONG = "tests/simulated/test_wrong.py::test_what_can_be_known_is_told_before_the_first_step"
 PLAYED = "tests/simulated/test_options.py::test_no_option_of_a_strategy_is_dead"

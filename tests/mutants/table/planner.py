@@ -2,13 +2,13 @@
 
 from mutants import Mutant
 
-COSTED = "`cost` counts parameters and multiply-adds"
-PRICED = "The price of a candidate of `plan`"
-RANKED = "A plan tells of every candidate"
-CTRL_C = "A Ctrl-C at any moment of the command ends it"
-MEASURED = "A plan runs the candidates"
-SCALED = "What one more replica or partition brings"
-OBSERVED = "A study of ways on problems"
+COSTED = "update-times"
+PRICED = "plan-price"
+RANKED = "plan-candidates"
+CTRL_C = "interrupted-measure"
+MEASURED = "plan-measurement"
+SCALED = "scaling"
+OBSERVED = "study-observation"
 PLANS = "tests/core/test_plans.py::"
 HALVING = "tests/core/test_halving.py::"
 COSTS = "tests/core/test_costs.py::"
@@ -19,7 +19,7 @@ MUTANTS = [
         "        return str(error)\n", "        raise\n",
         (COSTS + "test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_batch_is_looked_for_below",),
     ),
-    Mutant("a-larger-batch-fits", COSTED, "lab/cost/cost.py",
+    Mutant("a-larger-batch-fits", "memory-limit", "lab/cost/cost.py",
         "    return low\n", "    return high\n",
         (COSTS + "test_the_largest_batch_fits_and_one_more_sample_does_not",)),
     Mutant("the-last-minibatch-of-an-epoch-costs-as-much-as-a-whole-one", COSTED, "lab/cost/cost.py",
@@ -38,16 +38,16 @@ MUTANTS = [
         "        if not self._fakes:\n            low",
         "        if not self._fakes and not batch_size:\n            low",
         (COSTS + "test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_small_minibatches",)),
-    Mutant("what-the-kernel-takes-for-memory-lies-on-the-line", COSTED, "lab/cost/profile.py",
+    Mutant("what-the-kernel-takes-for-memory-lies-on-the-line", "memory-limit", "lab/cost/profile.py",
         "(getattr(point, name) - kernel[name])", "getattr(point, name)",
         (COSTS + "test_what_the_kernel_takes_for_memory_is_no_part_of_the_line",)),
-    Mutant("a-convolution-lays-nothing-out", COSTED, "lab/cost/trace.py",
+    Mutant("a-convolution-lays-nothing-out", "memory-limit", "lab/cost/trace.py",
         "*zip(self.kinds, self.sizes, strict=True), *self.work)", "*zip(self.kinds, self.sizes, strict=True),)",
         (COSTS + "test_memories_of_32_mb_are_the_kernels_with_those_in_which_convolutions_lay_out",)),
     Mutant("an-update-on-a-device-is-timed-by-the-thread", COSTED, "lab/cost/updates.py",
         "clock_of(device), time", 'clock_of("cpu"), time',
         (COSTS + "test_an_update_on_a_device_is_timed_by_its_events",)),
-    Mutant("a-recurrent-layer-multiplies-no-state", COSTED, "lab/cost/trace.py",
+    Mutant("a-recurrent-layer-multiplies-no-state", "parameter-counts", "lab/cost/trace.py",
         "(math.prod(of_given) + math.prod(of_state))", "math.prod(of_given)",
         (COSTS + "test_a_recurrent_layer_multiplies_all_its_weights_in_each_step",)),
     Mutant("a-straggler-spares-nothing", PRICED, "lab/plan/pricing.py",
@@ -115,7 +115,7 @@ MUTANTS = [
     Mutant("sooner-in-the-median-is-sooner", OBSERVED, "lab/study/observation.py",
         "SOONER if one.longer.low > 1", "SOONER if one.longer.ratio > 1",
         (OBSERVATION + "test_what_is_found_is_by_the_intervals_and_by_ranks",)),
-    Mutant("gradients-are-as-large-as-their-squares", OBSERVED, "lab/study/trials.py",
+    Mutant("gradients-are-as-large-as-their-squares", "uneven-gradients", "lab/study/trials.py",
         "squares.mean().sqrt() / squares.sqrt().mean()", "squares.square().mean().sqrt() / squares.mean()",
         (OBSERVATION
          + "test_unevenness_is_the_root_mean_square_of_the_sizes_of_gradients_over_their_mean",)),

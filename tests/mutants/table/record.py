@@ -2,16 +2,16 @@
 
 from mutants import Mutant
 
-CHECKPOINT = "A checkpoint is whole or not there"
-RECUT = "A checkpoint goes on with another number of shards"
-FOLDER = "Two jobs never write into one run folder"
-REVIVAL = "A coordinator that is killed is started anew"
-GARBAGE = "Garbage on a link costs that link only"
-PICKLE = "Nothing is ever unpickled"
+CHECKPOINT = "whole-checkpoint"
+RECUT = "other-shards"
+FOLDER = "one-job-a-folder"
+REVIVAL = "coordinator-death"
+GARBAGE = "spoilt-files"
+PICKLE = "nothing-unpickled"
 FILES = "tests/core/test_record_checkpoints.py::"
-GONE = "A run folder that is deleted or moved away"
-UMASK = "All files of a run are for whom the umask says"
-SUMS = "A run goes on from the sums that lie beside its checkpoint"
+GONE = "lost-folder"
+UMASK = "file-modes"
+SUMS = "resumed-sums"
 METRICS = "tests/core/test_record_metrics.py::"
 FITS = FILES + "test_a_job_whose_data_would_come_in_another_order_does_not_go_on"
 PACKED = "tests/core/test_idx.py::test_a_file_that_was_packed_small_is_read_and_one_over_the_limit_is_not"
@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant("files-are-for-their-owner-alone", UMASK, "record/folder.py",
         "mode: int = 0o666", "mode: int = 0o600",
         ("tests/core/test_record_folder.py::test_all_files_of_a_run_are_for_whom_the_umask_says",)),
-    Mutant("a-folder-that-cannot-be-synced-is-none", UMASK, "record/folder.py",
+    Mutant("a-folder-that-cannot-be-synced-is-none", "plain-file-systems", "record/folder.py",
         "        if error.errno not in UNSUPPORTED:\n", "        if error.errno:\n",
         ("tests/core/test_record_folder.py::test_a_file_system_that_does_not_sync_is_none_that_cannot_be_written",)),
     Mutant("sums-have-what-the-checkpoint-lacks", SUMS, "record/recorder.py",
@@ -92,17 +92,17 @@ MUTANTS = [
         "piece, along = entry.piece, wanted[0].entry.piece.dimension",
         "piece, along = entry.piece, entry.piece.dimension",
         (FILES + "test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none",)),
-    Mutant("a-checkpoint-of-another-number-of-samples-goes-on", RECUT, "record/restore.py",
+    Mutant("a-checkpoint-of-another-number-of-samples-goes-on", "other-data", "record/restore.py",
         '        ("training samples", manifest.plan.samples, plan.samples),\n', "",
         (FITS,)),
-    Mutant("a-checkpoint-of-another-order-goes-on", RECUT, "record/restore.py",
+    Mutant("a-checkpoint-of-another-order-goes-on", "other-data", "record/restore.py",
         '        ("order of the samples", manifest.plan.settings.order, plan.settings.order),\n', "",
         (FITS,)),
-    Mutant("a-checkpoint-of-other-minibatches-goes-on", RECUT, "record/restore.py",
+    Mutant("a-checkpoint-of-other-minibatches-goes-on", "other-data", "record/restore.py",
         '        ("samples in a minibatch", manifest.plan.settings.batch_size, plan.settings.batch_size),\n',
         "",
         (FITS,)),
-    Mutant("data-that-were-cut-for-other-replicas-go-on", RECUT, "record/restore.py",
+    Mutant("data-that-were-cut-for-other-replicas-go-on", "other-data", "record/restore.py",
         '        ("replicas, each with a part of the data", _parts(manifest.plan), _parts(plan)),\n', "",
         (FITS,)),
     Mutant("settings-that-are-no-more-go-without-a-word", RECUT, "places/attempt.py",

@@ -2,11 +2,11 @@
 
 from mutants import Mutant
 
-ITERATES = "Sandblaster's iterates are those of single-machine L-BFGS"
-EXACTLY_ONCE = "Every portion of a batch counts exactly once in its gradient"
-BITS = "With `--deterministic` the parameters have the same bits"
-STANDBY = "In `sandblaster` too"
-NO_VECTOR = "No vector of Sandblaster leaves its shard"
+ITERATES = "sandblaster-iterates"
+EXACTLY_ONCE = "portion-once"
+BITS = "deterministic-sums"
+STANDBY = "sandblaster-standby"
+NO_VECTOR = "vectors-on-shards"
 
 ORACLES, MACHINE, STANDBYS = (
     "tests/simulated/test_sandblaster_oracles.py",

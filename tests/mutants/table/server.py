@@ -2,10 +2,10 @@
 
 from mutants import Mutant
 
-TABLES = "A machine takes each message from the roles that the tables of the conversations name"
-READ = "A shard applies a push only if it covers what it holds"
+TABLES = "message-senders"
+READ = "checked-push"
 
-SEVERAL = "Several models with an optimizer each"
+SEVERAL = "several-models"
 MODELS = "tests/simulated/test_several_models.py::"
 
 MUTANTS = [
@@ -18,18 +18,18 @@ MUTANTS = [
     Mutant("who-comes-takes-part-in-the-middle-of-a-minibatch", SEVERAL, "core/rounds.py",
         "if self._rules and self.models > 1 and who not in self._members:", "if False:",
         (MODELS + "test_who_comes_to_rounds_takes_part_when_a_minibatch_begins",)),
-    Mutant("a-minibatch-is-done-with-its-first-push", SEVERAL, "replica/downpour.py",
+    Mutant("a-minibatch-is-done-with-its-first-push", "several-models-once", "replica/downpour.py",
         "covered = (self._covered, self._accrued_samples) if single else (0, 0)",
         "covered = (self._covered, self._accrued_samples) if single else (steps, steps * self._accrued_samples)",
         (MODELS + "test_a_minibatch_is_done_when_all_of_its_pushes_are",)),
-    Mutant("a-checkpoint-is-made-in-the-middle-of-a-minibatch", SEVERAL, "replica/downpour.py",
+    Mutant("a-checkpoint-is-made-in-the-middle-of-a-minibatch", "several-models-once", "replica/downpour.py",
         "if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:",
         "if self._hold is not None and not self._pushes.waiting:",
         (MODELS + "test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps",), seconds=20),
     Mutant("orders-that-differ-are-one-round", SEVERAL, "core/rounds.py",
         "if tick == self._decided and self._turns[other] != (model, opens):", "if False:",
         (MODELS + "test_in_rounds_replicas_that_step_in_different_orders_are_refused",), hangs=True),
-    Mutant("a-push-that-comes-again-is-applied-again", "At each shard a push applies whole or not at all",
+    Mutant("a-push-that-comes-again-is-applied-again", "shard-push",
         "core/ledger.py",
         "if clock <= last:", "if clock < last:",
         ("tests/machines/test_shard.py::test_a_push_that_was_applied_is_acknowledged_again_and_not_applied",)),

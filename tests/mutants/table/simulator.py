@@ -2,12 +2,12 @@
 
 from mutants import Mutant
 
-SEED = "The same seed gives the same simulated trace"
+SEED = "same-seed"
 TRACES = "tests/simulated/test_traces.py::"
-COSTS = "In simulation a role does one thing at a time"
-HOLDS = "Between two events each minibatch is to come, dealt, to be dealt again or done"
+COSTS = "simulated-time"
+HOLDS = "invariants"
 
-SHARED = "On a topology a ring in walk order takes each directed link of a tree of switches once a step"
+SHARED = "switch-flows"
 
 MUTANTS = [
     Mutant("a-walk-does-not-go-down-at-once", SHARED, "network/graph.py",
@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant("slim-flies-are-of-whole-numbers", SHARED, "network/shapes.py",
         "field.plus(field.times(m, x), c)", "(m * x + c) % q",
         ("tests/core/test_topologies.py::test_a_slim_fly_is_that_of_the_paper",)),
-    Mutant("a-virtual-standby-is-at-its-shards-switch", SHARED, "transport/routed.py",
+    Mutant("a-virtual-standby-is-at-its-shards-switch", "virtual-standby", "transport/routed.py",
         "if self._switches[host] != self._switches[shard]), others[0])", "), others[0])",
         ("tests/machines/test_shares.py::test_shards_and_standbys_are_spread_over_switches",)),
     Mutant("a-late-clock-stands-still", SHARED, "network/shares.py",

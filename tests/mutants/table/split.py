@@ -4,48 +4,48 @@ from mutants import Mutant
 
 STAGES, LAYERS = "tests/machines/test_split_stages.py", "tests/machines/test_split_layers.py"
 WAYS, MODELS = "tests/machines/test_split_ways.py", "tests/machines/test_split_models.py"
-EQUAL = "A split model is the whole one"
-BITS = "In stages, with one microbatch, a split model is the whole one bit for bit"
-CROSSES = "Only what must cross crosses"
-CHOSEN = "`auto` takes the way with the least price"
-PREDICTED = "What `split` predicts is the price of what was timed"
+EQUAL = "split-model"
+BITS = "split-stages"
+CROSSES = "crossing-bytes"
+CHOSEN = "automatic-split"
+PREDICTED = "split-prediction"
 CHOOSING, COSTS = "tests/machines/test_split_choosing.py", "tests/core/test_split_costs.py"
-TRACED = "A model is traced for any number of samples"
-CHANCE = "What draws at random in a split model draws the same however it is split"
-MICROBATCHES = "Microbatches of any sizes give the gradient of the minibatch"
+TRACED = "traced-model"
+CHANCE = "split-chance"
+MICROBATCHES = "microbatches"
 EVALUATING, EVALUATED = (
     "tests/processes/test_partitions.py::test_who_measures_a_split_model_has_none_of_it_in_memory_of_its_own",
-    "Who measures a model of which replicas hold parts",
+    "split-evaluation",
 )
-BUILDING, BUILT = "tests/machines/test_on_disk.py", "A partition builds and holds its own part only"
+BUILDING, BUILT = "tests/machines/test_on_disk.py", "partition-values"
 MOVED = "tests/machines/test_devices.py"
-SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "A script's split model is the whole one"
-OWN = "The split that a task brings is taken wherever none is named"
-PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "A split that the model of a task cannot have is refused"
+SCRIPTS, SCRIPTED = "tests/machines/test_split_scripts.py", "script-split"
+OWN = "task-split"
+PARTITIONS, REFUSED = "tests/processes/test_partitions.py", "split-refusal"
 
 
 MUTANTS = [
     Mutant("a-partition-waits-for-ever-for-one-whose-link-is-gone",
-        "Partitions whose link breaks while both live do not wait for each other for ever", "replica/siblings.py",
+        "broken-partition-link", "replica/siblings.py",
         "return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]", "return []",
         ("tests/simulated/test_partitions.py::test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever",),
     ),
     Mutant("nobody-says-that-a-split-is-the-task-s", OWN, "split/plan.py",
         "    with blamed_on_task(split.own):\n", '    with blamed_on_task(""):\n',
         (f"{PARTITIONS}::test_a_split_that_a_task_brings_is_refused_before_a_process_is_started",)),
-    Mutant("a-buffer-is-what-it-was-in-the-example", TRACED, "split/tracing.py",
+    Mutant("a-buffer-is-what-it-was-in-the-example", "traced-buffers", "split/tracing.py",
         "proxy_buffer_attributes = True", "proxy_buffer_attributes = False",
         (f"{SCRIPTS}::test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model",)),
-    Mutant("the-second-write-to-a-buffer-is-to-a-copy", TRACED, "split/tidying.py",
+    Mutant("the-second-write-to-a-buffer-is-to-a-copy", "traced-buffers", "split/tidying.py",
         ' or self._new[into] in self._writes:', ":",
         (f"{SCRIPTS}::test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model[in two steps]",)),
-    Mutant("a-buffer-that-is-assigned-anew-stays-as-it-was", TRACED, "split/tracing.py",
+    Mutant("a-buffer-that-is-assigned-anew-stays-as-it-was", "traced-buffers", "split/tracing.py",
         "if module._buffers.get(name, value) is not value:", "if False:",
         (f"{SCRIPTS}::test_a_model_that_cannot_be_traced_is_refused_with_its_line",)),
     Mutant("an-argument-without-a-place-is-left-out", SCRIPTED, "runtime/split_model.py",
         "return *call.args, *call.kwargs.values()", "return call.args",
         (f"{SCRIPTS}::test_arguments_by_name_are_those_of_the_whole_model",)),
-    Mutant("what-crosses-has-any-shape", TRACED, "replica/part.py",
+    Mutant("what-crosses-has-any-shape", "crossing-shapes", "replica/part.py",
         "if crossing.direction is Pass.FORWARD and tensor", "if crossing.direction is None and tensor",
         (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",)),
     Mutant("a-number-of-the-example-is-that-of-every-call", TRACED, "split/tidying.py",
@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant("a-part-computes-with-its-own-number-of-samples", EQUAL, "split/ways/samples.py",
         " or counts or ", " or ",
         (f"{WAYS}::test_what_cannot_be_split_by_samples_is_refused",)),
-    Mutant("how-far-partitions-are-is-kept-from-who-waits", REFUSED, "record/live.py",
+    Mutant("how-far-partitions-are-is-kept-from-who-waits", "split-progress", "record/live.py",
         "self._summary.started is None and now - self._last >= PERIOD", "not self._built",
         ("tests/core/test_record_live.py::test_partitions_that_build_their_parts_for_long_say_how_many_have",)),
     Mutant("a-job-forgets-the-split-of-its-task", OWN, "strategies/partition.py",
@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant("more-shards-than-parameters-are-started", REFUSED, "strategies/partition.py",
         "check_shards(settings.shards, sum(", "check_shards(1, sum(",
         (f"{PARTITIONS}::test_more_than_sixteen_shards_are_held_against_the_parameters",)),
-    Mutant("chunks-are-alike-where-the-layers-above-work-longer", EQUAL, "split/ways/time.py",
+    Mutant("chunks-are-alike-where-the-layers-above-work-longer", "split-time", "split/ways/time.py",
         "    if growth == 1.0:\n", "    if growth:\n",
         ("tests/machines/test_split_ways.py::test_chunks_grow_where_the_layers_above_work_longer[5-2-1]",)),
     Mutant("a-bias-is-added-at-each-partition", EQUAL, "split/ways/neurons.py",
@@ -157,19 +157,19 @@ MUTANTS = [
         'call.meta["flops"] = round(node.meta["flops"] * self._share(node, part))',
         'call.meta["flops"] = node.meta["flops"]',
         (f"{COSTS}::test_what_is_where_adds_up_to_the_whole",)),
-    Mutant("a-copy-of-the-output-goes-back-too", SCRIPTED, "split/graph.py",
+    Mutant("a-copy-of-the-output-goes-back-too", "script-split-gradient", "split/graph.py",
         "            shape = replace(shape, differentiable=False)\n", "",
         (f"{SCRIPTS}::test_every_partition_is_given_what_the_whole_model_gives_and_its_gradient_goes_back",)),
-    Mutant("a-minibatch-goes-back-twice", SCRIPTED, "runtime/split_model.py",
+    Mutant("a-minibatch-goes-back-twice", "script-split-gradient", "runtime/split_model.py",
         "        self._goes_back = False\n        if went", "        if went",
         (f"{SCRIPTS}::test_what_a_split_model_cannot_do_is_refused[going back twice]",)),
-    Mutant("a-loss-leaves-no-gradient-of-before", SCRIPTED, "runtime/split_model.py",
+    Mutant("a-loss-leaves-no-gradient-of-before", "script-split-gradient", "runtime/split_model.py",
         "parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)", "parameter.grad = own",
         (f"{SCRIPTS}::test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches",)),
-    Mutant("nobody-says-that-a-step-has-ended", SCRIPTED, "fabric/crossings.py",
+    Mutant("nobody-says-that-a-step-has-ended", "script-split-gradient", "fabric/crossings.py",
         "        self._stamps[_word(OWN * self._partition + 2)] = self._step\n", "",
         ("tests/core/test_crossings.py::test_a_partition_says_which_step_it_has_ended",)),
-    Mutant("no-tensor-lies-in-a-file", BUILT, "tasks/on_disk.py",
+    Mutant("no-tensor-lies-in-a-file", "partition-memory", "tasks/on_disk.py",
         "and storage.nbytes() >= LARGE and not", "and storage.nbytes() < 0 and not",
         (f"{BUILDING}::test_weights_to_begin_with_lie_in_files_too",)),
     Mutant("a-file-has-not-what-was-made", BUILT, "tasks/on_disk.py",
@@ -186,13 +186,13 @@ MUTANTS = [
     Mutant("a-model-that-is-built-again-draws-on", BUILT, "tasks/on_disk.py",
         "    numpy.random.set_state(chance[1])\n", "",
         (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",)),
-    Mutant("a-whole-tensor-is-moved-for-a-part-of-it", BUILT, "split/program.py",
+    Mutant("a-whole-tensor-is-moved-for-a-part-of-it", "partition-device", "split/program.py",
         "part = whole.detach().narrow(", "part = whole.detach().to(self._device or whole.device).narrow(",
         (f"{MOVED}::test_a_partition_moves_its_own_part_and_nothing_else[filters]",)),
-    Mutant("a-constant-stays-where-it-was-traced", BUILT, "split/program.py",
+    Mutant("a-constant-stays-where-it-was-traced", "partition-device", "split/program.py",
         "self._moved(self._split.constant(name))", "self._split.constant(name)",
         (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",)),
-    Mutant("a-device-that-was-written-down-stays", BUILT, "split/program.py",
+    Mutant("a-device-that-was-written-down-stays", "partition-device", "split/program.py",
         "return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument",
         "return argument",
         (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",)),

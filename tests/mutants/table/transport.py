@@ -2,20 +2,20 @@
 
 from mutants import Mutant
 
-ORDER = "Between two roles, messages arrive in order"
-BYTES = "The bytes that a job tells, by kind"
-SILENCE = "A cut of the network that heals within 15 s"
-HELD = "An endpoint's vectors are what its role holds of the flat vector"
-GARBAGE = "Garbage on a link costs that link only"
-TLS = "Between machines every link is TLS 1.3"
-KEYS = "The job's keys are in memory only"
-STRANGERS = "A slow or silent stranger is dropped after 5 s"
-TICKET = "Who joins a job has shown its ticket"
-IMPORTS = "Nothing that is sent or read has a module imported"
-LOCK = "A lock whose holder dies is free at once"
-CROSSES = "What crosses between partitions in shared memory"
-PINNED, DEVICES = "What crosses on one host from or to a CUDA device", "tests/machines/test_devices.py::"
-HOOK = "A script with DDP and `comm_hook`"
+ORDER = "message-order"
+BYTES = "byte-counts"
+SILENCE = "silent-host"
+HELD = "held-ranges"
+GARBAGE = "garbage-on-a-link"
+TLS = "tls"
+KEYS = "keys-in-memory"
+STRANGERS = "strangers"
+TICKET = "join-ticket"
+IMPORTS = "nothing-imported"
+LOCK = "lock-of-the-dead"
+CROSSES = "crossing-memory"
+PINNED, DEVICES = "pinned-copies", "tests/machines/test_devices.py::"
+HOOK = "ddp-hook"
 
 TCP_TESTS = "tests/processes/test_tcp.py::"
 SILENCES = (
@@ -31,9 +31,9 @@ JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
-ENCRYPTED, ENCRYPTED_TESTS = "Gradients over role links", "tests/processes/test_links.py::"
-USERS = "At every Unix socket of a job"
-HELLO = "A link begins with an introduction"
+ENCRYPTED, ENCRYPTED_TESTS = "role-link-sums", "tests/processes/test_links.py::"
+USERS = "other-users"
+HELLO = "introductions"
 SECURE = "tests/core/test_secure.py::"
 OTHER_USER = "tests/processes/test_shared.py::test_a_process_of_another_user_is_let_in_by_neither_end"
 OTHER_STATUS = "tests/processes/test_status.py::test_nobody_but_the_same_user_asks_and_nobody_else_is_believed"
@@ -61,13 +61,13 @@ MUTANTS = [
     Mutant("a-slot-is-free-before-it-was-read", PINNED, "fabric/crossings.py",
         "            self._copies.settle()\n", "            assert self._copies.settle\n",
         (DEVICES + "test_a_slot_is_free_when_it_was_read",)),
-    Mutant("memory-stays-registered", PINNED, "fabric/pinned.py",
+    Mutant("memory-stays-registered", "pinned-memory", "fabric/pinned.py",
         "        weakref.finalize(owner, cuda.unregister, memory)\n", "        assert weakref.finalize\n",
         (DEVICES + "test_memory_is_registered_until_who_uses_it_is_gone",)),
-    Mutant("an-error-of-cuda-is-left-for-the-next", PINNED, "fabric/pinned.py",
+    Mutant("an-error-of-cuda-is-left-for-the-next", "pinned-memory", "fabric/pinned.py",
         "                torch.ones(1, device=self.device)\n", "                pass\n",
         (DEVICES + "test_cuda_is_asked_for_what_it_has[712]",)),
-    Mutant("a-partition-registers-what-is-of-others", PINNED, "strategies/context.py",
+    Mutant("a-partition-registers-what-is-of-others", "pinned-memory", "strategies/context.py",
         "part.copies.pin(memory)", "part.copies.pin(self.stage.crossings(self.settings.replicas * length))",
         (DEVICES + "test_a_partition_registers_its_own_part_of_what_is_shared",)),
     Mutant("the-last-message-leaves-first", ORDER, "transport/sockets.py",
@@ -90,10 +90,10 @@ MUTANTS = [
             VIRTUAL + "test_conformance",
             VIRTUAL + "test_whatever_the_network_does_a_link_keeps_its_order_and_loses_nothing",
         )),
-    Mutant("a-cut-does-not-hold-up-what-it-meets", SILENCE, "transport/virtual.py",
+    Mutant("a-cut-does-not-hold-up-what-it-meets", "short-cut", "transport/virtual.py",
         "began, arrives = stop, max(arrives, stop + takes)", "began, arrives = stop, max(arrives, stop)",
         (VIRTUAL + "test_what_a_partition_meets_arrives_once_it_heals_in_order_and_what_it_does_not_at_its_time",)),
-    Mutant("what-is-sent-during-a-cut-passes", SILENCE, "transport/virtual.py",
+    Mutant("what-is-sent-during-a-cut-passes", "short-cut", "transport/virtual.py",
         "if began < stop and arrives >= start and", "if began < start and arrives >= start and",
         (
             VIRTUAL + "test_what_is_sent_during_a_partition_waits_though_nothing_was_under_way_before_it",
@@ -227,18 +227,18 @@ MUTANTS = [
     Mutant("any-role-of-the-job-may-ask-to-join", TICKET, "places/join/join_server.py",
         "if connection.peer != GUEST:", "if not connection.peer:",
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",)),
-    Mutant("a-guest-that-was-refused-halts-the-group", TICKET, "strategies/grouped/group_holders.py",
+    Mutant("a-guest-that-was-refused-halts-the-group", "unreached-guest", "strategies/grouped/group_holders.py",
         "[] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)", "self.regroup(job)",
         ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",)),
     Mutant(
-        "a-guest-whom-nobody-reaches-stays", TICKET, "strategies/grouped/group_holders.py",
+        "a-guest-whom-nobody-reaches-stays", "unreached-guest", "strategies/grouped/group_holders.py",
         "if self.barren >= BARREN_WITH_GUESTS else []", "if self.barren > BARREN else []",
         (
             "tests/machines/test_forming.py::test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is",
         ),
     ),
     Mutant(
-        "a-guest-that-is-asked-to-leave-just-ends", TICKET, "places/supervisor.py",
+        "a-guest-that-is-asked-to-leave-just-ends", "join-leave", "places/supervisor.py",
         "        elif self._guest and again:\n", "        elif self._guest:\n",
         (
             "tests/processes/test_join.py::test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked_to",
@@ -261,15 +261,15 @@ MUTANTS = [
     Mutant("nobody-looks-whether-a-rank-has-ended", HOOK, "fabric/memory.py",
         "for descriptor, _ in self._poll.poll(0):", "for descriptor, _ in []:",
         ("tests/processes/test_window.py::test_a_process_that_has_ended_is_seen",), seconds=8),
-    Mutant("chunks-are-sent-without-room-for-them", ENCRYPTED, "fabric/role_links.py",
+    Mutant("chunks-are-sent-without-room-for-them", "role-link-memory", "fabric/role_links.py",
         "return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS",
         "return bool(self.waiting)",
         (ENCRYPTED_TESTS + "test_a_rank_that_is_late_is_sent_no_more_than_a_window",), seconds=20),
-    Mutant("chunks-of-a-group-that-broke-up-are-taken-in-the-next", ENCRYPTED, "fabric/role_links.py",
+    Mutant("chunks-of-a-group-that-broke-up-are-taken-in-the-next", "group-chunks", "fabric/role_links.py",
         "self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)",
         "self.arrived = deque(self.arrived)",
         (ENCRYPTED_TESTS + "test_what_is_on_its_way_in_a_group_is_in_no_sum_of_the_next",), hangs=True),
-    Mutant("chunks-of-a-group-to-come-are-dropped", ENCRYPTED, "fabric/role_links.py",
+    Mutant("chunks-of-a-group-to-come-are-dropped", "group-chunks", "fabric/role_links.py",
         "if chunk[0].group >= group)", "if chunk[0].group > group)",
         (ENCRYPTED_TESTS + "test_what_comes_for_a_group_before_this_rank_is_in_it_is_kept",), seconds=20),
     Mutant("what-leaves-over-links-is-written-over", ENCRYPTED, "fabric/role_links.py",
@@ -278,10 +278,10 @@ MUTANTS = [
     Mutant("a-round-over-links-ends-before-others-have-taken-what-was-sent", ENCRYPTED, "fabric/role_links.py",
         "        if bucket == len(self._buckets) - 1:\n            self._links.settle()\n", "",
         (ENCRYPTED_TESTS + "test_a_round_ends_when_the_others_have_taken_all_that_was_sent",), seconds=20),
-    Mutant("a-link-that-is-gone-is-waited-for", ENCRYPTED, "fabric/role_links.py",
+    Mutant("a-link-that-is-gone-is-waited-for", "role-link-waits", "fabric/role_links.py",
         "        if self._lost:\n            raise RuntimeError(self._lost)\n", "",
         (ENCRYPTED_TESTS + "test_a_peer_that_closes_its_links_ends_the_wait_with_its_name",), hangs=True),
-    Mutant("a-meeting-over-links-hears-of-nothing", ENCRYPTED, "fabric/role_links.py",
+    Mutant("a-meeting-over-links-hears-of-nothing", "role-link-waits", "fabric/role_links.py",
         "            if interrupted():\n                return False\n", "",
         (ENCRYPTED_TESTS + "test_a_meeting_ends_as_soon_as_another_group_is_named",), hangs=True),
     Mutant("gloo-in-the-place-of-encrypted-links", ENCRYPTED, "strategies/grouped/worker.py",
@@ -338,10 +338,10 @@ MUTANTS = [
         "(old.hello.incarnation < 0 or message.incarnation <= old.hello.incarnation)",
         "message.incarnation <= old.hello.incarnation",
         (SECURE + "test_who_may_not_link_is_refused_with_the_reason",)),
-    Mutant("certificates-hold-for-years", TLS, "places/join/authority.py",
+    Mutant("certificates-hold-for-years", "certificate-dates", "places/join/authority.py",
         "LIFETIME = timedelta(days=30)", "LIFETIME = timedelta(days=3000)",
         (CLOCKS,)),
-    Mutant("clocks-of-two-machines-have-to-agree", TLS, "places/join/authority.py",
+    Mutant("clocks-of-two-machines-have-to-agree", "certificate-dates", "places/join/authority.py",
         "_SKEW = timedelta(days=1)", "_SKEW = timedelta(seconds=1)",
         (CLOCKS,)),
     Mutant("who-opens-a-link-believes-any-certificate", TLS, "transport/secure.py",
