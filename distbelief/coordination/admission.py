@@ -1,6 +1,4 @@
-"""Admission: the first replica settles the model, the data and the batch size of the job, and every other must have
-them.
-"""
+"""Admission: the first replica fixes the model, the data and the batch size of a job; the others must have the same."""
 
 from __future__ import annotations
 
@@ -18,15 +16,14 @@ from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:
-    """The plan of a job, by what its first replica has; which shard holds what follows from that, and is refused here
-    where it cannot be.
+    """Make the plan of a job from its first replica's model and data.
 
     Raises:
-        UsageError: no data, or none that is dealt, or two numbers of epochs; LayoutError: it cannot be cut into as many
-            shards.
+        UsageError: there are no data, or an option of the job contradicts the script.
+        LayoutError: the model cannot be cut into as many shards.
     """
-    # Where a user's own loop names the batch size, the order, the epochs or the optimizers, that counts for the job.
-    # Two different numbers of epochs, or two optimizers, are refused: neither may win silently.
+    # A script may name batch size, order, epochs and optimizers: the job takes them. Where the command names another
+    # number of epochs, or another optimizer, the job is refused: neither may win silently.
     if event.batch_size:
         settings = dataclasses.replace(settings, batch_size=event.batch_size)
     if event.order:
@@ -64,10 +61,10 @@ def plan(settings: Settings, event: Join) -> Plan:
 
 
 def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
-    """Refuse data of which nothing is dealt, or not a minibatch to each who is to have his own.
+    """Refuse a training set without a minibatch to deal, or without one for each replica's part.
 
     Raises:
-        UsageError: naming how many there are.
+        UsageError: names the number of samples.
     """
     if samples == STREAM:
         return
@@ -89,10 +86,10 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
 
 
 def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse what means nothing where several models are trained, each with an optimizer of its own.
+    """Refuse options that mean nothing where a script trains several models, each with its optimizer.
 
     Raises:
-        UsageError: naming the option, and why.
+        UsageError: names the option and the reason.
     """
     refused = _refused_by_several(settings)
     if not refused and settings.rate_follows:
@@ -110,14 +107,12 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
 
 
 def _refused_by_several(settings: Settings) -> str:
-    """Return what means nothing where each step of several models is a push, and what it makes is fetched before the
-    next; "" where all does.
-    """
+    """Return the option that means nothing for several models, whose every step is pushed and fetched; "" for none."""
     strategy, policy = settings.strategy, settings.policy
-    # a gathered push is acknowledged as one of the next update, whichever model that would step
+    # a gathered push is acknowledged with the next update, which may be another model's
     if not isinstance(strategy, Accruing) or (policy.gathers and not policy.rounds):
         return f"strategy {strategy.name}"
-    # a round that is made without a replica would leave it between two models' steps
+    # a round without one replica would leave that replica between the steps of two models
     changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
     cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
     changed += [name for name in cadence if getattr(strategy.pushing, name) != getattr(Pushing, name)]
@@ -125,7 +120,7 @@ def _refused_by_several(settings: Settings) -> str:
 
 
 def started(plan: Plan, samples: int, done: int) -> Started:
-    """Make the record of a job's beginning, with so many samples and epochs (or iterations) done before."""
+    """Make the record of a job's start, given the samples and the epochs (or iterations) that are already done."""
     s = plan.settings
     return Started(
         s.replicas,
@@ -167,10 +162,10 @@ def check(plan: Plan, who: str, event: Join) -> None:
 
 
 def _check_data(plan: Plan, who: str, samples: int) -> None:
-    """Refuse data that are not those of the job, or of which a replica can have no part.
+    """Refuse a replica with other data than the job's, or one beyond those that the data are cut for.
 
     Raises:
-        UsageError: naming what it has, and what the job has.
+        UsageError: names the replica's data and the job's.
     """
     settings = plan.settings
     if settings.own_data:

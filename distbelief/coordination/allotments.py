@@ -1,8 +1,8 @@
-"""Allotments: the minibatches that are one replica's own, dealt to it alone, in order, and again when it comes again.
+"""Allotments: minibatches that belong to one replica, dealt to it alone and in order, and again after its death.
 
-The allotment of a replica is a run of the minibatches of every epoch, by number: of data that all have, a part of them;
-of data of its own, or of a stream, numbers that nobody else has. A stream has no length: its allotment ends where the
-replica says so, for that epoch.
+An allotment is a run of numbers, the same in every epoch. Where all replicas have the same data, it is a part of their
+minibatches. Where each has its own data, or a stream, no two replicas share a number. A stream has no length: the
+replica says in each epoch where it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distbelief.errors import RemoteProtocolError, UsageError
 
 
 def own_numbers(index: int, count: int = OWN) -> range:
-    """Those of the minibatches of replica `index`, of data of its own.
+    """Return the numbers of replica `index`'s minibatches, where each replica has its own data.
 
     >>> own_numbers(1, 3)[2] % OWN, own_numbers(1)[-1] < own_numbers(2)[0]
     (2, True)
@@ -24,15 +24,14 @@ def own_numbers(index: int, count: int = OWN) -> range:
 
 
 class Allotment(Dealer):
-    """Deals one replica what is its own; what it has left undone comes first when it comes again.
+    """Dealer of one replica's minibatches; those that it left undone come first after its death.
 
     Args:
-        numbers: of its minibatches, in every epoch.
-        epochs: of the job.
-        position: from where it goes on.
-        in_order: what was computed in vain is passed over, as that of a stream is: what is read in order is not read
-            again.
-        shrinks: whether portions shrink with what is left.
+        numbers: those of its minibatches, in every epoch.
+        epochs: the job's.
+        position: where it goes on.
+        in_order: skip minibatches that were computed in vain, as for a stream: data read in order are read once.
+        shrinks: whether portions get smaller towards the end.
 
     >>> allotment = Allotment(range(8, 11), epochs=1)
     >>> allotment.deal("replica 2"), allotment.deal("replica 2"), allotment.lost("replica 2")
@@ -64,10 +63,10 @@ class Allotment(Dealer):
         return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """There is no more of an epoch from minibatch `number` on.
+        """End an epoch before minibatch `number`: the replica has no more data.
 
         Raises:
-            RemoteProtocolError: it was not dealt, or is done.
+            RemoteProtocolError: the replica does not hold that minibatch.
         """
         held = self._held.get(who, deque())
         if not any(
@@ -76,8 +75,8 @@ class Allotment(Dealer):
             raise RemoteProtocolError(
                 f"{who} says that its data end at minibatch {number} of epoch {epoch}, which it does not hold"
             )
-        # Portions were dealt ahead, perhaps beyond the end. What does not exist is taken from them, also from those
-        # that wait to be dealt again, and what is left of the epoch is counted afresh.
+        # Portions may have been dealt beyond the end. Cut them there, also those that wait to be dealt again, and count
+        # anew what is left of the epoch.
         left = 0
         for queue in (held, self._again):
             kept = [_before(portion, number) if portion.epoch == epoch else portion for portion in queue]
@@ -91,7 +90,7 @@ class Allotment(Dealer):
 
     @property
     def left(self) -> int:
-        """Minibatches that are not done; -1 of a stream."""
+        """Number of minibatches that are not done; -1 for a stream."""
         epochs_to_come = max(0, self.epochs - self._epoch - 1)
         return -1 if self.batches == OWN else sum(self._left.values()) + epochs_to_come * self.batches
 
@@ -106,13 +105,13 @@ def _before(portion: Portion, number: int) -> Portion:
 
 
 class Allotments:
-    """Deals to each replica its allotment; to whoever deals, it is as a `Dealer`.
+    """Dealer of every replica's allotment, with the methods of a `Dealer`.
 
     Args:
-        epochs: of the job.
-        awaited: the replicas whose allotments are a part of the job, whenever they come.
-        in_order, shrinks: as of an `Allotment`.
-        places: where those stand who have been dealt some before.
+        epochs: the job's.
+        awaited: replicas whose allotments belong to the job, whenever they join.
+        in_order, shrinks: see `Allotment`.
+        places: each known replica's place in its allotment, where the job goes on.
 
     >>> allotments = Allotments(1, ["replica 0", "replica 1"])
     >>> allotments.add("replica 0", range(2)), allotments.add("replica 1", range(2, 4))
@@ -143,10 +142,10 @@ class Allotments:
         return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
-        """Add a replica with minibatches of these numbers; one not waited for begins with the others' epoch.
+        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch.
 
         Raises:
-            UsageError: it had others before.
+            UsageError: it had other numbers before.
         """
         if who not in self._of:
             epoch = 0 if who in self._awaited else self.completed
@@ -159,23 +158,23 @@ class Allotments:
         self._awaited.add(who)
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """The next portion of a replica's allotment; None where all of it is dealt."""
+        """Return the next portion of a replica's allotment; None where all of it is dealt."""
         return self._of[who].deal(who, at_most)
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> None:
-        """Note what became of a replica's next minibatches, as a `Dealer` does."""
+        """Note which of a replica's next minibatches were applied and which dropped."""
         self._of[who].report(who, steps, dropped)
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
-        """A replica has not begun these: it is dealt them next."""
+        """Take back portions that a replica has not begun: it is dealt them next."""
         self._of[who].give_back(who, portions)
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """A replica has no more of an epoch from minibatch `number` on."""
+        """End a replica's epoch before minibatch `number`."""
         self._of[who].end(who, epoch, number)
 
     def undealt(self, who: str) -> int:
-        """Return how many minibatches a replica may be dealt of the first epoch that is not done by all."""
+        """Return how many minibatches are left to deal to a replica in the earliest epoch that is not done."""
         return self._of[who].undealt(who) if self._of[who].epoch == self.epoch else 0
 
     def held(self, who: str) -> int:
@@ -183,13 +182,13 @@ class Allotments:
         return self._of[who].held(who) if who in self._of else 0
 
     def lost(self, who: str) -> int:
-        """Put back what a dead replica held, for itself; returns how many minibatches that is."""
+        """Put back the minibatches that a dead replica held, for its next incarnation; return their number."""
         return self._of[who].lost(who) if who in self._of else 0
 
     def give_up(self, who: str) -> int:
-        """Give up a replica, and what is left of its allotment; return how many minibatches, -1 where it never said.
+        """Give up a replica and the rest of its allotment; return the number of minibatches.
 
-        A guest that was refused had no part of the job.
+        It is -1 where the replica never told how many it has, and 0 for a guest that was refused.
         """
         unheard = -1 if who in self._awaited else 0
         self._completed = self.completed
@@ -198,33 +197,33 @@ class Allotments:
 
     @property
     def absent(self) -> set[str]:
-        """The replicas that are waited for, and have not been there."""
+        """Awaited replicas that have never joined."""
         return self._awaited - self._of.keys()
 
     @property
     def undone(self) -> set[str]:
-        """The replicas that are waited for, and have not done all that is theirs."""
+        """Awaited replicas that have joined and have not done their allotments."""
         return {who for who in self._awaited if who in self._of and not self._of[who].finished}
 
     @property
     def epoch(self) -> int:
-        """The first that is not done by all."""
+        """Earliest epoch that is not done by all."""
         return self.completed
 
     @property
     def completed(self) -> int:
-        """Number of epochs that are done by all whose allotments are a part of the job."""
-        # epochs that were done stay done when the last that was waited for is given up
+        """Number of epochs that all awaited replicas have done."""
+        # epochs stay done when the last awaited replica is given up
         done = [self._of[who].completed if who in self._of else 0 for who in self._awaited]
         return max(self._completed, min(done, default=0))
 
     @property
     def finished(self) -> bool:
-        """True where every minibatch is done that anybody has."""
+        """True where every awaited replica has done its allotment."""
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
     def validate(self) -> None:
-        """Assert what `Dealer` does, of each."""
+        """Assert the invariants of each allotment."""
         for allotment in self._of.values():
             allotment.validate()
 

@@ -1,4 +1,4 @@
-"""When a job values and keeps checkpoints, and whether it has reached its target: decided here for every strategy."""
+"""Cadence of a job: when it measures and saves, and whether its target is reached or its budget spent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def is_due(every: int, done: int) -> bool:
 
 
 class Target:
-    """Check whether evaluations in a row reach a job's target."""
+    """Target of a job, which two evaluations in a row must reach."""
 
     def __init__(self) -> None:
         self._held = False
         """True where the last evaluation reached it."""
 
     def reached(self, settings: Settings, tested: Tested) -> str:
-        """Return the sentence that the last two evaluations reach the target; "" where they do not.
+        """Return the sentence that the target is reached; "" unless this evaluation and the one before reach it.
 
         >>> target, aimed = Target(), Settings(target_accuracy=0.9)
         >>> target.reached(aimed, Tested(1, 0.3, 0.91)), target.reached(aimed, Tested(2, 0.3, 0.92))
@@ -41,12 +41,12 @@ class Target:
         return f"{' and '.join(parts)}, as the evaluation before it"
 
     def forget(self) -> None:
-        """Forget the last evaluation: the model that it measured is lost."""
+        """Forget the last evaluation, whose model is lost."""
         self._held = False
 
 
 def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
-    """Return the sentence that a job's budget of time is spent; "" where it is not.
+    """Return the sentence that a job's budget of time is spent after so many seconds; "" where it is not.
 
     >>> budget_spent(Settings(budget="2s")), budget_spent(Settings(), 5.0)
     ('the budget of 2 s is spent', '')
@@ -56,12 +56,12 @@ def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
 
 
 def budget_timer(settings: Settings) -> list[Effect]:
-    """Sets the clock for the end of a budget, where there is one."""
+    """Set the timer for the end of a budget, if there is one."""
     return [Wake(settings.budget_seconds, BudgetSpent())] if settings.budget_seconds else []
 
 
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
-    """Return whether a checkpoint within an epoch is due, so many pushes, seconds and minibatches after the one before.
+    """Return whether a checkpoint is due so many pushes, seconds and minibatches after the last.
 
     >>> [snapshot_due(Settings(snapshot_every="5"), pushes, 10.0) for pushes in (4, 5)]
     [False, True]
@@ -76,19 +76,19 @@ def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatc
 
 
 class SnapshotTimer:
-    """Sets the clock for the next checkpoint within an epoch, once there is a push to keep."""
+    """Timer for the next checkpoint within an epoch, which runs once there is a push to keep."""
 
     def __init__(self) -> None:
         self._set = False
 
     def start(self, settings: Settings, pushes: int) -> list[Effect]:
-        """Set it, where it is not and any were made."""
+        """Set it, unless it runs or nothing was pushed."""
         if self._set or not (settings.snapshots.seconds and pushes):
             return []
-        # no clock runs while nothing is pushed: a job that waits would write the same checkpoint again and again
+        # a job that waits would otherwise write the same checkpoint again and again
         self._set = True
         return [Wake(settings.snapshots.seconds, CheckpointDue())]
 
     def woke(self) -> None:
-        """It has rung."""
+        """Note that the time has come."""
         self._set = False

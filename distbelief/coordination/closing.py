@@ -1,4 +1,4 @@
-"""End of a job: its cause, and the last steps, which are taken once its replicas have nothing more to do."""
+"""End of a job: its cause, and its last steps, which begin once the replicas are done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distbelief.core.outcomes import Cause, Outcome
 
 
 class ClosingStep(StrEnum):
-    """The last steps of a job, in their order."""
+    """Last steps of a job, in order."""
 
     MEASURE = "measure"
     SAVE = "save"
@@ -21,7 +21,7 @@ class ClosingStep(StrEnum):
 
 
 class Closing:
-    """The end of a job: why it ends, the last steps that are left, and who has not accounted for what it holds."""
+    """End of a job: its cause, the steps that are left, and the roles whose accounts are missing."""
 
     def __init__(self) -> None:
         self.cause, self.reason = Cause.EPOCHS_DONE, ""
@@ -30,24 +30,24 @@ class Closing:
         self._interrupted = ""
 
     def begin(self, cause: Cause, reason: str) -> None:
-        """The job is to end: all the last steps are to be taken; but who interrupts it waits for no measure."""
+        """Begin the end of a job with all last steps; an interrupted job is not measured."""
         self.cause, self.reason = cause, reason
         self.steps = [step for step in ClosingStep if step is not ClosingStep.MEASURE or cause is not Cause.INTERRUPTED]
 
     def describe(self, holders: Iterable[str]) -> list[Effect]:
-        """Have those who hold the parameters account for them."""
+        """Ask the holders of the parameters for their accounts."""
         self.describing = set(holders)
         return [Send(role, checkpointing.Describe()) for role in holders]
 
     def interrupt(self, reason: str) -> list[Effect]:
-        """Somebody asks that the job end which is ending already: that counts where there is work again."""
+        """Note an interruption of a job that is already ending; it counts if the job goes back to training."""
         self._interrupted = reason
         return []
 
     def go_back(self) -> tuple[bool, list[Effect]]:
-        """All go back to a checkpoint as the job ends; returns whether they train again, and what is told of it.
+        """Go back to a checkpoint during the end; return whether the job trains again, and the records of it.
 
-        They do where all was done, or a target reached: what had done so is lost.
+        It does if it ended because all was done or a target was reached: those parameters are lost.
         """
         if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):
             return False, []

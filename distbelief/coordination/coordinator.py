@@ -1,7 +1,7 @@
-"""The coordinator: the machine that knows the members, has work dealt, and calls for measures, checkpoints, the end.
+"""The coordinator: the machine that knows a job's members, deals work, and calls for measures, checkpoints and the end.
 
-It never sees the parameter vector. A job goes through the phases of `PHASES`. What every job has in common is made of
-the parts below; who holds the parameters, and how work is dealt and counted, are two parts that a strategy gives it.
+It never sees the parameter vector. A job goes through the phases of `PHASES`. A strategy supplies two of the
+coordinator's parts: the holders of the parameters, and how work is dealt and counted. The others are the same for all.
 """
 
 from __future__ import annotations
@@ -36,94 +36,93 @@ from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server.machine import Answering, Answers
 
 Handlers = Mapping[type, Callable[..., list[Effect]]]
-"""The answer to each kind of event, from its sender and itself."""
+"""Answer to each kind of event, given its sender and the event."""
 
 
 class Holders(Protocol):
-    """Part of a coordinator for the holders of the parameters: how they come to hold them, and what a death changes."""
+    """Part of a coordinator for the holders of the parameters: how they get them, and what a death changes."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return the answers to the events of those who hold them."""
+        """Return the answers to events of the holders."""
         ...
 
     def roles(self, job: Coordinator) -> list[str]:
-        """Return the roles that save the parameters and account for them; none where all who could are gone."""
+        """Return the roles that save the parameters and account for them; none if all that could are gone."""
         ...
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Have them hold what the job begins with, as far as that is known, and they are there."""
+        """Give the initial state to the holders that are there, as far as it is known."""
         ...
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Have a replica give the first parameters, once the job waits for that and one is there."""
+        """Have a replica send the initial parameters, once the job waits for that and one is there."""
         ...
 
     def ready(self, job: Coordinator) -> bool:
-        """Return whether they hold what they are to hold, and can be asked to save and account for it."""
+        """Return whether the holders have all parameters, and can save and account for them."""
         return job.shards.ready
 
     def welcome(self, job: Coordinator) -> list[Effect]:
-        """Have those take part who wait for it, once that can be."""
+        """Welcome the roles that wait for it, once that is possible."""
         callers = job.membership.callers() if job.shards.sure else ()
         return [effect for role in callers for effect in job.welcome(role)]
 
     def waits(self, job: Coordinator) -> list[str]:
-        """Return for whom the job waits before they are ready, in words."""
+        """Return a phrase for each role that the holders wait for."""
         return job.shards.waits()
 
     def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
-        """Go on without what a replica was asked to do for them."""
+        """Go on without a replica that was to do something for the holders."""
         return []
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """Go on without one who is no replica."""
+        """Go on without a role that is no replica."""
         return []
 
 
 class DealtWork(Protocol):
-    """Part of a coordinator for the work: to whom it is dealt, and what reports count for."""
+    """Part of a coordinator for the work: how it is dealt, and what reports count."""
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to reports of work that was dealt."""
         ...
 
     def begin(self, job: Coordinator) -> DataDealer:
-        """Make the dealer of the plan's data, from the newest checkpoint on."""
+        """Make the dealer of the plan's data, at the newest checkpoint."""
         ...
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Give work to those who have room for it."""
+        """Deal work to replicas with room for it."""
         ...
 
     def defers(self) -> bool:
-        """Return whether a checkpoint cannot be begun now: it is begun as soon as it can."""
+        """Return whether a checkpoint must wait."""
         return False
 
     def again(self, shard: str) -> list[Effect]:
-        """Repeat to a shard that has come again, and holds its range, what the life before may not have done."""
+        """Repeat to a restarted shard what its incarnation before may not have done."""
         return []
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """Leave off, since nothing more is dealt."""
+        """Break off the work under way, since nothing more is dealt."""
         return []
 
 
-# The rules of this machine:
-# 1. The phase says what may be done (`ALLOWED`), and each act asks it. So an event that comes late, a report while the
-# job closes say, does only what the phase still allows.
-# 2. Whatever has changed, the last thing is `go_on`, `deal`, `write` or `close`. Each looks at all that is known and
-# does what is next, if anything is. So the order in which the events of several links come does not matter, and to ask
-# once too often does no harm.
+# Two rules of this machine:
+# 1. The phase says which acts are allowed (`ALLOWED`), and each act asks it. So a late event, such as a report while
+# the job closes, does only what the phase still allows.
+# 2. Each answer ends with `go_on`, `deal`, `write` or `close`. These look at the whole state and do what is next, if
+# anything. So the order of events of different links does not matter, and a call too many does no harm.
 class Coordinator(Answering):
-    """The coordinator of one job.
+    """Coordinator of a job.
 
     Args:
-        settings: of the job; every replica is told them.
+        settings: the job's; every replica is sent them.
         evaluator: whether an evaluator takes part.
-        start: from where the job goes on.
-        holders: of its parameters.
-        work: that it deals.
-        conversations: in which it takes part.
+        start: where the job goes on.
+        holders: of the parameters.
+        work: to deal.
+        conversations: those that it takes part in.
     """
 
     def __init__(
@@ -140,12 +139,12 @@ class Coordinator(Answering):
         self.plan: Plan | None = None
         self.data: DataDealer | None = None
         self.brought: dict[str, int] = {}
-        """Samples of the training set of each replica."""
+        """Size of each replica's training set."""
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
         self.target = Target()
         self._timed = False
-        """True while the time of a budget passes."""
+        """True once the timer of a budget is set."""
         self.saving = Saving(settings, start)
         self.registry = registry = Registry(settings.restarts)
         self.shards = Shards(settings.shards if settings.strategy.held_by is Holder.SHARDS else 0, registry)
@@ -174,7 +173,7 @@ class Coordinator(Answering):
         self._answers = Answers("the coordinator", heard_by(Kind.COORDINATOR, conversations), answers)
 
     def validate(self) -> None:
-        """Assert what holds between two events."""
+        """Assert the invariants between two events."""
         self.membership.validate()
         self.shards.validate()
         if self.data is not None:
@@ -182,7 +181,7 @@ class Coordinator(Answering):
         assert self.data is not None or not self.may(May.DEAL), f"{self.phase}, and there is nothing to deal"
 
     def waits(self) -> str:
-        """Say in one sentence what the job waits for, for whoever wonders why nothing happens."""
+        """Return one sentence on what the job waits for."""
         unready = self.holders.waits(self)
         who = unready or sorted(self.closing.describing)
         if not unready and self.may(May.REPLACE) and self.data is not None:
@@ -200,14 +199,12 @@ class Coordinator(Answering):
 
     @property
     def all_hold(self) -> bool:
-        """True where replicas hold the parameters: who is done stays to the end; if all die before the job is over, all
-        go back to a checkpoint, and their next incarnations are awaited.
-        """
+        """True where replicas hold the parameters, and therefore stay until the job ends."""
         return self.settings.strategy.held_by is Holder.REPLICAS
 
     @property
     def epochs(self) -> int:
-        """Number of epochs that are done."""
+        """Epochs that are done."""
         return self.data.epochs if self.data else 0
 
     def may(self, act: May) -> bool:
@@ -215,7 +212,7 @@ class Coordinator(Answering):
         return act in ALLOWED[self.phase]
 
     def enter(self, phase: Phase) -> None:
-        """Go into another phase."""
+        """Enter another phase."""
         self.phase = PHASES.move(self.phase, phase)
 
     def go_on(self) -> list[Effect]:
@@ -227,7 +224,7 @@ class Coordinator(Answering):
     # joining
 
     def join(self, sender: str, event: membership.Join) -> list[Effect]:
-        """Let a role take part, or tell it why it may not."""
+        """Let a role take part, or refuse it with the reason."""
         self.registry.begin(sender, event.incarnation)
         if sender == roles.EVALUATOR:
             self.evaluations.comes()
@@ -235,8 +232,7 @@ class Coordinator(Answering):
             return self.greet() if self.may(May.WELCOME) else []
         try:
             if self.plan is None:
-                # the plan is kept only once all checks are passed: a first replica that is refused leaves the place to
-                # the next
+                # a first replica that is refused must leave no plan behind: the next may have another model
                 plan = admission.plan(self.settings, event)
                 admission.check(plan, sender, event)
                 self.saving.joins(sender, event.keeps)
@@ -269,11 +265,11 @@ class Coordinator(Answering):
         return self.shards.doubt(event.lost) + (self.greet() if begun else self.holders.initialise(self))
 
     def greet(self) -> list[Effect]:
-        """Welcome those who wait for it, once the shards are there, and give them work."""
+        """Welcome the roles that wait, once the holders are ready, and deal them work."""
         return [*self.holders.welcome(self), *self.deal()]
 
     def welcome(self, role: str, initialise: bool = False) -> list[Effect]:
-        """Have one take part, who is to give the first parameters where he is to `initialise`."""
+        """Have a role take part; with `initialise`, it sends the initial parameters."""
         assert self.plan is not None
         effects: list[Effect] = [
             Send(role, membership.Welcome(self.plan, initialise, self.shards.places, self.membership.generation(role)))
@@ -291,7 +287,7 @@ class Coordinator(Answering):
     # training
 
     def begin(self) -> list[Effect]:
-        """Train, now that the parameters are there."""
+        """Begin to train: the parameters are there."""
         assert self.plan is not None
         assert self.data is not None
         self.enter(Phase.TRAINING)
@@ -308,17 +304,15 @@ class Coordinator(Answering):
         return effects + self.deal()
 
     def deal(self) -> list[Effect]:
-        """Give work to those with room, once an evaluator has begun: it tries first whether the model is measured."""
+        """Deal work to replicas with room, once an evaluator has tried to measure the model."""
         if not self.may(May.DEAL) or not self.evaluations.tried:
             return []
-        timer = [] if self._timed else budget_timer(self.settings)  # an evaluator that is late costs none of a budget
+        timer = [] if self._timed else budget_timer(self.settings)  # a late evaluator takes nothing from the budget
         self._timed = True
         return [*timer, *self.work.deal(self)]
 
     def until_due(self, data: DataDealer, every: int) -> float:
-        """Return how many minibatches are to be done before a measure or a checkpoint is due, `every` of them a
-        push.
-        """
+        """Return the number of minibatches before a measure or a checkpoint is due; `every` of them are a push."""
         evaluations, snapshots = self.settings.evaluations, self.settings.snapshots
         cadences = (
             (evaluations.minibatches, self.evaluations.unmeasured),
@@ -328,8 +322,8 @@ class Coordinator(Answering):
         return min((whole - done for whole, done in cadences if whole), default=math.inf)
 
     def applied(self, data: DataDealer, epochs: int, minibatches: int = 0) -> list[Effect]:
-        """Do what is next, now that so many more epochs are done, and minibatches applied."""
-        # counted first: a checkpoint that an epoch's end begins is of after these minibatches
+        """Do what is next after so many more epochs and minibatches."""
+        # counted first, since a checkpoint at an epoch's end includes these minibatches
         due = self.evaluations.due(minibatches, self.settings.evaluations.minibatches)
         effects = [effect for _ in range(epochs) for effect in self.epoch_done(data)]
         if not self.may(May.DEAL):
@@ -342,7 +336,7 @@ class Coordinator(Answering):
         return [*effects, *self.deal(), *self.write(), *armed, *(self.save() if due else [])]
 
     def epoch_done(self, data: DataDealer) -> list[Effect]:
-        """One more is done: measure and save, where that is due."""
+        """Note the end of an epoch; measure and save, if due."""
         data.epochs += 1
         effects: list[Effect] = [WriteRecord(records.EpochDone(data.epochs))]
         if data.finished:
@@ -355,7 +349,7 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if self.evaluations.measuring != sender:
-            return []  # another was asked since
+            return []  # another role was asked since
         self.evaluations.measuring = ""
         tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
         effects: list[Effect] = [WriteRecord(tested)]
@@ -369,14 +363,14 @@ class Coordinator(Answering):
     # checkpoints
 
     def return_to_checkpoint(self) -> DataDealer:
-        """Have data, target and what is due by minibatches stand where they stood at the newest checkpoint."""
+        """Return data, target and count of unmeasured minibatches to their state at the newest checkpoint."""
         self.data = self.work.begin(self)
         self.target.forget()
         self.evaluations.unmeasured = self.saving.unmeasured
         return self.data
 
     def save(self) -> list[Effect]:
-        """Begin a checkpoint, unless one is being made, or who would make it is away."""
+        """Begin a checkpoint, unless one is under way or its makers are away."""
         if self.may(May.DEAL) and self.work.defers():
             return []
         if not self.holders.roles(self):
@@ -397,11 +391,11 @@ class Coordinator(Answering):
         return (self.greet() if self.may(May.WELCOME) else []) + (self.save() if due else self.write())
 
     def write(self) -> list[Effect]:
-        """Have those who hold the parameters write them, once nothing is on its way to them."""
+        """Have the holders write the parameters, once no push is on its way."""
         if self.data is None or self.saving.stage is not CheckpointStage.HOLDING:
             return []
         if not self.holders.ready(self):
-            return []  # while a group is formed nobody knows which rounds its members have made
+            return []  # while a group forms, the rounds that its members have made are unknown
         return self.saving.write(
             self.data, self.evaluations.unmeasured, self.membership.members, self.holders.roles(self)
         )
@@ -413,7 +407,7 @@ class Coordinator(Answering):
         return self.saving.script_saved(sender, event, self.plan, ends=not self.may(May.DEAL))
 
     def release(self) -> list[Effect]:
-        """Let those go on whom a checkpoint has held up."""
+        """Let replicas go on that a checkpoint has held up."""
         if self.settings.strategy.one_moment:
             return self.deal()
         return [Send(role, checkpointing.Go()) for role in sorted(self.membership.members)]
@@ -428,7 +422,7 @@ class Coordinator(Answering):
     # the end
 
     def finish(self, cause: Cause, reason: str) -> list[Effect]:
-        """Let the replicas push what they have accrued and leave; then close."""
+        """Have the replicas push what they have accrued and leave; then close."""
         self.enter(Phase.LEAVING)
         self.evaluations.owed = False  # the last step measures
         self.closing.begin(cause, reason)
@@ -443,20 +437,20 @@ class Coordinator(Answering):
         ]
 
     def _ends(self) -> list[Effect]:
-        """Tell that who goes from here on does not come again; who stays to the end is done."""
+        """Record that roles which go from here on do not come again."""
         left = sorted(self.membership.members) if self.all_hold else ()
         gone = [WriteRecord(records.Gone(role, 0, "it was done", died=False)) for role in left]
         return [WriteRecord(records.Ending.of(self.closing.cause, self.closing.reason)), *gone]
 
     def give_up(self, why: str) -> list[Effect]:
-        """Make nothing of a checkpoint that is being made."""
+        """Give up the checkpoint under way, if any."""
         holds = self.saving.holds
         return self.saving.abandon(why) + (self.release() if holds else [])
 
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self.may(May.DISMISS):
             return self.closing.interrupt(event.reason)
-        # where all have gone back, and shards begin anew, the newest checkpoint has all that there is
+        # while all go back and shards begin anew, the newest checkpoint has all there is: end at once
         holds = self.shards.ready or self.shards.kept
         return (self.finish if self.may(May.DEAL) and holds else self.end)(Cause.INTERRUPTED, event.reason)
 
@@ -470,8 +464,8 @@ class Coordinator(Answering):
                     Cause.SHARD_DESERTED, self.saving.unsaved(f"{role} is gone, and so are the replicas"), role
                 )
         effects: list[Effect] = []
-        # Each of the last steps begins when the one before is answered, so that the measure, the last checkpoint and
-        # the accounts are all of one model. While a shard is away they wait for its next life.
+        # Each step begins once the one before is answered, so that the measure, the last checkpoint and the accounts
+        # are of one model. While a shard is away they wait for its next incarnation.
         measures = self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED
         while (
             self.may(May.CLOSE)
@@ -500,7 +494,7 @@ class Coordinator(Answering):
         ]
 
     def end(self, cause: Cause, reason: str, role: str = "") -> list[Effect]:
-        """End at once, because of a role where it is its doing."""
+        """End the job at once; `role` is the one that caused it, if any."""
         self.closing.steps = []
         everybody = [
             *self.shards.roles,
@@ -515,7 +509,7 @@ class Coordinator(Answering):
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if not self.membership.heeds(sender) and not event.for_good:
-            self.membership.stray(sender)  # all have gone back, and it does not know that there is work again
+            self.membership.stray(sender)  # all have gone back: there is work again, and it does not know
             return self.greet()
         stopped, why = list[Effect](), "it goes early" if event.for_good else "it was done"
         member, members = sender in self.membership.members, self.membership.members
@@ -523,12 +517,12 @@ class Coordinator(Answering):
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
         elif member and self.may(May.DEAL) and self.all_hold and len(members) == 1:
             stopped = self.finish(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {why}")
-        spared = self.all_hold and event.for_good and len(members) > 1  # others hold what it does
+        spared = self.all_hold and event.for_good and len(members) > 1  # others hold the same parameters
         if member and self.all_hold and self.may(May.DISMISS) and not spared:
             self.membership.done.add(sender)
             return [*stopped, *self.close()]
         requests = self.saving.ask_who_leaves(sender, members, ends=not self.may(May.DEAL))
-        if requests:  # who was asked says again that it leaves
+        if requests:  # it sends another Leave once it has saved
             return stopped + requests
         return [*stopped, Send(sender, membership.Farewell()), *self.without(sender, why, -1, died=False)]
 
@@ -539,7 +533,7 @@ class Coordinator(Answering):
         return self.holders.lost(self, sender, event)
 
     def without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
-        """Go on without a life of a replica, or of the evaluator."""
+        """Go on without an incarnation of a replica, or of the evaluator."""
         if not self.membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:
@@ -552,11 +546,11 @@ class Coordinator(Answering):
         member = role in self.membership.members
         self.membership.members.discard(role)
         effects = self.saving.gone(role, self.plan)
-        # who leaves when the job has ended leaves only what nobody is to do any more: that is not lost
+        # minibatches of a replica that leaves after the end of dealing are not lost: nobody needs them any more
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
         leads = roles.leads(self.settings.mesh)
-        # whether a guest comes again is for its own machine to say, which may be gone too: nobody waits for it
+        # a guest's own machine decides whether it comes again, and may be gone too: the job does not wait for it
         over = role in self.registry.over or role not in leads
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))

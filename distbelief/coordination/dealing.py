@@ -1,13 +1,13 @@
-"""The coordinator's dealings with the data: who asked for minibatches, who is dealt which, and how far the job is."""
+"""Dealing of a job's data: which replica asked for minibatches, which it is dealt, and how far the job is."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from distbelief.coordination.allotments import Allotments, own_numbers
-from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.core import roles
 from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
@@ -18,18 +18,18 @@ from distbelief.errors import RemoteProtocolError
 
 
 class DataDealer(Protocol):
-    """Dealer of a job's data, as its coordinator and its checkpoints need it."""
+    """Dealer of a job's data: the part that coordinator and checkpoints use."""
 
     epochs: int
-    """Number that are done."""
+    """Epochs that are done."""
     samples: int
-    """Number that are done."""
+    """Samples that are done."""
     pushes: int
-    """Reported since somebody last set it to 0."""
+    """Pushes since the last checkpoint was begun."""
     minibatches: int
-    """Applied since somebody last set it to 0."""
+    """Applied minibatches since the last checkpoint was begun."""
     units: str = "minibatches"
-    """Name of what is dealt."""
+    """Name of the unit that is dealt."""
 
     @property
     def finished(self) -> bool:
@@ -37,7 +37,7 @@ class DataDealer(Protocol):
         ...
 
     def held(self, role: str) -> int:
-        """Return how much a replica was dealt and has not done."""
+        """Return how many units a replica was dealt and has not done."""
         ...
 
     def position(self) -> Position:
@@ -45,35 +45,108 @@ class DataDealer(Protocol):
         ...
 
     def joins(self, role: str, samples: int) -> None:
-        """A replica is there, whose training set has so many samples; here all have the same data."""
-        return
+        """Note that a replica is there, and the size of its training set."""
+        return  # all have the same data
 
     def lost(self, role: str) -> int:
-        """A replica is gone; returns how much is dealt again."""
+        """Deal again what a replica held that is gone; return how many units that is."""
         ...
 
     def give_up(self, role: str) -> int:
-        """A replica will not come (again); returns how much only it could do, -1 where nobody knows: here nothing."""
-        return 0
+        """Give up a replica that will not come again, and the units that only it has; return their number.
+
+        It is -1 where the number is unknown.
+        """
+        return 0  # all have the same data
 
     def waiting(self, members: Collection[str]) -> list[str]:
-        """For whom the job waits, in words."""
+        """Return a phrase for each replica that the job waits for."""
         there = sorted(members, key=roles.index_of)
         return [f"{role} holds {held} {self.units}" for role in there if (held := self.held(role))]
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert what holds between two events."""
+        """Assert the invariants between two events."""
         ...
 
 
+# An epoch is dealt once the one before is done, so no round mixes two. A replica that was dealt n minibatches is at
+# round n, and has one minibatch of each round, by its place among the replicas, as in `allreduce`. It is dealt more
+# only while enough is left for the others to come as far. So only an epoch's last round is smaller, and rounds that a
+# replica missed as it died or joined. A replica with nothing left says so, and is not waited for until the next epoch
+# (`core/rounds`). Minibatches of a dead replica are dealt again once its push can be in no round. Where rounds do not
+# wait for slow replicas, a replica is at the round of what it holds, and is dealt the earliest minibatch that is free.
+class RoundsDealt:
+    """Number of rounds of an epoch that each replica was dealt minibatches for.
+
+    >>> rounds = RoundsDealt()
+    >>> rounds.add("replica 0", 0), rounds.add("replica 1", 0)
+    (None, None)
+    >>> rounds.share("replica 0", 7, most=32), rounds.add("replica 0", 3)
+    (3, None)
+    >>> rounds.share("replica 0", 4, most=32), rounds.add("replica 0", 1), rounds.share("replica 0", 3, most=32)
+    (1, None, 0)
+    """
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.of: dict[str, int] = {}
+        self._at: dict[int, int] = {}
+        """Number of replicas at each round."""
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch, of which nothing is dealt."""
+        self.epoch = epoch
+        self.of.clear()
+        self._at.clear()
+
+    def add(self, who: str, count: int) -> None:
+        """Count minibatches that a replica is dealt, or enter it at that round."""
+        at = self.of.get(who, 0) + count
+        self.remove(who)
+        self.of[who] = at
+        self._at[at] = self._at.get(at, 0) + 1
+
+    def remove(self, who: str) -> None:
+        """Forget a replica that is gone."""
+        if who in self.of:
+            at = self.of.pop(who)
+            self._at[at] -= 1
+            if not self._at[at]:
+                del self._at[at]
+
+    def place(self, who: str) -> tuple[int, int]:
+        """Return the number of a replica's minibatch in its next round, and the distance to the one after.
+
+        >>> rounds = RoundsDealt()
+        >>> rounds.add("replica 0", 0), rounds.add("replica 1", 3), rounds.place("replica 1")
+        (None, None, (7, 2))
+        """
+        before = sum(roles.index_of(other) < roles.index_of(who) for other in self.of)
+        return self.of[who] * len(self.of) + before, len(self.of)
+
+    def share(self, who: str, left: float, most: int) -> int:
+        """Return how many of the minibatches left a replica may be dealt, such that the others can come as far.
+
+        It may be dealt one more where not all can, as long as none behind it goes short.
+        """
+        # `needed(count)` minibatches bring the others as far as this replica would be with `count` more. It grows with
+        # `count`, so a bisection finds the largest that what is left allows.
+        at_round = self.of[who]
+
+        def needed(count: int) -> int:
+            return sum(replicas * max(0, at_round + count - at) for at, replicas in self._at.items())
+
+        return max(bisect_right(range(1, most + 1), left, key=needed), int(left > needed(0)))
+
+
 class Dealing(DataDealer):
-    """Deals the training set of a plan, from a position at which `samples` are done.
+    """Dealer of a training set.
 
     Args:
-        plan: of the job.
-        position, samples: where it stands.
-        brought: by replica, the samples that it has said to have.
-        over: the replicas that will not come (again).
+        plan: the job's.
+        position, samples: the place in the data where it begins, and the samples that are done there.
+        brought: size of each replica's training set.
+        over: replicas that will not come again.
     """
 
     def __init__(
@@ -85,7 +158,7 @@ class Dealing(DataDealer):
         self._rounds = RoundsDealt() if policy.rounds else None
         self._leaves_behind = policy.leaves_behind
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
-        """Replicas that have not come yet, and will."""
+        """Replicas that will come, and have not yet."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
             in_order = settings.order == SEQUENTIAL
@@ -103,19 +176,19 @@ class Dealing(DataDealer):
             self.joins(role, brought[role])
         self.epochs = self.dealer.completed
         self.pushes = self.minibatches = 0
-        """Reported since somebody last set them to 0."""
+        """Numbers since the last checkpoint was begun."""
         self._wanting: dict[str, bool] = {}
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
-        """First replica that has told the beginning of its stream in an epoch, and the digest of that."""
+        """First replica to report how its stream begins in an epoch, and the digest of that."""
         self._warming, self._warmed = settings.strategy.pushing.warm_start_steps, samples // settings.batch_size
         self._warmer = ""
 
     def report(self, sender: str, event: dealing.Progress) -> int:
-        """Take a replica's report; returns how many epochs it completes.
+        """Take a replica's report; return how many epochs it completes.
 
         Raises:
-            RemoteProtocolError: of more than the replica was dealt, or could be.
+            RemoteProtocolError: it reports more than it was dealt.
         """
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
@@ -136,10 +209,10 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def end(self, sender: str, event: dealing.StreamEnded) -> int:
-        """A replica's stream has ended; returns how many epochs that completes.
+        """Take the end of a replica's stream; return how many epochs that completes.
 
         Raises:
-            RemoteProtocolError: it was dealt no such minibatch, or what all have.
+            RemoteProtocolError: it was not dealt that minibatch, or has no data of its own.
         """
         if not isinstance(self.dealer, Allotments):
             raise RemoteProtocolError(f"{sender} says that its data have ended, and they are not its own")
@@ -147,7 +220,7 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def differs(self, sender: str, start: dealing.StreamStart) -> str:
-        """Why a replica's stream is none of which each replica may take a part; "" where it is."""
+        """Return why a replica's stream cannot be shared with the others', as they differ; "" where they are alike."""
         first, digest = self._starts.setdefault(start.epoch, (sender, start.digest))
         if start.digest == digest:
             return ""
@@ -158,33 +231,33 @@ class Dealing(DataDealer):
         )
 
     def joins(self, role: str, samples: int) -> None:
-        """A replica is there, whose training set has so many samples.
+        """Note that a replica is there, and the size of its training set.
 
         Raises:
-            UsageError: it had others before.
+            UsageError: it had another size before.
         """
         self._absent.discard(role)
         if isinstance(self.dealer, Allotments):
             self.dealer.add(role, self._numbers(roles.index_of(role), samples))
 
     def _numbers(self, index: int, samples: int) -> range:
-        """The minibatches that are a replica's own, by number."""
-        if self._batches:  # of data that all have
+        """Return the numbers of a replica's allotment."""
+        if self._batches:  # all have the same data
             return cut_numbers(index, self.settings.replicas, self._batches)
         size = self.settings.batch_size
         count = OWN if samples == STREAM else samples // size if self.settings.drop_last else -(-samples // size)
         return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
-        """Serve the replicas that want a portion; those that cannot have one now are told to drain, once.
+        """Deal a portion to each replica that wants one; tell those that can have none now to drain, once.
 
         Args:
-            members: who takes part.
-            withheld: whether nobody is to be dealt any, nor to go on with what he was.
-            before: how many minibatches may be done before something else is due by them.
+            members: replicas that take part.
+            withheld: deal nothing, and take back what was dealt ahead.
+            before: number of minibatches before a measure or a checkpoint is due.
         """
-        # A replica that can have nothing is told to drain once (`_wanting` is True from then on): what it has accrued
-        # is pushed and counts, and it waits for its next portion without asking again.
+        # A replica that can have nothing is told to drain once (`_wanting` is True from then on). It pushes what it has
+        # accrued, and waits for its next portion without asking again.
         if not withheld:
             self._recalled.clear()
             self._count_in(members)
@@ -203,13 +276,13 @@ class Dealing(DataDealer):
         return effects
 
     def _deal(self, role: str, at_most: int) -> Portion | None:
-        """The next portion of a replica: in rounds that wait for all, of each round the minibatch of its place."""
+        """Return a replica's next portion; in rounds that wait for all, the minibatches of its place in each round."""
         if not isinstance(self.dealer, RoundDealer) or self._rounds is None or self._leaves_behind:
             return self.dealer.deal(role, at_most)
         return self.dealer.deal(role, at_most, *self._rounds.place(role))
 
     def _recall(self, members: Collection[str]) -> list[Effect]:
-        """Have what was dealt ahead in rounds given back, once, so that nobody is waited for longer than a step."""
+        """Ask once for what was dealt ahead in rounds, so that each replica is waited for one step at most."""
         if self._rounds is None or self._leaves_behind:
             return []
         busy = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
@@ -217,9 +290,9 @@ class Dealing(DataDealer):
         return [Send(role, dealing.Recall()) for role in busy]
 
     def _allowed(self, role: str, members: Collection[str], before: float) -> int:
-        """Return how many minibatches a replica may be dealt: in a warm start one has the first steps to itself."""
-        # a warm start (Dean et al. 2012): one replica trains alone at first, since many at once may diverge from random
-        # parameters
+        """Return how many minibatches a replica may be dealt now."""
+        # warm start (Dean et al. 2012, section 4.1): one replica trains alone at first, since many at once may diverge
+        # from random parameters
         if self._warmed >= self._warming:
             self._warming = 0
             return PORTION_LIMIT if self._rounds is None else self._in_rounds(self._rounds, role, members, before)
@@ -230,8 +303,9 @@ class Dealing(DataDealer):
         return max(0, min(PORTION_LIMIT, self._warming - self._warmed - self.dealer.held(role)))
 
     def _count_in(self, members: Collection[str]) -> None:
-        """Count in for the rounds that are dealt who is there and who will come, from where the others are; where an
-        epoch begins, from its start, and who was told that there is nothing is told so again, of this one.
+        """Enter new and awaited replicas into the rounds, at the round of the furthest replica.
+
+        At the start of an epoch all begin at its first round, and replicas that were told to drain are told again.
         """
         rounds = self._rounds
         if rounds is None:
@@ -245,9 +319,8 @@ class Dealing(DataDealer):
                 rounds.add(role, furthest)
 
     def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
-        """Return how many a replica may be dealt in rounds."""
-        # where rounds do not wait for the late, a replica is dealt one minibatch at a time, or the late would keep
-        # several
+        """Return how many minibatches a replica may be dealt in rounds."""
+        # where rounds do not wait for a slow replica, it is dealt one minibatch at a time: it would keep the others
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
         if isinstance(self.dealer, RoundDealer):
@@ -269,7 +342,7 @@ class Dealing(DataDealer):
         return self.dealer.position()
 
     def lost(self, role: str) -> int:
-        """A replica is gone: what it held is dealt again; returns how many minibatches that is."""
+        """Deal again the minibatches of a replica that is gone; return their number."""
         self._wanting.pop(role, None)
         self._recalled.discard(role)
         if self._rounds is not None:
@@ -277,20 +350,20 @@ class Dealing(DataDealer):
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """Give up a replica, and what is left of its own; return how many minibatches, -1 where nobody knows."""
+        """Give up a replica and the rest of its allotment; return the number of minibatches, -1 where unknown."""
         self._absent.discard(role)
         if self._rounds is not None:
-            self._rounds.remove(role)  # for whom rounds were counted that it will not come to
+            self._rounds.remove(role)  # rounds were dealt with it in mind
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that nobody is dealt any who does not take part."""
+        """Assert that no minibatch is lost or counted twice, and that only members wait for some."""
         self.dealer.validate()
         assert self._wanting.keys() <= {*members}, f"{[*self._wanting]} want minibatches, and {[*members]} take part"
         assert self.dealer.completed == self.epochs, f"{self.dealer.completed} epochs are done, and {self.epochs} known"
 
     def waiting(self, members: Collection[str]) -> list[str]:
-        """For whom the job waits, in words."""
+        """Return a phrase for each replica that the job waits for."""
         who = super().waiting(members)
         if isinstance(self.dealer, Allotments):
             gone = self.dealer.undone.difference(members)

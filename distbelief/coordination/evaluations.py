@@ -1,4 +1,4 @@
-"""The coordinator's dealings with who measures: the model is measured as soon as somebody is free to."""
+"""Evaluations of a job: the newest model is measured as soon as a role that measures is free."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from distbelief.core.effects import Effect, Send
 
 
 class Evaluations:
-    """Evaluations that are under way, and those still to come.
+    """Evaluations that are under way or due.
 
     Args:
-        expected: whether somebody measures.
+        expected: whether the job has a role that measures.
     """
 
     def __init__(self, expected: bool) -> None:
         self.expected = expected
-        """True unless nobody measures, nor will."""
+        """True while a role measures, or will."""
         self.who, self.measuring = "", ""
-        """The role that measures what falls due now, and the one that measures now; each "" for none."""
+        """Role that measures what falls due, and the role that is measuring; each "" for none."""
         self.owed = False
         self.tried = not expected
-        """True once it is known whether the model can be measured, or nobody is waited for to try it. An evaluator that
-        comes has tried it before; one that dies before that is not waited for again.
-        """
+        """True once an evaluator has tried to measure the model, or has died before: training waits for that once."""
         self.unmeasured = 0
-        """Minibatches that were applied since a measure was due by them."""
+        """Minibatches applied since an evaluation was last due by their number."""
 
     @property
     def pending(self) -> bool:
-        """True while a measure is made, or will be."""
+        """True while an evaluation is under way or owed."""
         return bool(self.measuring) or self.owed
 
     def due(self, minibatches: int, every: int) -> bool:
-        """Count applied minibatches; return whether a measure is due, as after `every` of them (0 for never).
+        """Count applied minibatches; return whether an evaluation is due: after `every` of them, 0 for never.
 
         >>> evaluations = Evaluations(expected=True)
         >>> evaluations.due(7, 5), evaluations.due(2, 5), evaluations.due(1, 5), evaluations.due(1, 0)
@@ -46,8 +44,8 @@ class Evaluations:
         return due
 
     def measure(self, epoch: int) -> list[Effect]:
-        """Have the model measured now, or as soon as somebody is there and free."""
-        # one measure at a time: those that fall due while nobody is free are one, of the newest model
+        """Have the model measured now, or as soon as the role that measures is there and free."""
+        # one at a time: those that fall due meanwhile become one, of the newest model
         self.owed = self.expected and not (self.who and not self.measuring)
         if not self.expected or self.owed:
             return []
@@ -55,16 +53,16 @@ class Evaluations:
         return [Send(self.who, evaluating.Evaluate(epoch))]
 
     def comes(self) -> None:
-        """An evaluator has come; it is there once it is welcomed."""
+        """Note that an evaluator has joined; it measures once it is welcomed."""
         self.tried, self.expected, self.who = True, True, ""
 
     def joined(self, epoch: int, who: str = roles.EVALUATOR) -> list[Effect]:
-        """Somebody is there, who measures what is owed."""
+        """Let a role measure from now on, beginning with what is owed."""
         self.who = who
         return self.measure(epoch) if self.owed else []
 
     def gone(self, for_good: bool) -> str:
-        """Go on without who measures; what it was measuring another does, or nobody: returns which."""
+        """Go on without the role that measures; return what becomes of evaluations, as a clause."""
         self.owed = not for_good and self.pending
         self.who, self.measuring, self.tried, self.expected = "", "", True, not for_good
         return "the job goes on without evaluations" if for_good else "another takes its place"

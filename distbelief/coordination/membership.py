@@ -1,4 +1,4 @@
-"""The membership of a job: who takes part, who waits to be welcomed, and who is to begin anew."""
+"""Membership of a job: which replicas take part, which wait to be welcomed, and which must begin anew."""
 
 from __future__ import annotations
 
@@ -10,46 +10,42 @@ from distbelief.core import roles
 from distbelief.core.effects import Effect
 
 
-# A replica is in `_new` from its join to its welcome, then in `members` until it leaves or dies. Of the members, those
-# in `_astray` wait to be welcomed again. Those in `_behind` have not begun anew since all went back to a checkpoint:
-# what they say is of work that is forgotten.
+# A replica is in `_new` from its join to its welcome, then in `members` until it leaves or dies. Members in `_astray`
+# wait to be welcomed again. Members in `_behind` have not begun anew since all went back to a checkpoint: what they
+# report is work that was discarded.
 class Membership:
-    """The replicas and the evaluator, as the coordinator knows them.
-
-    Args:
-        registry: of the job's roles.
-    """
+    """Replicas and evaluator of a job, as its coordinator knows them."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.members: set[str] = set()
-        """The replicas that were welcomed, and have not left or died."""
+        """Replicas that were welcomed, and have not left or died."""
         self.served: set[str] = set()
-        """Those of them that hold what the shards do, since all went back."""
+        """Members that have been sent the shards' parameters since all last went back."""
         self.done: set[str] = set()
-        """Those of them that have nothing more to do, and stay for what is asked of them at the end."""
+        """Members that are finished, and stay for the last steps."""
         self._new: deque[str] = deque()
-        self._astray: set[str] = set()  # they have lost a shard, and say nothing until they are told where it is
+        self._astray: set[str] = set()  # each has lost a shard, and sends nothing until it is told the new address
         self._generation = 0
         self._behind: set[str] = set()
-        """Members that are to begin anew, and have not said that they have."""
+        """Members that must begin anew, and have not reported it."""
 
     def wait(self, role: str) -> None:
-        """One has joined, and waits to be welcomed."""
+        """Note that a role has joined, and waits for its welcome."""
         self._new.append(role)
 
     def stray(self, role: str) -> None:
-        """One who was welcomed waits to be welcomed again."""
+        """Note that a member waits to be welcomed again."""
         self._astray.add(role)
 
     def go_back(self) -> None:
-        """All members are to begin anew: what they say until they have is of the past."""
+        """Have all members begin anew, and ignore their messages until they have."""
         self._generation += 1
         self._behind |= self.members
         self.served.clear()
 
     def begun(self, role: str, generation: int) -> list[Effect]:
-        """A member has begun anew, in some generation of the job."""
+        """Note that a member has begun anew, in some generation."""
         if generation == self._generation:
             self._behind.discard(role)
         return []
@@ -59,15 +55,15 @@ class Membership:
         return tuple((role, self._registry.present(role)) for role in sorted(self.members))
 
     def generation(self, role: str) -> int:
-        """The generation that a role is to begin; 0 for one that goes on, or has never taken part."""
+        """Return the generation that a role must begin; 0 for one that goes on or has never taken part."""
         return self._generation if role in self._behind else 0
 
     def heeds(self, role: str) -> bool:
-        """Return whether a member's messages are of this generation."""
+        """Return whether a member is of the present generation, so that its messages count."""
         return role not in self._behind
 
     def initialiser(self) -> str | None:
-        """Choose the replica that sends the first parameters: one that had begun to, else the first that waits."""
+        """Choose the replica that sends the first parameters: one that was asked before, else the first that waits."""
         if self._astray:
             self._astray.remove(astray := min(self._astray))
             return astray
@@ -77,21 +73,21 @@ class Membership:
         return first
 
     def callers(self) -> list[str]:
-        """All who wait; they are to be welcomed now."""
+        """Return all that wait for a welcome, and wait no more."""
         waiting = [*sorted(self._astray), *self._new]
         self._astray.clear()
         self._new.clear()
         return waiting
 
     def admit(self, role: str) -> bool:
-        """A replica is welcomed; whether it was no member before."""
+        """Make a replica a member; return whether it was none before."""
         new = role not in self.members
         self.members.add(role)
         self.served.add(role)
         return new
 
     def part(self, role: str, incarnation: int, died: bool) -> bool:
-        """A role is gone; whether that is news. Members are the caller's to discard."""
+        """Note that a role is gone; return whether that is news. The caller discards it from `members`."""
         if not self._registry.end(role, incarnation, died):
             return False
         if role in self._new:
@@ -103,7 +99,7 @@ class Membership:
         return True
 
     def validate(self) -> None:
-        """Assert that each is in one standing, and in none once its last life is over."""
+        """Assert that each replica is in one standing, and in none once it is gone."""
         replicas = {role for role in self._new if roles.is_replica(role)}
         assert not replicas & self.members, f"{replicas & self.members} wait to join, and take part"
         for some in (self.served, self.done, self._behind):
@@ -112,7 +108,7 @@ class Membership:
             assert self._registry.present(role) > self._registry.last_gone(role), f"{role} is a member, and is gone"
 
     def deserted(self, expected: Collection[str]) -> bool:
-        """Return whether nobody takes part, and none of the job's own replicas will come (again)."""
+        """Return whether no replica takes part, and none of those expected will come again."""
         return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self._registry.over
 
     @property

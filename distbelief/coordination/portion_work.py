@@ -1,4 +1,4 @@
-"""Work as most strategies deal it: portions of the training set, whose minibatches are reported in steps."""
+"""Work of most strategies: portions of the training set, whose minibatches the replicas report as steps."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from distbelief.errors import RemoteProtocolError
 
 
 class PortionWork(DealtWork):
-    """Deals the data of a job in portions; see `coordination.coordinator.DealtWork`."""
+    """Dealer of a job's data in portions; see `coordination.coordinator.DealtWork`."""
 
     forgotten = True
-    """It holds nothing: what is dealt, the job's `data` knows."""
+    """True since it holds no state: the job's `data` has it."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """A replica reports what it has done of a portion."""
+        """Return the answers to replicas' reports."""
         return {dealing.Progress: partial(self._progress, job), dealing.StreamEnded: partial(self._ended, job)}
 
     def begin(self, job: Coordinator) -> Dealing:
-        """From where the newest checkpoint stands."""
+        """Make the dealer of the data, at the newest checkpoint."""
         assert job.plan is not None
         return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.registry.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """One portion to each who wants one; where a checkpoint is one moment of all, none while it is made, and what
-        was dealt ahead is given back. In rounds none while a round may hold what one has pushed who is gone: it would
-        hold a minibatch of his twice that is dealt again.
+        """Deal a portion to each replica that wants one.
+
+        A synchronous job deals none while a checkpoint is made, and takes back what was dealt ahead.
         """
         if not isinstance(job.data, Dealing):
             return []
-        if job.data.finished:  # what was left was that of a replica which will not come again, or has just come
+        if job.data.finished:  # a replica that had the last of it was given up, or has come with nothing left
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         if job.shards.counts_gone:
+            # a coming round may hold a push of a replica that is gone: dealt again, its minibatches would count twice
             return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
         before = job.until_due(job.data, job.settings.strategy.pushing.push_every)
         return job.data.deal(job.membership.members, withheld, before)
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
-        data = self._told(job, sender)
+        data = self._data(job, sender)
         if data is None:
             return []
         if event.start is not None and (why := data.differs(sender, event.start)):
@@ -58,14 +59,14 @@ class PortionWork(DealtWork):
         return effects + job.applied(data, completed, event.steps - len(event.dropped))
 
     def _ended(self, job: Coordinator, sender: str, event: dealing.StreamEnded) -> list[Effect]:
-        data = self._told(job, sender)
+        data = self._data(job, sender)
         return [] if data is None else job.applied(data, data.end(sender, event))
 
-    def _told(self, job: Coordinator, sender: str) -> Dealing | None:
-        """Return the data that a replica's message counts for; None where it is of the past.
+    def _data(self, job: Coordinator, sender: str) -> Dealing | None:
+        """Return the job's data; None where a replica's report is about work before a rewind.
 
         Raises:
-            RemoteProtocolError: it is no member.
+            RemoteProtocolError: the sender is no member.
         """
         if sender not in job.membership.members or not isinstance(job.data, Dealing):
             raise RemoteProtocolError(f"{sender} reports progress and is no member")

@@ -1,7 +1,7 @@
-"""The registry of a job's roles: which incarnation of each is there and where, which are gone, and who comes no more.
+"""Registry of a job's roles: the incarnation and address of each, which are gone, and which will not come again.
 
-The coordinator has one. What else it knows of a role, such as whether it waits or holds its range, is kept by its other
-parts, which ask here who that is.
+The coordinator has one registry. Its other parts keep the standing of a role, such as whether it holds its range, and
+ask the registry for its incarnation.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from distbelief.errors import RemoteProtocolError
 
 
 class Registry:
-    """Incarnations of roles, numbered 0, 1, 2, ...; a role that died is started again up to `restarts` times.
+    """Incarnations of roles, numbered 0, 1, 2, ...; a role that dies is started again up to `restarts` times.
 
-    A death is heard of by more than one way, and in any order with the birth of the next incarnation: the first word of
-    it is news, the others are not.
+    Several reports of one death may come, before or after the next incarnation: the first is news, the others are not.
 
     >>> registry = Registry(restarts=1)
     >>> registry.begin("replica 0", 0)
@@ -33,32 +32,32 @@ class Registry:
         self._present: dict[str, int] = {}
         self._granted: dict[str, int] = {}
         self.gone: dict[str, int] = {}
-        """Last incarnation of each role that is over."""
+        """Last incarnation of each role that has ended."""
         self.over: set[str] = set()
         """Roles that have left, or have died in their last incarnation."""
         self.addresses: dict[str, Address] = {}
-        """Present or last address of each role that others reach by one, with its incarnation there."""
+        """Present or last address of each role that listens, with its incarnation there."""
 
     def begin(self, role: str, incarnation: int) -> None:
-        """Note that a role is there.
+        """Note that an incarnation of a role is there.
 
         Raises:
-            RemoteProtocolError: this incarnation of it is gone already.
+            RemoteProtocolError: it is gone already.
         """
         if incarnation <= self.gone.get(role, -1):
             raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
         self._present[role] = incarnation
 
     def grant(self, role: str, incarnation: int) -> None:
-        """Have an incarnation of a shard take the place of any before, from now on: what those do counts no more."""
+        """Grant a shard's next incarnation: messages of those before count no more."""
         self._granted[role] = incarnation
 
     def granted(self, role: str) -> int:
-        """Return the incarnation that a shard is to have."""
+        """Return the granted incarnation of a shard."""
         return self._granted.get(role, 0)
 
     def meet(self, role: str, place: Address, partitions: int) -> list[Effect]:
-        """Note that a partition of a replica is there; have all meet once those of one incarnation are.
+        """Note that a partition of a replica is there; have all meet once all of one incarnation are.
 
         >>> registry = Registry(restarts=1)
         >>> for role, incarnation in ("replica 0.1", 0), ("replica 0.0", 1), ("replica 0.1", 1):
@@ -67,7 +66,7 @@ class Registry:
         []
         ['replica 0.0', 'replica 0.1']
         """
-        # they live and die together: one that was started anew waits for the next incarnations of the others
+        # partitions live and die together: one that was started anew waits for the others' next incarnations
         if place.incarnation < self.incarnation_at(role):
             return []
         self.addresses[role] = place
@@ -78,24 +77,24 @@ class Registry:
         return [Send(sibling, everywhere) for sibling in siblings]
 
     def incarnation_at(self, role: str) -> int:
-        """Return the incarnation of a role at its present or last address; -1 where it never had one."""
+        """Return the incarnation of a role at its last address; -1 if it never had one."""
         return self.addresses[role].incarnation if role in self.addresses else -1
 
     def present(self, role: str) -> int:
-        """Return the incarnation of a role that is there, or was last."""
+        """Return the present or last incarnation of a role."""
         return self._present.get(role, 0)
 
     def last_gone(self, role: str) -> int:
-        """Return the last incarnation of a role that is gone; -1 where none is."""
+        """Return the last incarnation of a role that has ended; -1 for none."""
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
-        """Note that an incarnation is over (-1: the present one, or the next where none is).
+        """Note the end of an incarnation (-1: the present one, or the next where none is).
 
         Returns:
-            True where that is news, and no later one is there.
+            True if that is news, and no later incarnation is there.
         """
-        # a link that breaks does not say whose it was: it is that of the incarnation that is known
+        # a link that breaks does not name an incarnation: take the one that is known
         if incarnation < 0:
             incarnation = self._present.get(role, self.gone.get(role, -1) + 1)
         if incarnation <= self.gone.get(role, -1):

@@ -1,13 +1,18 @@
-"""The coordinator's dealings with checkpoints: pushes are held, so that data and every shard's part are of one moment.
+"""Saving of checkpoints: pushes are held, so that the data's position and all shards' parts are of one moment.
 
-A checkpoint goes through: *holding* (replicas push nothing more, until all that they pushed is applied and reported; a
-synchronous job deals nothing more, until nobody holds a minibatch), *writing* (the shards write their parts), *sealing*
-(the store seals them). Who does not answer for `HOLD_SECONDS` is not waited for: then the checkpoint may hold a few
-pushes more than its position says, whose minibatches a resumed job makes again, and of a synchronous job one shard's
-part may have a round more than another's.
+A checkpoint has three stages:
 
-Where scripts keep something (`replica.keep()`), that of the lowest replica goes into it: a checkpoint is sealed once
-that replica has saved it, which delays nobody else.
+- *holding*: replicas push nothing more until all that they pushed is applied and reported. A synchronous job deals
+  nothing more until no replica holds a minibatch.
+- *writing*: the shards write their parts.
+- *sealing*: the store seals the parts.
+
+A replica that does not answer within `HOLD_SECONDS` is not waited for. Then the checkpoint may hold a few pushes more
+than its position says, whose minibatches a resumed job computes again; one shard of a synchronous job may be a round
+ahead of another.
+
+Where scripts keep state (`replica.keep()`), the checkpoint holds that of the lowest replica. It is sealed once that
+replica has saved it, which delays no other.
 """
 
 from __future__ import annotations
@@ -26,17 +31,17 @@ from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
-"""Limit for the replicas' hold of their pushes, while one has not said that all it pushed is applied."""
+"""Longest hold of pushes, where a replica has not reported that all it pushed is applied."""
 SCRIPT_SECONDS = 60.0
-"""Longest delay of a checkpoint by a replica that has not saved what its script keeps: it may be evaluating."""
+"""Longest wait for a replica that saves its script's state: it may be evaluating."""
 
 
 class Saving:
-    """The checkpoints of one job.
+    """Checkpoints of a job.
 
     Args:
-        settings: of the job.
-        start: from where it goes on.
+        settings: the job's.
+        start: where it goes on.
     """
 
     def __init__(self, settings: Settings, start: StartingPoint) -> None:
@@ -44,71 +49,71 @@ class Saving:
         self.number, self.newest = start.number, start.checkpoint
         self.position, self.samples = start.position, start.samples
         self.unmeasured = 0
-        """Minibatches that were applied before the newest since an evaluation was due by them."""
+        """Minibatches between the last evaluation that fell due by them and the newest checkpoint."""
         self.kept = start.number - 1
-        """The number of the newest; 0 where there is none."""
+        """Number of the newest; 0 for none."""
         self.stage = CheckpointStage.NONE
         self._holding: set[str] = set()
-        self._holds = 0  # so far: an answer to one that was given up is none to the next
+        self._holds = 0  # number of holds so far: an answer to one that was given up does not count for the next
         self._patient = True
         self.writing: set[str] = set()
-        """Roles that write a part now."""
+        """Roles that are writing a part."""
         self._failed = ""
         self.error = ""
-        """Why the last one could not be made."""
+        """Reason that the last one failed; "" where it did not."""
         self.again = False
-        """True where a checkpoint is to replace one that was given up."""
+        """True while another checkpoint is to replace one that was given up."""
         self._cut = (start.position, start.samples, self.unmeasured)
         self.keepers: set[str] = set()
-        """Replicas whose scripts keep something."""
+        """Replicas whose scripts keep state."""
         self.resumed = bool(start.checkpoint)
-        """True where the job goes on from an earlier attempt."""
+        """True where the job goes on from an earlier attempt's checkpoint."""
         self._asked = ""
-        """The replica that is to save what its script keeps before the checkpoint is sealed."""
+        """Replica whose script's state the checkpoint waits for; "" for none."""
         self._scripted = False
-        """True once any replica has saved it."""
+        """True once a replica has saved its script's state."""
         self._left, self._left_at_end = "", False
-        """The replica that has last saved it as it left, and whether the job was ending then."""
+        """Last replica that saved its script's state as it left, and whether the job was ending then."""
         self._timer = SnapshotTimer()
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
-        """Set the clock for the next checkpoint, where any push was made; return whether one is due by the pushes."""
+        """Set the timer for the next checkpoint if there are new pushes; return whether one is due by their number."""
         due = snapshot_due(self.settings, data.pushes, minibatches=data.minibatches)
         return self._timer.start(self.settings, data.pushes), due
 
     def begin(self, data: DataDealer, members: Collection[str]) -> list[Effect]:
-        """Begin a checkpoint: have replicas push nothing more."""
+        """Begin a checkpoint: have the replicas hold their pushes."""
         data.pushes = data.minibatches = 0
         self._left, self._left_at_end = "", False
         self._holding, self._failed = set() if self.settings.strategy.one_moment else set(members), ""
         self._move(CheckpointStage.HOLDING)
         self._holds, self._patient = self._holds + 1, True
         requests: list[Effect] = [self.hold(role) for role in sorted(self._holding)]
-        # what replicas hold is of where the data stands only once all have made what they were dealt
+        # replicas that hold the parameters agree with the data's position only once all have done what they were dealt
         patient = self.settings.strategy.held_by is Holder.REPLICAS
         return [*requests, Wake(HOLD_SECONDS, HoldOver(self._holds))] if members and not patient else []
 
     def hold(self, role: str) -> Send:
-        """Have one replica push nothing more."""
+        """Have a replica hold its pushes."""
         return Send(role, checkpointing.Hold(self._holds))
 
     def held(self, role: str, number: int = -1) -> list[Effect]:
-        """A replica has nothing on its way any more, or (-1) is gone."""
+        """Note that all that a replica pushed is applied, or (-1) that it is gone."""
         if number in (-1, self._holds):
             self._holding.discard(role)
         return []
 
     def joins(self, role: str, keeps: bool) -> None:
-        """Know whether the script of a replica keeps something."""
+        """Note whether the script of a new replica keeps state."""
         (self.keepers.add if keeps else self.keepers.discard)(role)
         self._left = "" if role == self._left else self._left
 
     def _lowest(self, members: Iterable[str]) -> str:
-        """The replica whose script counts; "" where none keeps anything."""
+        """Return the lowest replica whose script keeps state; "" for none."""
         return min(self.keepers.intersection(members), key=roles.index_of, default="")
 
     def ask_who_leaves(self, role: str, members: Iterable[str], ends: bool) -> list[Effect]:
-        """Have the lowest replica save what its script keeps before it goes; as a job ends, the first such alone."""
+        """Have the lowest replica save its script's state before it leaves; at the job's end only the first one."""
         if role != self._lowest(members) or role == self._left or (ends and self._left_at_end):
             return []
         return [Send(role, checkpointing.SaveScript(checkpointing.LEAVING))]
@@ -116,7 +121,7 @@ class Saving:
     def script_saved(
         self, sender: str, event: checkpointing.ScriptSaved, plan: Plan | None, ends: bool
     ) -> list[Effect]:
-        """A replica has saved what its script keeps, or could not."""
+        """Take a replica's answer that its script's state is saved, or could not be."""
         self._scripted |= not event.error
         if event.number == checkpointing.LEAVING:
             self._left, self._left_at_end = sender, ends
@@ -126,7 +131,7 @@ class Saving:
         return notes + (self._without_script(plan) if awaited else [])
 
     def script_late(self, timer: ScriptOver, plan: Plan | None) -> list[Effect]:
-        """Wait no longer for the replica that was to save what its script keeps."""
+        """Seal the checkpoint without the state of a script that is late."""
         if not self._asked or timer.number != self.number:
             return []
         note = (
@@ -135,7 +140,7 @@ class Saving:
         return [WriteRecord(records.Note(note)), *self._without_script(plan)]
 
     def gone(self, role: str, plan: Plan | None) -> list[Effect]:
-        """Wait for nothing more from a replica that is gone."""
+        """Wait no longer for a replica that is gone."""
         self.keepers.discard(role)
         self._holding.discard(role)
         return self._without_script(plan) if role == self._asked else []
@@ -145,12 +150,12 @@ class Saving:
         return self._seal(plan) if self.stage is CheckpointStage.SEALING else []
 
     def _seal(self, plan: Plan | None) -> list[Effect]:
-        """Have the store seal the parts, unless one could not be written."""
+        """Have the store seal the parts, or discard them if one could not be written."""
         assert plan is not None
         return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut[:2], self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
-        """Return whether a time is a checkpoint's; else replicas have been waited for long enough."""
+        """Return whether a timer makes a checkpoint due; if it is that of a hold, wait no longer."""
         due = isinstance(timer, CheckpointDue)
         if due:
             self._timer.woke()
@@ -168,11 +173,11 @@ class Saving:
 
     @property
     def holds(self) -> bool:
-        """True while nothing new is to reach the shards."""
+        """True while nothing new may reach the shards."""
         return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
     def write(self, data: DataDealer, unmeasured: int, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
-        """Call for the shards' parts, as of where the data stands, once nothing is on its way to them."""
+        """Ask the shards for their parts, once no push is on its way, and note the data's position."""
         busy = sorted(filter(data.held, members)) if self.settings.strategy.one_moment else sorted(self._holding)
         if self.stage is not CheckpointStage.HOLDING or (busy and self._patient):
             return []
@@ -184,7 +189,7 @@ class Saving:
                     records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
                 )
             )
-        # the position is taken now: nothing reaches the shards until their parts are written, so both are of one moment
+        # nothing reaches the shards until their parts are written, so the position of now is that of the parts
         self._cut, self.writing = (data.position(), data.samples, unmeasured), set(shards)
         self._move(CheckpointStage.WRITING)
         self._asked = self._lowest(members)
@@ -193,10 +198,10 @@ class Saving:
         return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
-        """A shard's part is on disk, or could not be; the last one has the store seal them all.
+        """Take a shard's answer that its part is on disk, or could not be; the last one seals them all.
 
         Raises:
-            RemoteProtocolError: nobody asked the shard.
+            RemoteProtocolError: the shard was not asked.
         """
         if event.number < self.number:
             return []  # it was given up
@@ -217,7 +222,7 @@ class Saving:
         return self._without_script(plan)
 
     def sealed(self, event: events.Saved) -> list[Effect]:
-        """The store has answered: what is to be written down."""
+        """Take the store's answer, and record it."""
         self._move(CheckpointStage.NONE)
         self.number += 1
         self.error = self._failed or event.error
@@ -227,17 +232,17 @@ class Saving:
         return [WriteRecord(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:
-        """The sentence for the end of a job that cannot go on."""
+        """Return the sentence for the end of a job that cannot go on."""
         kept = f"what was applied since checkpoint {self.kept} is lost: go on with --resume"
         return f"{what}; {kept if self.kept else 'there is no checkpoint yet: start anew'}"
 
     def abandon(self, why: str) -> list[Effect]:
-        """Give up the checkpoint that is being made, if one is."""
+        """Give up the checkpoint that is being made, if any."""
         self._holding, keeper, self._asked = set(), self._asked, ""
         if self.stage is not CheckpointStage.WRITING and not keeper:
             self._move(CheckpointStage.NONE)
             return []
-        # parts of it are on disk, or will be: the store clears them away, and its answer ends this checkpoint
+        # some parts are on disk, or will be: the store removes them, and its answer ends this checkpoint
         self._failed = why
         self._move(CheckpointStage.SEALING)
         return [Discard(self.number)]

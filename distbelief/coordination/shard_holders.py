@@ -1,4 +1,4 @@
-"""Shards as holders of parameters: how they come to hold them, what replaces one that dies, how all go back."""
+"""Shards as holders of the parameters: how they get their ranges, what replaces a dead one, how all go back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distbelief.core.outcomes import Cause
 
 
 class ShardHolders(Holders):
-    """The shards of a job, and their standbys; see `coordination.coordinator.Holders`."""
+    """Shards of a job, and their standbys; see `coordination.coordinator.Holders`."""
 
     forgotten = True
-    """It holds nothing: who is there, the job's `shards` and `standbys` know."""
+    """True since it holds no state: the job's `shards` and `standbys` have it."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Shards and standbys come, and hold what they are to."""
+        """Return the answers to the reports of shards and standbys."""
         return {
             membership.Here: partial(self._here, job),
             initialising.Restored: partial(self._restored, job),
@@ -44,11 +44,11 @@ class ShardHolders(Holders):
         return self.restore(job) if job.shards.here(sender, place) else []
 
     def _pair(self, job: Coordinator) -> list[Effect]:
-        """Have standbys follow their shards, once these hold what they are to hold."""
+        """Have standbys follow their shards, once these hold their ranges."""
         return job.standbys.pair(job.plan) if job.plan is not None and job.may(May.REPLACE) else []
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Tell shards that are there their ranges: once the layout is known, and all where they begin together."""
+        """Tell the shards their ranges, once the layout is known; all at once where they begin together."""
         if job.plan is None:
             return []
         members = job.membership.known() if job.may(May.REPLACE) else ()
@@ -77,7 +77,7 @@ class ShardHolders(Holders):
         return [*again, *job.greet(), *self._pair(job), *job.go_on()]
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Welcome the first replica that waits, which sends its parameters; one that had begun begins anew."""
+        """Welcome the first replica that waits, which sends its initial parameters."""
         first = job.membership.initialiser() if job.may(May.INITIALISE) and job.shards.ready else None
         return job.welcome(first, initialise=True) if first else []
 
@@ -90,7 +90,7 @@ class ShardHolders(Holders):
         return job.deal()
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """Wait for a shard's next life: its standby, or one by its memory or the newest checkpoint; or end without."""
+        """Replace a dead shard by its standby, or start it again from memory or a checkpoint; else end the job."""
         if roles.kind(role) is roles.Kind.STANDBY:
             return job.standbys.lost(role, event.incarnation, event.reason)
         if roles.kind(role) is not roles.Kind.SHARD or not job.registry.end(role, event.incarnation, died=True):
@@ -98,9 +98,9 @@ class ShardHolders(Holders):
         incarnation = job.registry.last_gone(role)
         if not job.shards.gone(role, incarnation):
             return []
-        # The best source that is left: a standby, which holds all that was acknowledged; the shard's own memory, where
-        # that outlives it; the newest checkpoint. Where the shards must be of one moment, a death without a standby
-        # takes all of them back. A checkpoint that was being made is given up, since a part of it died.
+        # The best source that is left counts: a standby, which holds all that was acknowledged; the shard's own memory,
+        # if that outlives it; the newest checkpoint. Where all shards must be of one moment, a death without a standby
+        # takes all of them back. A checkpoint under way is given up, since one of its parts is lost.
         begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
         if job.may(May.CLOSE) and job.saving.holds:
             job.closing.steps.insert(0, ClosingStep.SAVE)
@@ -120,7 +120,7 @@ class ShardHolders(Holders):
         return [WriteRecord(note), *effects, job.shards.grant(role, incarnation + 1)]
 
     def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
-        """Why the job ends with a shard that has no standby, where it does."""
+        """Return why the job ends with a shard that has no standby; None where it goes on."""
         if role in job.registry.over:
             return Cause.SHARD_SPENT
         if job.shards.lasts(role):
@@ -130,7 +130,7 @@ class ShardHolders(Holders):
         return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None
 
     def _rewind(self, job: Coordinator) -> list[Effect]:
-        """Take the whole job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
+        """Take the job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
         job.membership.go_back()
         job.standbys.alone(*job.shards.roles)
         data = job.return_to_checkpoint()

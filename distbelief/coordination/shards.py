@@ -1,4 +1,4 @@
-"""The shards of a job, as the coordinator knows them: which are there, and which hold what they are to hold."""
+"""Shards of a job, as its coordinator knows them: which are there, and which hold their ranges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ DOUBT_SECONDS = 1.0
 """Limit for the news of a shard's death, after somebody has lost its link to it."""
 
 
-# An incarnation of a shard is granted before it is there. So what an older one says or suffers, which may be heard of
-# late, is told from the doings of the one that is to be.
+# An incarnation of a shard is granted before it is there. So news of an older one, which may come late, is not taken
+# for news of the granted one.
 class Shards:
-    """The shards of one job.
-
-    Args:
-        shards: how many.
-        registry: of the job's roles.
+    """Standings of a job's shards.
 
     >>> shards = Shards(1, Registry(restarts=3))
     >>> shards.here("shard 0", Address("unix:@a", 0)), shards.missing, shards.unready, shards.ready
@@ -41,26 +37,26 @@ class Shards:
         self.roles = [roles.shard(i) for i in range(shards)]
         self._standing: dict[str, ShardStanding] = dict.fromkeys(self.roles, ShardStanding.AWAY)
         self._succeeded: dict[str, int] = {}
-        """Incarnation of each shard that was its standby."""
+        """Incarnation of each shard that its standby took over."""
         self._doubted: set[tuple[str, int]] = set()
         self._lasting: set[str] = set()
         self._departing: dict[str, int] = {}
 
     @property
     def counts_gone(self) -> bool:
-        """True while a round to come may hold the gradient of a replica that is gone."""
+        """True while a coming round may hold the gradient of a replica that is gone."""
         return bool(self._departing)
 
     def departed(self, who: str, incarnation: int) -> None:
-        """Note that the shard that rules has heard of a replica's end."""
+        """Note that the ruling shard has heard of a replica's end."""
         if self._departing.get(roles.lead_of(who), incarnation) <= incarnation:
             self._departing.pop(roles.lead_of(who), None)
 
     def here(self, role: str, place: Address) -> bool:
-        """A shard is there, in some incarnation; whether that is the one that is to be.
+        """Note that an incarnation of a shard is there; return whether it is the granted one.
 
         Raises:
-            RemoteProtocolError: there is to be no such shard.
+            RemoteProtocolError: the job has no such shard.
         """
         self._check(role)
         if place.incarnation < self._registry.granted(role):
@@ -70,7 +66,7 @@ class Shards:
         return True
 
     def gone(self, role: str, incarnation: int) -> bool:
-        """Note that an incarnation of a shard is over; return whether it was the one that is to be."""
+        """Note that an incarnation of a shard is over; return whether it was the granted one."""
         self._doubted = {doubted for doubted in self._doubted if doubted[0] != role}
         if incarnation < self._registry.granted(role):
             return False
@@ -78,36 +74,37 @@ class Shards:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Note that these incarnations of shards were lost by somebody: whether they died will be heard in a moment."""
-        # A replica may lose its link to a shard before the coordinator hears of the shard's death. If it were welcomed
-        # again at once, it would be sent to the address of the dead. So for a moment nobody is welcomed.
+        """Doubt incarnations of shards that a replica has lost its link to, until news of their death can have come."""
+        # A replica may lose its link to a shard before the coordinator hears of the shard's death. Welcomed again at
+        # once, it would be sent to the dead shard's address. So for a moment nobody is welcomed.
         doubted = {
             (role, incarnation)
             for role, incarnation in lost
             if role in self._standing and self._registry.incarnation_at(role) == incarnation
         } - self._doubted
-        self._doubted |= {one for one in doubted if self._standing[one[0]] is ShardStanding.READY}
-        return [Wake(DOUBT_SECONDS, DoubtOver(*one)) for one in sorted(doubted & self._doubted)]
+        ready = {(role, number) for role, number in doubted if self._standing[role] is ShardStanding.READY}
+        self._doubted |= ready
+        return [Wake(DOUBT_SECONDS, DoubtOver(role, number)) for role, number in sorted(ready)]
 
     def woke(self, timer: AnyTimer) -> None:
-        """It has been waited for long enough: the shard lives, and it was the link that broke."""
+        """Doubt a shard no longer: no news of its death has come, so only the link broke."""
         self._doubted = {doubted for doubted in self._doubted if DoubtOver(*doubted) != timer}
 
     def grant(self, role: str, incarnation: int) -> WriteRecord:
-        """Have an incarnation of a shard begin, in the place of any before."""
+        """Have an incarnation of a shard begin, in place of any before."""
         self._registry.grant(role, incarnation)
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Vacant(role, incarnation))
 
     def inherit(self, role: str, incarnation: int, standby: str) -> WriteRecord:
-        """Have a shard's standby be its next incarnation."""
+        """Make a shard's standby its next incarnation."""
         self._registry.grant(role, incarnation)
         self._succeeded[role] = incarnation
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Succeeded(role, incarnation, standby))
 
     def fall(self) -> list[WriteRecord]:
-        """Have all shards begin one incarnation together."""
+        """Have all shards begin a new incarnation together."""
         incarnation = max(map(self._registry.granted, self.roles)) + 1
         return [self.grant(role, incarnation) for role in self.roles]
 
@@ -115,7 +112,7 @@ class Shards:
         self._standing[role] = SHARD.move(self._standing[role], standing)
 
     def validate(self) -> None:
-        """Assert that no former incarnation is there, and that only who holds its range is doubted."""
+        """Assert that no former incarnation is there, and that only ready shards are doubted."""
         for role, standing in self._standing.items():
             there = standing is not ShardStanding.AWAY
             present, granted = self._registry.incarnation_at(role), self._registry.granted(role)
@@ -130,18 +127,17 @@ class Shards:
     def restore(
         self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool
     ) -> list[Effect]:
-        """Tell those who are there their ranges, and what they go on from.
+        """Tell the shards that are there their ranges, and the checkpoint to load.
 
         Args:
-            plan: of the job.
-            checkpoint: that those load who have nothing.
-            members: replicas that go on as they were at a shard that takes the place of another.
-            together: whether all load it at once, and replicas begin anew: but standbys that have succeeded hold what
-                the shards before them held.
+            plan: the job's.
+            checkpoint: to load where a shard has no state.
+            members: replicas that go on as they were, at a shard that replaces another.
+            together: whether all shards load it at once, and replicas begin anew.
         """
         sends: list[Send] = []
-        # Where they begin together none is told before all are there, so that all go on from the same checkpoint. A
-        # standby that has succeeded holds what its shard held: it loads nothing, and waits for none.
+        # Where all begin together, none is told before all are there, so that all load the same checkpoint. A standby
+        # that took over holds its shard's state: it loads nothing and waits for none.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
             succeeded = self._succeeded.get(role) == self._registry.incarnation_at(role)
@@ -161,11 +157,11 @@ class Shards:
         return [*sends]
 
     def tell_gone(self, plan: Plan, gone: Mapping[str, int]) -> list[Effect]:
-        """Have no shard wait for replicas, each with its last incarnation, that it may not have heard of."""
+        """Tell shards which replicas are gone, in which incarnation, so that none is waited for."""
         if not plan.settings.policy.attended:
             return []
-        # in rounds the others wait for whom the ruling names, and hear of deaths themselves: but not a standby that has
-        # succeeded, to which the dead had no link yet
+        # In rounds only the ruling shard needs it: the others wait for the replicas that its ruling names, and notice
+        # deaths by their links. A standby that took over had no link to the dead, so with standbys all are told.
         rounds = plan.settings.policy.rounds
         shards = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
         self._departing |= {role: gone[role] for role in gone if rounds and roles.is_replica(role)}
@@ -177,10 +173,10 @@ class Shards:
         ]
 
     def holds(self, role: str, lasts: bool = False) -> bool:
-        """A shard says that it holds its range, in memory that `lasts`; whether it had been told to.
+        """Note that a shard holds its range, in memory that `lasts`; return whether it was told to.
 
         Raises:
-            RemoteProtocolError: there is to be no such shard.
+            RemoteProtocolError: the job has no such shard.
         """
         self._check(role)
         if self._standing[role] is not ShardStanding.TOLD:
@@ -192,12 +188,12 @@ class Shards:
 
     @property
     def missing(self) -> list[str]:
-        """Those who are not there."""
+        """Shards that are not there."""
         return [role for role in self.roles if self._standing[role] is ShardStanding.AWAY]
 
     @property
     def unready(self) -> list[str]:
-        """Those who do not hold what they are to hold yet."""
+        """Shards that do not hold their ranges yet."""
         return [role for role in self.roles if self._standing[role] is not ShardStanding.READY]
 
     def lasts(self, role: str) -> bool:
@@ -206,13 +202,13 @@ class Shards:
 
     @property
     def kept(self) -> bool:
-        """True where all applied is kept for shards that lack it: by standbys, or memory outliving processes."""
+        """True where each unready shard can have all that was applied: from its standby, or memory that lasts."""
         return all(
             self.lasts(role) or self._succeeded.get(role) == self._registry.granted(role) for role in self.unready
         )
 
     def waits(self) -> list[str]:
-        """For whom the job waits, in words."""
+        """Return a phrase for each shard that the job waits for."""
         return [
             f"{role} is {'away' if self._standing[role] is ShardStanding.AWAY else 'loading'}" for role in self.unready
         ]
@@ -223,17 +219,17 @@ class Shards:
         return not self.unready
 
     def place(self, index: int) -> Address:
-        """Return the present or last address of a shard; an empty one where it never was there."""
+        """Return the present or last address of a shard; an empty one if it never had one."""
         return self._registry.addresses.get(self.roles[index], Address("", 0))
 
     @property
     def sure(self) -> bool:
-        """True where all shards hold their ranges, and nobody has reason to doubt that they are there."""
+        """True where all shards hold their ranges, and none is doubted."""
         return self.ready and not self._doubted
 
     @property
     def places(self) -> tuple[Address, ...]:
-        """Addresses of the shards, in their order; all must be there."""
+        """Addresses of the shards, in order; all must be there."""
         return tuple(self._registry.addresses[role] for role in self.roles)
 
 

@@ -1,4 +1,4 @@
-"""The standbys of a job, as the coordinator knows them: which are there, and which could take their shard's place."""
+"""Standbys of a job, as its coordinator knows them: which are there, and which can take their shard's place."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 
 
-# A standby may take its shard's place only where it MIRRORS: before that it may lack what the shard has acknowledged,
-# and the shard's next incarnation goes on from a checkpoint instead.
+# A standby may take its shard's place only in standing MIRRORS. Before that it may lack pushes that the shard has
+# acknowledged, and the shard's next incarnation loads a checkpoint instead.
 class Standbys:
-    """One for each shard, or none.
-
-    Args:
-        settings: of the job.
-        shards: of its shards.
-        registry: of the job's roles.
-    """
+    """Standings of a job's standbys: one for each shard, or none."""
 
     def __init__(self, settings: Settings, shards: Shards, registry: Registry) -> None:
         self._shards, self._registry = shards, registry
@@ -32,10 +26,10 @@ class Standbys:
         )
 
     def here(self, role: str, place: Address) -> None:
-        """A standby is there.
+        """Note that a standby is there.
 
         Raises:
-            RemoteProtocolError: there is to be no such standby.
+            RemoteProtocolError: the job has no such standby.
         """
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self._standing)} standbys")
@@ -44,11 +38,11 @@ class Standbys:
 
     @property
     def present(self) -> list[str]:
-        """Those that are there."""
+        """Standbys that are there."""
         return [role for role, standing in self._standing.items() if standing is not StandbyStanding.AWAY]
 
     def pair(self, plan: Plan) -> list[Effect]:
-        """Tell those that are there whose state they will be sent, where their shards hold what they are to hold."""
+        """Tell each standby that is there to expect its shard's state, once that shard is ready."""
         sends: list[Effect] = []
         for role, standing in [*self._standing.items()]:
             shard = roles.shard_of(role)
@@ -58,7 +52,7 @@ class Standbys:
         return sends
 
     def stands(self, role: str, incarnation: int) -> list[Effect]:
-        """A standby is ready to be sent what an incarnation of its shard holds."""
+        """Have a shard send its state to its standby, which is ready for that."""
         shard = roles.shard_of(role)
         if (
             self._standing.get(role) is not StandbyStanding.TOLD
@@ -70,7 +64,7 @@ class Standbys:
         return [Send(shard, mirroring.BeginMirroring(self._registry.addresses[role]))]
 
     def mirrored(self, shard: str, incarnation: int) -> list[Effect]:
-        """A shard says that this incarnation of its standby holds all that it has acknowledged."""
+        """Note that an incarnation of a shard's standby holds all that the shard has acknowledged."""
         role = roles.standby_of(shard)
         if self._standing.get(role) is not StandbyStanding.SENT or self._registry.incarnation_at(role) != incarnation:
             return []
@@ -92,16 +86,16 @@ class Standbys:
         ]
 
     def alone(self, *shards: str) -> None:
-        """Shards are gone, and their standbys cannot take their places: they wait for the next."""
+        """Have the standbys of shards that are gone wait for those shards' next incarnations."""
         for role in map(roles.standby_of, shards):
             if self._standing.get(role, StandbyStanding.AWAY) is not StandbyStanding.AWAY:
                 self._move(role, StandbyStanding.HERE)
 
     def lost(self, role: str, incarnation: int, reason: str) -> list[Effect]:
-        """A standby is gone, or its shard's link to it is."""
+        """Replace a standby that is gone, or that its shard cannot reach."""
         if role not in self._standing:
             return []
-        # it has ended before it was there, or what it was to be is known
+        # it ended before it had reported, or its end is known already
         if self._standing[role] is StandbyStanding.AWAY:
             return self._vacant(role, incarnation)
         if 0 <= incarnation < self._registry.incarnation_at(role):
@@ -115,13 +109,13 @@ class Standbys:
         ]
 
     def unreachable(self, shard: str, incarnation: int) -> list[Effect]:
-        """A shard's link to an incarnation of its standby is gone."""
+        """Replace an incarnation of a standby that its shard has lost its link to."""
         return self.lost(roles.standby_of(shard), incarnation, f"{shard} cannot reach it") or [
             Send(shard, mirroring.Unmirrored(incarnation))
         ]
 
     def _vacant(self, role: str, incarnation: int) -> list[Effect]:
-        """A standby has ended: the next is to begin, if there may be one, unless that is known."""
+        """Note the end of a standby, and have its next incarnation begin where `--restarts` allows one."""
         if not self._registry.end(role, incarnation, died=True):
             return []
         if role in self._registry.over:

@@ -1,21 +1,18 @@
-"""Consistency: what may be stale. From what a shard knows, and a push, a fetch or a death, to a verdict and the
-sentence that says why.
+"""Consistency: what may be stale. A policy decides on each push and fetch of a shard, and gives the reason.
 
-Each shard asks a policy of its own. A policy counts ticks: a replica is at tick t when it has made t pushes since it
-could have begun, and one that comes later begins at the tick of the slowest. A push of tick t was computed with all
-that the policy guarantees at tick t.
+Each shard has a policy of its own. A policy counts ticks: a replica is at tick t once it has made t pushes; one that
+joins later begins at the slowest replica's tick. A push of tick t was computed with all that the policy guarantees at
+tick t.
 
 - `Policy` (downpour): every push is applied at once, every fetch is answered at once (Dean et al. 2012).
-- `SoftsyncPolicy`: a push is added to the next update at once, and every c = floor(members / n) of them make one, each
-  weighted 1/c and by its staleness (Zhang et al. 2016). Nobody waits: the fast may be in an update twice, the slow not
-  at all.
-- `BoundedPolicy`: pushes are applied at once; a fetch for tick t is answered when every member's pushes of ticks below
-  t - s
-  are applied (Ho et al. 2013).
-- `RoundRobin` (locking): pushes are applied one member's after another's, by their numbers, round and round.
-- `Rounds` (synchronous): in `core/rounds.py`.
+- `SoftsyncPolicy`: every c = floor(members / n) pushes make one update, each weighted by 1/c and by its staleness
+  (Zhang et al. 2016). No replica waits: a fast one may be in an update twice, a slow one in none.
+- `BoundedPolicy`: pushes are applied at once; a fetch for tick t is answered once every member's pushes of ticks below
+  t - s are applied (Ho et al. 2013).
+- `RoundRobin` (locking): members' pushes are applied in turn, by the members' numbers.
+- `Rounds` (synchronous): see `core/rounds.py`.
 
-Members are the replicas that take part: those who sit out, have left or have died are waited for by nobody.
+Members are the replicas that take part. Replicas that rest, have left or have died are not waited for.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from distbelief.core import roles
 
 
 class Key(NamedTuple):
-    """The name of a push."""
+    """Identity of a push."""
 
     who: str
     incarnation: int
@@ -46,9 +43,7 @@ class Action(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Decision on a push (apply, gather for the next update, hold) or a fetch (answer, hold), with its reason. `scale`
-    multiplies the learning rate.
-    """
+    """Decision on a push (apply, gather, hold) or a fetch (answer, hold), its reason, and a factor on the rate."""
 
     action: Action
     reason: str
@@ -56,12 +51,11 @@ class Verdict(NamedTuple):
 
 
 class PlannedUpdate(NamedTuple):
-    """One optimizer step: with what was gathered, and with held pushes, whose buffers are averaged; each has its
-    weight, and the sum has one.
-    """
+    """One step of the optimizer, with the gathered pushes and with held ones."""
 
     samples: int
     weight: float
+    """Factor on the sum of the gathered pushes."""
     parts: tuple[tuple[Key, float], ...]
     reason: str
     model: int = 0
@@ -69,14 +63,14 @@ class PlannedUpdate(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """A held push is not applied, and its replica is told."""
+    """Held push that is not applied, with the reason for its replica."""
 
     key: Key
     reason: str
 
 
 class PolicyState(NamedTuple):
-    """State of a policy: its floor, the tick of each member, and the newest known life of each."""
+    """State of a policy: its floor, each member's tick, and each member's newest known incarnation."""
 
     floor: int
     members: Mapping[str, int]
@@ -91,11 +85,11 @@ SCALINGS: Mapping[str, Callable[[int], float]] = {
     "inverse": lambda staleness: 1.0 / max(staleness, 1),
     "exponential": lambda staleness: math.exp(1.0 - max(staleness, 1)),
 }
-"""The factor on the learning rate of a push of some staleness; 1 where that is 0 or 1."""
+"""Factor on the learning rate of a push, by its staleness; 1 where that is 0 or 1."""
 
 
 class Policy:
-    """Asynchronous: nobody waits for anybody.
+    """Asynchronous policy: no replica waits.
 
     Args:
         scaling: one of `SCALINGS`.
@@ -105,104 +99,106 @@ class Policy:
     """
 
     rounds = False
-    """True where one update is made from one push of every replica that takes part."""
+    """True where an update has one push of every member."""
     attended = False
-    """True where it must know which replicas take part."""
+    """True where the policy must know which replicas take part."""
     gathers = False
-    """True where one update is made from several pushes."""
+    """True where an update has several pushes."""
     leaves_behind = False
     """True where an update does not wait for late replicas."""
     turns = False
     """True where a push waits for its replica's turn."""
     bound = math.inf
-    """Ticks that a step may begin ahead of the slowest replica's."""
+    """Ticks that a step may begin ahead of the slowest replica."""
     models = 1
     """Number of models that a job trains, each with an optimizer of its own."""
 
     def __init__(self, scaling: str = "none") -> None:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
         self.floor = 0
-        """Tick that all members have reached: all pushes of lower ticks are applied here. It only grows, and fetches
-        tell it.
-        """
+        """Tick that all members have reached: pushes of lower ticks are applied here. It only grows."""
 
     def resume(self, floor: int, rulings: Iterable[Any]) -> None:
-        """Go on in the place of a shard whose floor it was; in rounds, with what was ruled."""
+        """Take the place of a shard that had this floor and, in rounds, these rulings."""
         self.floor = floor
 
     def state(self) -> PolicyState:
-        """Return the state, between two updates of which none has begun."""
+        """Return the state, while no update is under way."""
         return PolicyState(self.floor, {}, {})
 
     def restore(self, state: PolicyState) -> None:
-        """Be as far as another was."""
+        """Take over the state of another."""
         self.floor = state.floor
 
-    def taken(self, who: str, tick: int) -> None:
-        """A push that comes again was applied already, by this shard or the one whose place it has taken."""
+    def applied(self, who: str, tick: int) -> None:
+        """Note a push that comes again, and was applied here or at the shard before."""
 
     @property
     def decides(self) -> bool:
-        """True where the policy must be asked: without a scaling its answers never differ."""
+        """True where the policy must be asked: else all its answers are the same."""
         return type(self) is not Policy or self._scaling is not None
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """A replica takes part from `tick` on, or asks from where on (-1), with minibatches of an epoch; returns that
-        tick.
+        """Let a replica take part from a tick on (-1: the policy chooses), with minibatches of an epoch.
+
+        Returns:
+            the tick.
         """
         return 0
 
     def rest(self, who: str, incarnation: int, epoch: int) -> None:
-        """A replica has no more minibatches of an epoch."""
+        """Note that a replica has no more minibatches of an epoch."""
         self.leave(who, incarnation)
 
     def leave(self, who: str, incarnation: int) -> None:
-        """A replica leaves or has died; an incarnation older than the known one does so no more, -1 is the known
-        one.
-        """
+        """Note that an incarnation of a replica (-1: the known one) has left or died; older ones do not count."""
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
-        """Note which of several models the next push steps, and whether it opens a minibatch. Return why that cannot
-        be, or "".
+        """Note which of several models a push steps, and whether it is the first of a minibatch.
+
+        Returns:
+            why that is refused; "" where it is not.
         """
         return ""
 
     def may_push(self, who: str) -> bool:
-        """Return whether a replica's push may be decided on; asked again whenever something has changed."""
+        """Return whether a replica's push may be decided on; called again after each change."""
         return True
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Decide on a push that the ledger takes."""
+        """Decide on a push that the ledger accepts."""
         if self._scaling is None:
             return APPLY
         return Verdict(Action.APPLY, f"it is {staleness} updates old", self._scaling(staleness))
 
     def fetch(self, who: str, tick: int) -> Verdict:
-        """Decide on a fetch for a step at `tick`; asked again whenever something has changed."""
+        """Decide on a fetch for a step at `tick`; called again after each change."""
         return ANSWER
 
     def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
-        """The next thing to do with what was gathered or held; None where it waits on. `short` is content with fewer
-        pushes than an update wants.
+        """Return what to do next with gathered or held pushes; None while they wait.
+
+        Args:
+            short: take fewer pushes than an update wants.
         """
         return None
 
     def validate(self) -> None:
-        """Assert what holds between two events."""
+        """Assert the invariants between two events."""
 
     def why(self, key: Key) -> str:
-        """Why a held push waits."""
+        """Return why a held push waits."""
         return ""
 
     def slowest(self) -> list[str]:
-        """The replicas for which everybody waits here."""
+        """Return the replicas that the others wait for here."""
         return []
 
 
-# A floor never falls: a fetch that was answered cannot be taken back. So a replica that comes is at the floor at least,
-# whatever tick it names, and one that leaves can only let it rise.
+# The floor never falls, since a fetch that was answered cannot be taken back. So a replica that joins begins at the
+# floor at least, whatever tick it names, and one that leaves can only let the floor rise.
 class _Members(Policy):
-    """A policy that knows who takes part, and at which tick."""
+    """Policy that knows its members and their ticks."""
 
     attended = True
 
@@ -222,7 +218,7 @@ class _Members(Policy):
         if incarnation < self._known.get(who, 0):
             return self.floor
         self._known[who] = incarnation
-        # while it asks it holds the floor where it is, so that the tick which it is told is not passed before it begins
+        # a member from now on, so that the floor does not pass its tick before it begins
         self.members[who] = max(tick, self.floor)
         self._rise()
         return self.members[who]
@@ -234,11 +230,11 @@ class _Members(Policy):
             self._rise()
 
     def _rise(self) -> None:
-        """The floor follows the slowest member; nobody's leaving lowers it."""
+        """Raise the floor to the slowest member's tick."""
 
 
 class SoftsyncPolicy(_Members):
-    """One update for every c = floor(members / n) pushes, whoever's they are.
+    """Policy that makes an update of every c = floor(members / n) pushes, of any replicas.
 
     >>> policy = SoftsyncPolicy(n=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
@@ -256,7 +252,7 @@ class SoftsyncPolicy(_Members):
         self._gathered = self._samples = 0
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Gather every push: its staleness is final, as the next update takes it."""
+        """Gather every push; its staleness is final, since the next update takes it."""
         self._gathered += 1
         self._samples += samples
         return Verdict(
@@ -270,9 +266,9 @@ class SoftsyncPolicy(_Members):
         return max(1, len(self.members) // self._n)
 
     def due(self, short: bool = False) -> PlannedUpdate | None:
-        """The update with all that was gathered, once it is enough; less is when members leave."""
-        # what was gathered is acknowledged: a checkpoint, an account or a standby must have it, even where there are
-        # fewer pushes than an update wants (`short`)
+        """Return the update with all gathered pushes, once they are enough."""
+        # gathered pushes are acknowledged, so a checkpoint, an account or a standby must have them, even if there are
+        # fewer than an update wants (`short`)
         count, samples = self._gathered, self._samples
         if not count or (count < self._wanted and not short):
             return None
@@ -281,7 +277,7 @@ class SoftsyncPolicy(_Members):
 
 
 class BoundedPolicy(_Members):
-    """No step begins more than `bound` ticks ahead of the slowest member's applied pushes.
+    """Policy that lets no step begin more than `bound` ticks ahead of the slowest member's applied pushes.
 
     >>> policy = BoundedPolicy(bound=1, scaling="none")
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 1", 0, 0)
@@ -295,12 +291,12 @@ class BoundedPolicy(_Members):
         self.bound = bound
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Apply every push at once, and note how far its replica is."""
-        self.taken(key.who, tick)
+        """Apply every push at once, and note its replica's tick."""
+        self.applied(key.who, tick)
         return super().push(key, tick, samples, staleness)
 
-    def taken(self, who: str, tick: int) -> None:
-        """Note how far a replica is."""
+    def applied(self, who: str, tick: int) -> None:
+        """Note a replica's tick."""
         before = self.members.get(who)
         if before is not None:
             self.members[who] = max(before, tick + 1)
@@ -308,7 +304,7 @@ class BoundedPolicy(_Members):
                 self._rise()
 
     def fetch(self, who: str, tick: int) -> Verdict:
-        """Hold the fetch of a step that is too far ahead; one who is no member waits for nobody."""
+        """Hold the fetch of a member's step that is too far ahead."""
         needed = tick - self.bound
         if self.floor >= needed or who not in self.members:
             return ANSWER
@@ -319,12 +315,12 @@ class BoundedPolicy(_Members):
         )
 
     def validate(self) -> None:
-        """Assert that the floor is where the slowest is."""
+        """Assert that the floor is the slowest member's tick."""
         slowest = min(self.members.values(), default=self.floor)
         assert self.floor == slowest, f"the floor is at {self.floor}, and the slowest at {slowest}"
 
     def slowest(self) -> list[str]:
-        """Those that are no further than all."""
+        """Return the members at the floor."""
         return [who for who, tick in self.members.items() if tick <= self.floor]
 
     def _rise(self) -> None:
@@ -333,10 +329,10 @@ class BoundedPolicy(_Members):
 
 
 class RoundRobin(_Members):
-    """Pushes are applied one member's after another's, by their numbers, round and round: `floor` counts turns.
+    """Policy that applies members' pushes in turn, by the members' numbers; `floor` counts turns.
 
     Args:
-        replicas: how many there may be.
+        replicas: their largest number.
 
     >>> policy = RoundRobin(3)
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 2", 0, 0)
@@ -351,7 +347,7 @@ class RoundRobin(_Members):
         self._replicas = replicas
 
     def may_push(self, who: str) -> bool:
-        """Return whether it is a replica's turn; one who is no member waits for nobody."""
+        """Return whether it is a replica's turn, or it is no member."""
         return who not in self.members or self.slowest() == [who]
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
@@ -360,9 +356,9 @@ class RoundRobin(_Members):
         return super().push(key, tick, samples, staleness)
 
     def slowest(self) -> list[str]:
-        """The one whose turn it is."""
+        """Return the member whose turn it is."""
         return sorted(self.members, key=self._passed)[:1]
 
     def _passed(self, who: str) -> int:
-        """Return how many turns are passed over before a replica's."""
+        """Return the number of turns before a replica's."""
         return (roles.index_of(who) - self.floor) % self._replicas

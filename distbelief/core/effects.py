@@ -1,7 +1,7 @@
-"""Effects: what machines and stories ask of the driver, and what it answers them.
+"""Effects: requests of machines and stories to their driver, and its answers.
 
-A machine returns a list of effects from `handle`. A story yields them one by one; `Receive`, `Compute` and `Measure`
-are answered, the others are answered with None at once.
+A machine returns a list of effects from `handle`. A story yields them one by one, and is sent the answer to each: that
+of `Receive`, `Compute` or `Measure` when there is one, None at once for the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distbelief.core.timers import AnyTimer
 
 
 class Payload(Protocol):
-    """Bytes of a flat vector, or a stand-in that knows only how many they are."""
+    """Bytes of a flat vector, or a stand-in that has only their number."""
 
     @property
     def nbytes(self) -> int:
@@ -31,25 +31,26 @@ class Payload(Protocol):
 
 
 class Phantom(msgspec.Struct, frozen=True, gc=False):
-    """A payload of no bytes that counts as `nbytes`: for simulations that compute nothing."""
+    """Payload without bytes that counts as `nbytes`, for simulations that compute nothing."""
 
     nbytes: int
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """One minibatch of the epoch's permutation, by number."""
+    """Minibatch of an epoch's permutation, by number."""
 
     epoch: int
     index: int
 
 
 PAUSE = Batch(-1, -1)
-"""In the place of a minibatch: a user's script goes on with what it does before the next."""
+"""Stand-in for a minibatch: a user's script goes on with what it does between two of them."""
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send a message; a payload stays as it is until it is acknowledged (a push) or the sender is next told something
-    (an answer).
+    """Request to send a message.
+
+    Its payload must not change until it is acknowledged (a push), or until the sender's next event (an answer).
     """
 
     to: str
@@ -58,9 +59,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Wait for the next arrival; answered by an `Arrival`, or None at once where it is not to `wait` and nothing has
-    arrived.
-    """
+    """Request for the next arrival; answered by an `Arrival`, or without `wait` by None if there is none yet."""
 
     wait: bool = True
 
@@ -70,15 +69,13 @@ GLANCE = Receive(wait=False)
 
 
 class Compute(msgspec.Struct, frozen=True, gc=False):
-    """Compute the gradient of a minibatch at the current parameters; answered by `Computed`."""
+    """Request for a minibatch's gradient at the present parameters; answered by `Computed`."""
 
     batch: Batch
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """The story is about to do a share of the work of a step by itself; answered when the time is over that this takes,
-    where time is simulated.
-    """
+    """Share of a step's work that a story is about to do by itself; answered once its simulated time has passed."""
 
     share: float
     begins: bool
@@ -86,29 +83,27 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 class Measure(msgspec.Struct, frozen=True, gc=False):
-    """Measure the current parameters on the test set; answered by `Measured`."""
+    """Request to measure the present parameters on the test set; answered by `Measured`."""
 
 
 class Form(msgspec.Struct, frozen=True, gc=False):
-    """Let the worker, which adds up gradients by itself, know its group; answered by whether it could be made."""
+    """Request to a worker that adds up gradients to form its group; answered by whether it could."""
 
     group: Assemble
 
 
 class ReduceGradients(msgspec.Struct, frozen=True, gc=False):
-    """Have the worker add up the gradients of a round; answered by whether it could, before something arrived."""
+    """Request to a worker to add up the gradients of a round; answered by whether it could before an arrival."""
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """Have the worker update the parameters, which it shares with others, with the gradient of the last minibatch, of
-    so many samples; answered by True once it has.
-    """
+    """Request to a worker to update parameters that it shares with others, by its last gradient; answered by True."""
 
     samples: int
 
 
 class Attach(msgspec.Struct, frozen=True, gc=False):
-    """Make the vectors that a plan asks for."""
+    """Request to make the vectors of a plan."""
 
     plan: Plan
     gradients: int
@@ -116,16 +111,14 @@ class Attach(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lend(msgspec.Struct, frozen=True, gc=False):
-    """Make vectors of `size` bytes, from which a machine sends bytes to peers; answered by `Lent`."""
+    """Request for vectors of `size` bytes, from which a machine sends to peers; answered by `Lent`."""
 
     size: int
     vectors: int
 
 
 class Become(msgspec.Struct, frozen=True, gc=False):
-    """The machine that yields it ends; a machine that it has made plays another role in its place, and says that it is
-    there.
-    """
+    """End of a machine, in whose place another plays a role from now on."""
 
     role: str
     incarnation: int
@@ -133,8 +126,9 @@ class Become(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a link to a life of a role, in the place of the one before; a story is answered by whether it is open, a
-    machine by `Lost` where not.
+    """Request to open a link to an incarnation of a role, in place of any before.
+
+    A story is answered by whether it is open; a machine is sent `Lost` if it is not.
     """
 
     to: str
@@ -142,24 +136,24 @@ class Connect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """Say `Woke(timer)` in so many seconds."""
+    """Request for `Woke(timer)` after so many seconds."""
 
     seconds: float
     timer: AnyTimer
 
 
 class WriteRecord(msgspec.Struct, frozen=True, gc=False):
-    """Write down something that happened."""
+    """Request to write a record."""
 
     record: RecordOf
 
 
 SCRIPT = "script"
-"""The part of a checkpoint that a script keeps: it is of no number, and in the checkpoint that is made next."""
+"""Name of a checkpoint's part for a script's state, which has no number and goes into the next checkpoint."""
 
 
 class Save(msgspec.Struct, frozen=True, gc=False):
-    """Write a shard's arrays as its part of checkpoint `number`; the store answers `Saved`."""
+    """Request to write a shard's part of checkpoint `number`; answered by `Saved`."""
 
     number: int
     part: str
@@ -168,26 +162,24 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Make checkpoint `number` the newest, all its parts being on disk; the store answers `Saved`, which says where it
-    is.
-    """
+    """Request to make checkpoint `number` the newest, whose parts are all on disk; answered by `Saved`."""
 
     number: int
     plan: Plan
     position: Position
     samples: int
     script: bool = False
-    """True where what a script keeps, as last saved, is a part of it."""
+    """True where the script's state, as last saved, is a part of it."""
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False):
-    """Clear away the parts of checkpoint `number`, of which one could not be written; the store answers `Saved`."""
+    """Request to remove the parts of checkpoint `number`, one of which could not be written; answered by `Saved`."""
 
     number: int
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
-    """Read a shard's part of a checkpoint, cut to the plan; the store answers `Loaded`."""
+    """Request to read a shard's part of a checkpoint, cut to a plan; answered by `Loaded`."""
 
     checkpoint: str
     plan: Plan
@@ -195,7 +187,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
-    """The role that yields it is done."""
+    """End of the role that yields it."""
 
     reason: str
 
@@ -207,7 +199,7 @@ Effect = (
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """Something that a role is told: by whom, what, and the bytes behind it."""
+    """Event at a role, with its sender and its payload."""
 
     sender: str
     event: Event
@@ -215,7 +207,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """A gradient is in place: the mean loss of the minibatch (None where unknown), its samples, the seconds it took."""
+    """Gradient that is in place: the minibatch's mean loss (None if unknown), its samples, the seconds it took."""
 
     loss: float | None
     samples: int
@@ -223,25 +215,23 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     rate: float = 1.0
     """Factor that a user's own loop puts on the job's learning rate."""
     options: tuple[GroupOption, ...] = ()
-    """Other options of its parameter groups that it has changed."""
+    """Other options of parameter groups that the loop has changed."""
     model: int = 0
-    """Number of the model that it steps, of several: they are stepped one after another until an answer is `held`."""
+    """Number of the model that is stepped, of several: they are stepped in turn until an answer is `held`."""
     held: bool = False
-    """True where this minibatch has no step: its gradient is in that of a later one, or, without samples, in none."""
+    """True where this minibatch has no step: a later one's gradient includes it or, without samples, none does."""
     ended: bool = False
-    """True where there was no such minibatch: the replica's stream has ended before it."""
+    """True where the replica's stream has ended before this minibatch."""
     written: bool = False
-    """True where a user's loop has written to its parameters since they were fetched."""
+    """True where a user's loop has written to its parameters since the fetch."""
     overflows: int = 0
-    """In fp16, how often it was computed again, since its gradient overflowed; in fixed point, values that were cut."""
+    """In fp16, computations repeated as the gradient overflowed; in fixed point, values that were clipped."""
     counted: int = 0
     """Number that `overflows` is out of: computations in fp16, values in fixed point; 0 where nothing can overflow."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """Mean loss and accuracy (0 to 1) on the test set, None where the task has none, the means of its other metrics by
-    name, and the seconds that measuring took.
-    """
+    """Mean loss, accuracy (0 to 1; None where the task has none) and other metrics on the test set, and the seconds."""
 
     loss: float
     accuracy: float | None
@@ -253,8 +243,8 @@ Story = Generator[Effect, Any, None]
 
 
 class Machine(Protocol):
-    """Answers messages; waits for nobody, and does no I/O."""
+    """State machine: answers events with effects, never waits, and performs no I/O."""
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event and say what is to be done."""
+        """Take one event; return its effects."""
         ...

@@ -1,6 +1,4 @@
-"""Events: everything a role may be told. Messages come from other roles; what stands here comes from its own transport
-or store.
-"""
+"""Events: inputs of roles. Messages come from other roles; the events below from a role's own transport and store."""
 
 from __future__ import annotations
 
@@ -16,44 +14,42 @@ from distbelief.core.timers import AnyTimer
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """From the transport: the link to a peer is gone. `incarnation` is the peer's, where it is known; -1 is whichever
-    it was.
-    """
+    """Loss of the link to a peer, from the transport; `incarnation` is the peer's, -1 where unknown."""
 
     reason: str
     incarnation: int = -1
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False):
-    """From the store beside a machine: what became of a `Save`, `Commit` or `Discard`."""
+    """Answer of the store to a `Save`, `Commit` or `Discard`."""
 
     number: int
     error: str
     checkpoint: str = ""
-    """Path of a checkpoint that was committed."""
+    """Path of the checkpoint, once committed."""
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
-    """From the store beside a machine: a shard's part of a checkpoint."""
+    """Answer of the store to a `Load`: a shard's part of a checkpoint."""
 
     arrays: dict[str, Any]
     facts: Json
 
 
 class Lent(msgspec.Struct, frozen=True, gc=False):
-    """From the transport beside a machine: the vectors of a `Lend`; none where payloads are phantoms."""
+    """Answer of the transport to a `Lend`: its vectors; none where payloads are phantoms."""
 
     vectors: tuple[Any, ...]
 
 
 class Woke(msgspec.Struct, frozen=True, gc=False):
-    """From the clock beside a machine: the time of a `Wake` has come."""
+    """Answer of the clock to a `Wake`, after its time."""
 
     timer: AnyTimer
 
 
 TELLERS: Mapping[type, Kind] = {Saved: Kind.STORE, Loaded: Kind.STORE, Woke: Kind.CLOCK, Lent: Kind.CARRIER}
-"""Kinds of those beside a role that send it each of these; `Lost` comes in the name of the peer."""
+"""Sender of each of these events; `Lost` comes in the peer's name."""
 
 Event = Message | Lost | Saved | Loaded | Lent | Woke
-"""Everything a role may be told."""
+"""Every input of a role."""

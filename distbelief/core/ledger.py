@@ -1,10 +1,10 @@
-"""The ledger: which pushes a shard has taken from whom, so that each is applied at most once.
+"""Ledger of a shard: the last push that it took of each replica, so that each push is applied at most once.
 
-The rules of the file:
-1. A replica numbers its pushes 1, 2, 3, ... within one incarnation, each of its partitions does, and links keep their
-order: a gap is a fault of the protocol. 2. A push that was taken before is acknowledged again and not applied. 3. A
-push of an incarnation older than one already seen comes from the dead and is refused. 4. What a round drops is dropped
-of all partitions.
+1. Each partition of a replica numbers its pushes 1, 2, 3, ... within an incarnation, and links keep their order: a gap
+   is a fault of the protocol.
+2. A push that was taken before is acknowledged again and not applied.
+3. A push of an incarnation older than the newest known one is refused.
+4. A push that a round drops is dropped of all partitions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import NamedTuple
 from distbelief.errors import RemoteProtocolError
 
 SAMPLES_LIMIT = 1 << 40
-"""Most samples that one message may claim: sums of what peers claim must stay numbers that can be sent."""
-
-
+"""Most samples that one message may claim, so that sums of claims stay numbers that can be sent."""
 DROPPED = 4
-"""Dropped pushes that are remembered of a replica: it has at most two that are not acknowledged."""
+"""Dropped pushes kept of each replica: at most two are not acknowledged."""
 
 
 class Taking(StrEnum):
@@ -33,7 +31,7 @@ class Taking(StrEnum):
 
 
 class Judgement(NamedTuple):
-    """Decision on a push, and the sentence that says why."""
+    """Decision on a push, with its reason."""
 
     taking: Taking
     reason: str
@@ -43,7 +41,7 @@ APPLY = Judgement(Taking.APPLY, "the next push of this replica")
 
 
 class PushTaken(NamedTuple):
-    """The last push that was taken of a partition of a replica, 0 where a replica is whole."""
+    """Last push taken of a partition of a replica; partition 0 where the replica is whole."""
 
     who: str
     partition: int
@@ -52,43 +50,45 @@ class PushTaken(NamedTuple):
 
 
 class Ledger:
-    """The last clock taken of each partition of each replica's newest incarnation."""
+    """Last clock taken of each partition of each replica, in its newest incarnation."""
 
     def __init__(self) -> None:
         self._clocks: dict[tuple[str, int], tuple[int, int]] = {}
         self._dropped: dict[str, deque[tuple[int, int]]] = {}
 
     def taken(self) -> tuple[PushTaken, ...]:
-        """All that it has taken, in few words."""
+        """Return the last push of each partition, from which another ledger goes on."""
         return tuple(PushTaken(*key, *last) for key, last in self._clocks.items())
 
     def has(self, who: str, partition: int, incarnation: int, clock: int) -> bool:
         """Return whether a push, or a later one of its partition, was taken."""
         return self._clocks.get((who, partition), (-1, 0)) >= (incarnation, clock)
 
-    def restore(self, taken: Iterable[PushTaken]) -> None:
-        """Have taken this, and nothing else."""
-        self._clocks = {(push.who, push.partition): (push.incarnation, push.clock) for push in taken}
+    def restore(self, pushes: Iterable[PushTaken]) -> None:
+        """Take over the last pushes of another ledger."""
+        self._clocks = {(push.who, push.partition): (push.incarnation, push.clock) for push in pushes}
 
     def note(self, push: PushTaken) -> None:
-        """A push was taken elsewhere; the last of an incarnation may be told of after the first of the next."""
+        """Note a push that was taken elsewhere; the last of an incarnation may come after the first of the next."""
         key, last = (push.who, push.partition), (push.incarnation, push.clock)
         self._clocks[key] = max(self._clocks.get(key, (0, 0)), last)
 
     def drop(self, who: str, incarnation: int, clock: int) -> None:
-        """A push that was taken is not applied, of no partition: should it come again, its replica is told so again."""
+        """Note that a push was taken and dropped, in all partitions: if it comes again, its replica is told again."""
         self._dropped.setdefault(who, deque(maxlen=DROPPED)).append((incarnation, clock))
 
     def dropped(self, who: str, incarnation: int, clock: int) -> bool:
-        """Return whether a push was taken, and not applied."""
+        """Return whether a push was taken and dropped."""
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, partition: int, incarnation: int, clock: int) -> int:
-        """A replica says that its pushes up to `clock` were taken before, by a shard that died; returns how many of
-        them are not known here.
+        """Take a replica's word that its pushes up to `clock` were taken by a shard that died.
+
+        Returns:
+            the number of these that are unknown here.
 
         Raises:
-            RemoteProtocolError: a number that no clock has.
+            RemoteProtocolError: no clock has that number.
 
         >>> ledger = Ledger()
         >>> ledger.judge("replica 0", 0, 0, 1).taking.value, ledger.resume("replica 0", 0, 0, 3)
@@ -106,15 +106,14 @@ class Ledger:
         return max(0, clock - last)
 
     def judge(self, who: str, partition: int, incarnation: int, clock: int) -> Judgement:
-        """Decide on a push and, where it is to be applied, note it.
+        """Decide on a push, and note it if it is to be applied.
 
         Raises:
-            RemoteProtocolError: a push is missing before this one.
+            RemoteProtocolError: a push before this one is missing.
         """
         key = who, partition
-        # A clock alone decides, since links keep their order: the next number is new, a lower one was applied and only
-        # its acknowledgement was lost, a higher one can only come where a message is missing. A new life counts from 1
-        # again.
+        # The clock decides, since links keep their order. The next number is new; a lower one was applied, and only its
+        # acknowledgement was lost; a higher one comes only if a message is missing. An incarnation counts from 1.
         known, last = self._clocks.get(key, (incarnation, 0))
         if incarnation < known:
             return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")

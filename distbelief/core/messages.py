@@ -1,6 +1,7 @@
-"""Common parts of all messages between roles, and all that a transport must know of them. That is: which have bytes
-behind them, from where and to where, as what these are counted, and who opens a link. Each conversation has a file of
-its own in `core/conversations`, which no transport reads.
+"""Messages between roles: what a transport must know of them.
+
+A transport knows which messages carry bytes, from where to where, as what kind these are counted, and which role opens
+a link. Each conversation has a file of its own in `core/conversations`, which no transport reads.
 """
 
 from __future__ import annotations
@@ -12,39 +13,35 @@ import msgspec
 from distbelief.core.records import BytesCounted
 
 KINDS = PUSH, FETCH, ALL_REDUCE, PARTITIONS, CONTROL = ("push", "fetch", "all_reduce", "partitions", "control")
-"""Purposes of bytes: gradients to the shards, parameters that a fetch asked for, sums of gradients, what crosses
-between the partitions of a replica, and all else.
-"""
+"""Kinds of traffic: gradients, fetched parameters, sums of gradients, tensors between partitions, the rest."""
 WAYS = ("sent", "received", "shared_memory")
 
 
 class Version(NamedTuple):
-    """Number of updates that a shard has applied, within one incarnation of the shard."""
+    """Number of updates that a shard has applied, and the shard's incarnation."""
 
     incarnation: int
     updates: int
 
 
 class Address(NamedTuple):
-    """Place at which one life of a role listens."""
+    """Address at which an incarnation of a role listens."""
 
     address: str
     incarnation: int
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Anything that one role sends another."""
+    """Message from one role to another."""
 
     traffic: ClassVar[str] = CONTROL
-    """The kind as which its bytes are counted, with those behind it."""
+    """Kind as which its bytes count, with its payload's."""
 
 
 class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A message with bytes [start, stop) of a flat vector behind it: those of the sender's gradient vector number
-    `slot`, which the receiver reads where they lie.
-    """
+    """Message with bytes [start, stop) of the sender's gradient vector `slot`, which the receiver reads in place."""
 
-    asked: ClassVar[bool] = False
+    is_reply: ClassVar[bool] = False
     """True for a `SlotReply`."""
 
     slot: int
@@ -53,7 +50,7 @@ class Bulk(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class SlotRequest(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Asks for bytes [start, stop), into the asker's parameter vector number `slot`."""
+    """Request for bytes [start, stop), into the sender's parameter vector `slot`."""
 
     slot: int
     start: int
@@ -61,36 +58,34 @@ class SlotRequest(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class SlotReply(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The bytes that a `SlotRequest` asked for: they lie in the asker's slot when it is delivered, and are the
-    sender's, which goes on to write to them, until then.
-    """
+    """Answer to a `SlotRequest`: when it is delivered, its bytes are in the slot of the role that asked."""
 
-    asked: ClassVar[bool] = True
+    is_reply: ClassVar[bool] = True
 
 
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The role that opens this link, its job, and the vectors it lends: their length in bytes, how many of gradients
-    and of parameters, and the byte of the flat vector at which they begin.
-    """
+    """First message on a link: the role that opens it, its job, and the vectors that it lends."""
 
     job: str
     role: str
     incarnation: int
     size: int = 0
+    """Length of each vector in bytes."""
     gradients: int = 0
+    """Number of gradient vectors."""
     parameters: int = 0
+    """Number of parameter vectors."""
     peer: int = -1
-    """The incarnation of the other end that is meant; -1 for whichever is there."""
+    """Incarnation of the role at the other end; -1 for any."""
     start: int = 0
+    """Byte of the flat vector at which each of them begins."""
 
 
 class Traffic:
-    """The bytes that one carrier of a role has sent, received, and read in memory that roles share, by kind; one thread
-    writes them.
+    """Bytes that a carrier of a role has sent, received and read in shared memory, by kind; one thread writes them.
 
-    They are counted where they leave and where they arrive, as the kernel counts what is in its packets: frames with
-    their payloads, and of TLS its handshakes and the ends of its records. What one reads where another has written it
-    is sent by nobody, and is counted by who reads it.
+    They are the contents of packets as the kernel counts them: frames with payloads, and TLS's handshakes and record
+    ends. Bytes in shared memory are not sent; the reader counts them.
 
     >>> traffic = Traffic()
     >>> traffic.sent[PUSH] += 100
@@ -98,18 +93,18 @@ class Traffic:
     (BytesCounted(role='replica 0', sent={'push': 100}, received={}, shared_memory={}), None)
     """
 
-    __slots__ = ("_told", "received", "sent", "shared_memory")
+    __slots__ = ("_reported", "received", "sent", "shared_memory")
 
     def __init__(self) -> None:
         self.sent = dict.fromkeys(KINDS, 0)
         self.received = dict.fromkeys(KINDS, 0)
         self.shared_memory = dict.fromkeys(KINDS, 0)
-        """Bytes that were read there."""
-        self._told = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
+        """Bytes read there."""
+        self._reported = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
 
     def tell(self, role: str) -> BytesCounted | None:
         """Return the counts since the last call; None where there are none."""
-        new = {way: self._new(getattr(self, way), self._told[way]) for way in WAYS}
+        new = {way: self._new(getattr(self, way), self._reported[way]) for way in WAYS}
         return BytesCounted(role, **new) if any(new.values()) else None
 
     @staticmethod

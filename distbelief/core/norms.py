@@ -1,9 +1,8 @@
-"""Norms of layers that are cut across shards: in each round a shard tells the one that rules what its parts add to
-them, and is told the whole ones.
+"""Norms of layers that are cut across shards: in each round each shard sends the ruler its parts' share, and gets sums.
 
-Who takes the place of another says it again, and so does everybody to a new ruler: a round's norms are added up once,
-and told for as long as anybody may ask. A shard that makes no update in a round, since no push of it came there, says
-that it adds nothing.
+A restarted shard sends its shares again, and all shards do so to a restarted ruler. A round's norms are added up once,
+and kept for as long as a shard may ask. A shard that makes no update in a round, since none of its pushes came, sends
+an empty share.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Range
 
 KEPT = 8
-"""Rounds whose norms are kept: no shard is more than two behind (see `core/rounds`)."""
+"""Rounds whose norms are kept: no shard is more than two rounds behind (see `core/rounds`)."""
 
 
 def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
-    """The trained tensors in a range, in order: the number of each in the layout, which is that of its first piece, and
-    its bytes there.
-    """
+    """Return the trained tensors in a range: the number of each in the layout (its first piece's), and its bytes."""
     numbers: dict[str, int] = {}
     for number, entry in enumerate(layout.entries):
         numbers.setdefault(entry.tensor.name, number)
@@ -34,8 +31,9 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
-    """The layers that lie on several shards, or at several partitions, by their number in the layout: on which. None
-    where the optimizer needs no norm of a layer.
+    """Return the layers that lie on several shards, by their numbers, with these shards.
+
+    There are none where the optimizer needs no norm of a layer.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
@@ -55,7 +53,7 @@ def cut_layers(plan: Plan) -> dict[int, set[int]]:
 
 
 def added(parts: Iterable[Squares]) -> Squares:
-    """Add up the norms of parts of layers, in their order.
+    """Add up the squares of parts of layers, in order.
 
     >>> added([((1, 9.0, 1.0),), ((1, 16.0, 3.0), (4, 1.0, 1.0))])
     ((1, 25.0, 4.0), (4, 1.0, 1.0))
@@ -69,11 +67,11 @@ def added(parts: Iterable[Squares]) -> Squares:
 
 
 class Exchange:
-    """One shard's part in it.
+    """One shard's side of the exchange.
 
     Args:
-        plan: of the job.
-        index: of the shard.
+        plan: the job's.
+        index: the shard's.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
@@ -100,21 +98,21 @@ class Exchange:
         self._whole: dict[int, Norms] = {}
 
     def resume(self, floor: int, known: Iterable[Norms]) -> None:
-        """Go on in the place of a shard that had made so many rounds, and knew these norms."""
+        """Take the place of a shard that had made `floor` rounds and knew these norms."""
         self._next = self._newest = floor
         for norms in known:
             self._keep(norms)
 
     def known(self) -> tuple[Norms, ...]:
-        """The whole norms of the latest rounds."""
+        """Return the sums of the latest rounds."""
         return tuple(self._whole.values())
 
     def whole(self, round: int) -> Squares | None:
-        """The whole norms of a round, where they are known."""
+        """Return the sums of a round; None while they are unknown."""
         return self._whole[round].of if round in self._whole else None
 
     def say(self, round: int, of: Squares) -> list[Send]:
-        """Say what the parts of this shard add to the norms of a round."""
+        """Send this shard's share of a round's norms."""
         sends = self.pass_over(round)
         self._next = round + 1
         norms = Norms(round, of)
@@ -122,7 +120,7 @@ class Exchange:
         return sends + (self.take(self._own, norms) if self._own == self._ruler else [Send(self._ruler, norms)])
 
     def pass_over(self, floor: int) -> list[Send]:
-        """Say that this shard makes no update in the rounds before `floor` in which it has said nothing."""
+        """Send empty shares for rounds before `floor` in which this shard made no update."""
         sends: list[Send] = []
         while self.takes_part and self._next < floor:
             self._next += 1
@@ -130,15 +128,15 @@ class Exchange:
         return sends
 
     def again(self) -> list[Send]:
-        """Return all that a new ruler must be told: what this shard has said, and the sums of the ruler before it."""
+        """Return what a new ruler must be sent: this shard's shares, and the sums of the ruler before it."""
         known = [Norms(norms.round, norms.of, whole=True) for norms in self._whole.values()]
         return [Send(self._ruler, norms) for norms in (*self._said, *known)]
 
     def take(self, sender: str, norms: Norms) -> list[Send]:
-        """A shard has said what it adds; or the one that rules has told what all do.
+        """Take a shard's share, or the ruler's sums.
 
         Raises:
-            RemoteProtocolError: it has no say in it.
+            RemoteProtocolError: the sender has no part in the exchange.
         """
         if self._own != self._ruler:
             if sender != self._ruler:
@@ -150,23 +148,22 @@ class Exchange:
                 f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not "
                 "there yet"
             )
-        # A shard in the place of another says its parts again, and asks by it: nothing is added up twice, or two shards
-        # would scale one layer by two norms.
+        # A restarted shard sends its share again, and so asks for the sums. They are not added up anew, or two shards
+        # might scale one layer by two norms.
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})
-        # the ruler before had added them up, and some shard may have made its update with them already: they are
-        # binding
+        # sums of the ruler before are binding: some shard may have made its update with them
         if norms.whole:
             return self._tell(Norms(norms.round, norms.of))
         heard[sender] = norms
         if any(roles.shard(part) not in heard for part in self._parts):
             return []
-        # in the order of the shards, so that a sum does not depend on who was first
+        # in the order of the shards, so that the sum does not depend on which share came first
         return self._tell(Norms(norms.round, added(heard[roles.shard(part)].of for part in self._parts)))
 
     def _tell(self, whole: Norms) -> list[Send]:
-        """Tell all who have said what they add what it adds up to."""
+        """Send the sums to all that have sent their shares."""
         self._keep(whole)
         return [Send(other, whole) for other in self._heard.pop(whole.round) if other != self._own]
 

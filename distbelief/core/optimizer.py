@@ -1,9 +1,8 @@
-"""Optimizers by name, and the learning rate: the factor on the base rate as a function of the samples applied at the
-server. First warm-up, then a schedule.
+"""Optimizers by name, and the learning rate as a function of the samples applied at the server.
 
-What an optimizer does is torch's, or in `server/layerwise`. The rate that a user gives is for the base batch; a global
-batch that is k times as large scales it (Goyal et al. 2017, section 2). Every word of a schedule is one line of
-`SCHEDULES`.
+The algorithms are torch's, or in `server/layerwise`. The rate has a warm-up, then a schedule, one line of `SCHEDULES`
+each. The rate that a user gives is for the base batch; a global batch k times as large scales it (Goyal et al. 2017,
+section 2).
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from distbelief.core.values import admit, check_fields, shown
 from distbelief.errors import UsageError, unknown
 
 ParameterGroup = Mapping[str, Any]
-"""Parameters, under `params`, and what is set for them alone, as `torch.optim` takes it."""
+"""Parameters, under `params`, and their options, as `torch.optim` takes them."""
 
 
 class GroupOption(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An option of a parameter group as a script has it: of the rate, its factor; several numbers of a pair."""
+    """Option of a parameter group that a script sets: for the rate a factor; several numbers for a pair."""
 
     group: int
     name: str
@@ -32,7 +31,7 @@ class GroupOption(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Optimizer(msgspec.Struct, frozen=True):
-    """An optimizer by name, its learning rate and its other options."""
+    """Optimizer by name, with its learning rate and other options."""
 
     name: str = "sgd"
     lr: float = 0.1
@@ -41,10 +40,10 @@ class Optimizer(msgspec.Struct, frozen=True):
     """True where weight decay leaves biases and normalisations alone."""
 
     def check(self, norms: bool) -> None:
-        """Refuse one that a job cannot have, where `norms` says whether it can have those of whole layers.
+        """Refuse impossible options, and without `norms` an optimizer that needs the norms of whole layers.
 
         Raises:
-            UsageError: naming the option, its value and the remedy.
+            UsageError: names the option, its value and the remedy.
         """
         if not 0 <= self.lr < float("inf"):
             raise UsageError(f"--lr {self.lr}: must be 0 or more, and finite")
@@ -65,7 +64,7 @@ LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
     "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
 }  # fmt: skip
-"""The learning rate of each optimizer where none is given."""
+"""Default learning rate of each optimizer."""
 
 LAYERWISE = ("lars", "lamb")
 """Optimizers that need the norms of whole layers."""
@@ -74,11 +73,10 @@ LAYERWISE = ("lars", "lamb")
 def optim(
     name: str, lr: float | None = None, *, decay_exempt: bool = False, **options: float | bool | tuple[float, ...]
 ) -> Optimizer:
-    """An optimizer by name; other options are those of its class, weight decay may leave biases and normalisations
-    alone.
+    """Make an optimizer by name; further options are those of its class in torch.
 
     Raises:
-        UsageError: an unknown name, with the nearest known one.
+        UsageError: the name is unknown; the nearest known one is named.
 
     >>> optim("adagrad", lr=0.05, eps=1e-8)
     Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
@@ -92,14 +90,12 @@ def optim(
 
 
 SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda _: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
-"""The factor on the rate where the global batch is k times the base batch."""
+"""Factor on the rate for a global batch of k base batches."""
 WARMUPS = ("gradual", "constant")
 
 
 class Moment(NamedTuple):
-    """Moment of a job: the epochs that are applied, the progress (0 to 1) of what follows the warm-up, and the job's
-    epochs.
-    """
+    """Moment of a job: epochs applied, progress (0 to 1) since the warm-up, and the job's number of epochs."""
 
     epoch: float
     since: float
@@ -108,7 +104,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Options that the learning rate follows.
+    """Options of the learning rate.
 
     >>> rate = LearningRate(warmup_epochs=5.0)
     >>> [rate.rate_factor(samples, of_epoch=100, epochs=10, batch=256, scale=4.0) for samples in (0, 250, 500, 900)]
@@ -116,23 +112,23 @@ class LearningRate:
     """
 
     lr_schedule: str = "constant"
-    """The learning rate after the warm-up, over the samples applied: constant, linear, polynomial, cosine, step, or
-    backoff (smaller after phases that grow)."""
+    """Schedule of the learning rate after the warm-up: constant, linear, polynomial, cosine, step, or backoff (lower
+    after phases that get longer)."""
     lr_steps: tuple[float, ...] = ()
-    """The epochs after which the rate becomes smaller: with --lr-schedule step all of them (none: half and three
-    quarters of all), with backoff the first (none: 1)."""
+    """Epochs after which the rate falls: for --lr-schedule step all of them (default: after half and three quarters of
+    the job), for backoff the first (default: 1)."""
     lr_gamma: float = 0.0
-    """Factor on the rate: with --lr-schedule step at each of its epochs (0.1), with backoff after each phase (0.37),
-    by which the next is longer."""
+    """Factor on the rate: for --lr-schedule step at each of its epochs (default 0.1), for backoff after each phase
+    (default 0.37); each next phase is longer by its inverse."""
     lr_power: float = 2.0
-    """With --lr-schedule polynomial, its power."""
+    """Power of --lr-schedule polynomial."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate is warmed up: from that of the base batch, where it is scaled, else from none."""
+    """Epochs in which the rate rises to its full value, from the base batch's rate where it is scaled, else from 0."""
     warmup: str = "gradual"
-    """How: gradual (it rises with every update), or constant (it stays that of the base batch, then jumps)."""
+    """Kind of warm-up: gradual (the rate rises with every update), or constant (the base batch's rate, then a jump)."""
 
     def rate_checks(self, epochs: int) -> Iterator[Callable[[], object]]:
-        """Yield what refuses a learning rate, of words that are known, that no job of so many epochs can follow."""
+        """Yield checks of these options for a job of so many epochs."""
         yield partial(self._check_warmup, epochs)
         yield partial(self._check_schedule, epochs)
 
@@ -178,14 +174,14 @@ class LearningRate:
         return self.lr_schedule != "constant" or bool(self.warmup_epochs)
 
     def rate_factor(self, samples: int, of_epoch: int, epochs: int, batch: int, scale: float | None = None) -> float:
-        """The factor on the base rate, for one update.
+        """Return the factor on the base rate for one update.
 
         Args:
-            samples: that have been applied before it.
-            of_epoch: samples in an epoch.
-            epochs: of the job.
-            batch: samples in it.
-            scale: on the rate of the base batch, for the size of the global batch; None where there is no base batch.
+            samples: number applied before the update.
+            of_epoch: number in an epoch.
+            epochs: number in the job.
+            batch: samples in the update.
+            scale: factor for the size of the global batch; None where no base batch is set.
         """
         scaled = 1.0 if scale is None else scale
         if not self.rate_follows:
@@ -193,13 +189,12 @@ class LearningRate:
         if of_epoch < 1:
             raise UsageError(f"a schedule needs the samples of an epoch, got {of_epoch}")
         total, warming = of_epoch * epochs, self.warmup_epochs * of_epoch
-        # a schedule is a function of the samples applied, not of steps: replicas of any speed and number see the same
-        # one
+        # a function of the samples applied, not of steps: replicas of any number and speed see the same schedule
         if samples < warming:
             if self.warmup == "constant":
                 return 1.0
-            # the first update is made at the rate of the base batch, or, as torch's LinearLR has it, at one step from
-            # none, since none moves nothing
+            # the first update has the base batch's rate or, as in torch's LinearLR, one step above 0: a rate of 0 would
+            # waste it
             unscaled = min(1.0, (samples + batch) / warming)
             return unscaled if scale is None else 1.0 + (scale - 1.0) * samples / warming
         since = (samples - warming) / (total - warming) if total > warming else 1.0
@@ -207,9 +202,7 @@ class LearningRate:
 
 
 GAMMAS = {"step": 0.1, "backoff": 0.37}
-"""The schedules that multiply the rate now and then, and with what unless something else is set (backoff: what Niu et
-al. 2011 find best).
-"""
+"""Default factor of each schedule that lowers the rate at times (backoff: the best of Niu et al. 2011)."""
 
 
 def _gamma(rate: LearningRate) -> float:
@@ -222,14 +215,11 @@ def _step(rate: LearningRate, at: Moment) -> float:
 
 
 def _backoff(rate: LearningRate, at: Moment) -> float:
-    """Phases that grow as the rate falls: K epochs at the rate, K / gamma at gamma times the rate, and so on (Niu et
-    al. 2011, section 4).
-    """
+    """Return the factor: 1 for K epochs, gamma for the next K / gamma, and so on (Niu et al. 2011, section 4)."""
     gamma, first = _gamma(rate), rate.lr_steps[0] if rate.lr_steps else 1.0
     if gamma == 1.0:
         return 1.0
-    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; the last digits of a logarithm decide
-    # nothing
+    # phase j begins after first * (1 + 1/gamma + ... + 1/gamma^(j-1)) epochs; 1e-9 is for the logarithm's rounding
     phase = math.log1p(min(at.epoch, at.epochs) / first * (1.0 / gamma - 1.0)) / -math.log(gamma)
     return gamma ** int(phase + 1e-9)
 
@@ -242,8 +232,7 @@ SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
     "step": _step,
     "backoff": _backoff,
 }
-"""The factor at a moment. `step` and `backoff` count the epochs of the whole job, the others what follows the warm-up.
-"""
+"""Factor at a moment. `step` and `backoff` count from the job's start, the others from the end of the warm-up."""
 
 OWN = {"lr_steps": tuple(GAMMAS), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
-"""The settings of some schedules only."""
+"""Options that belong to some schedules only, with these."""

@@ -1,4 +1,4 @@
-"""Outcomes of jobs and their causes: values to decide by; the sentence beside them is for people."""
+"""Outcomes of jobs and their causes: code decides by these values, never by the sentence beside them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Outcome(StrEnum):
     TARGET = "target"
     INTERRUPTED = "interrupted"
     LEFT = "left"
-    """Every replica went before it was done."""
+    """Every replica left before the job was done."""
     FAILED = "failed"
 
 
 class Cause(StrEnum):
-    """Why a job ends; each is of one outcome."""
+    """Cause of a job's end; each has one outcome."""
 
     EPOCHS_DONE = "all epochs are done"
     SCRIPT_STOPPED = "a script has stopped the job"
@@ -93,7 +93,7 @@ _OF_ERRORS: dict[type[BaseException], Cause] = {
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Why a job failed that an error has ended.
+    """Return the cause of a job's end by an error.
 
     >>> cause_of(errors.LossNotFinite("the loss is nan")), cause_of(KeyError("x"))
     (<Cause.LOSS_NOT_FINITE: 'the loss is not finite'>, <Cause.BUG: 'an error of distbelief'>)

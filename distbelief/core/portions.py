@@ -1,8 +1,8 @@
-"""Portions: the minibatches of an epoch, dealt to replicas on demand, and dealt again when a replica dies.
+"""Portions: minibatches of an epoch, dealt to replicas on demand, and dealt again when a replica dies.
 
-An epoch is one seeded permutation of the samples, cut at multiples of the batch size; a portion is a run of its
-minibatches. Every minibatch is dealt once while nobody dies, and counts as done only when all shards have acknowledged
-the push that holds its gradient.
+An epoch is a seeded permutation of the samples, cut at multiples of the batch size; a portion is a run of its
+minibatches. Each minibatch is dealt once while no replica dies. It counts as done once all shards have acknowledged the
+push with its gradient.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from distbelief.core.records import Json
 from distbelief.errors import RemoteProtocolError
 
 PORTION_LIMIT = 32
-"""Most minibatches in one portion: bounds what a death costs and how long a fast replica waits at the end."""
-
-
+"""Most minibatches in a portion: bounds what a death costs, and how long a fast replica waits at the end."""
 OWN = 1 << 40
-"""Numbers that a replica has to itself where its data are its own: the most minibatches of an epoch."""
+"""Numbers of minibatches reserved for each replica that has its own data: the most in an epoch."""
 STREAM = -1
-"""Samples of data that have no length."""
+"""Size of data without a length."""
 
 
 def cut_numbers(index: int, replicas: int, batches: int) -> range:
-    """Those of replica `index` of data that all have, of so many minibatches: a run of them.
+    """Return the numbers of replica `index`'s part of so many minibatches.
 
     >>> [cut_numbers(index, 3, 10) for index in range(3)]
     [range(0, 3), range(3, 6), range(6, 10)]
@@ -50,18 +48,18 @@ class Portion(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=T
 
     @property
     def numbers(self) -> range:
-        """The numbers of its minibatches."""
+        """Numbers of its minibatches."""
         return range(self.first, self.first + self.count * self.every, self.every)
 
     def cut(self, count: int) -> tuple[Portion, Portion]:
-        """The first so many of its minibatches at most, and the others."""
+        """Return its first minibatches, at most `count`, and the rest."""
         count = min(count, self.count)
         rest = Portion(self.epoch, self.first + count * self.every, self.count - count, self.every)
         return Portion(self.epoch, self.first, count, self.every), rest
 
 
 class WorkUnit(msgspec.Struct, frozen=True, array_like=True):
-    """Portions that are dealt, computed, sent and counted together, and the part of the batch that they are in."""
+    """Portion of a batch that is dealt, computed, sent and counted as one, and the part of the batch that it is in."""
 
     portion: Portion
     part: int = 0
@@ -79,18 +77,18 @@ class AllotmentPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Position of a job in its data: it deals from here on, after what was dealt before and is not done."""
+    """Position of a job in its data: portions that are not done, and the minibatch to deal after these."""
 
     epoch: int
     batch: int
     undone: tuple[Portion, ...]
     state: Json = {}
-    """Scalars that the coordinator goes on with: numbers, words and lists of them."""
+    """State of a batch method's coordinator: numbers, words and lists of them."""
     places: tuple[AllotmentPlace, ...] = ()
-    """Progress of each replica that has an allotment; the fields before mean nothing then."""
+    """Progress of each replica with an allotment; the fields before are unused then."""
 
     def earliest(self, role: str) -> int:
-        """The first epoch of which a replica may be dealt something.
+        """Return the earliest epoch that a replica may be dealt minibatches of.
 
         >>> Position(4, 0, (Portion(3, 7, 1),)).earliest("replica 0")
         3
@@ -104,14 +102,14 @@ START = Position(0, 0, ())
 
 
 class StartingPoint(msgspec.Struct, frozen=True, array_like=True):
-    """From where a job goes on."""
+    """State from which a job goes on."""
 
     checkpoint: str = ""
-    """Checkpoint that is loaded; "" for a fresh job."""
+    """Checkpoint to load; "" for a fresh job."""
     position: Position = START
     """Position in the data at that checkpoint."""
     samples: int = 0
-    """Done before it."""
+    """Samples that are done at that checkpoint."""
     number: int = 1
     """Number of the next checkpoint."""
 
@@ -120,8 +118,9 @@ ANEW = StartingPoint()
 
 
 class Dealer:
-    """Deals the minibatches of `epochs` epochs of `batches` minibatches to `replicas` replicas, in portions that shrink
-    with what is left; to 0, in those that are asked for.
+    """Dealer of `epochs` epochs of `batches` minibatches to `replicas` replicas.
+
+    Portions get smaller with what is left; with 0 replicas they are as large as asked for.
 
     >>> dealer = Dealer(batches=3, epochs=1, replicas=1)
     >>> dealer.deal("replica 0"), dealer.deal("replica 0")
@@ -143,7 +142,7 @@ class Dealer:
         self._held: dict[str, deque[Portion]] = {}
 
     def _forward(self, count: int) -> Portion:
-        """The next minibatches of the epoch that is being dealt, which are dealt now."""
+        """Deal the next minibatches of the epoch under way."""
         portion = Portion(self._epoch, self._batch, count)
         self._batch += count
         if self._batch == self.batches:
@@ -156,7 +155,7 @@ class Dealer:
             self._left.setdefault(self._epoch, self.batches)
 
     def _count(self, epoch: int, done: int) -> bool:
-        """So many more minibatches of an epoch are done; whether all of it is."""
+        """Count minibatches of an epoch that are done; return whether the epoch is."""
         self._left[epoch] -= done
         if self._left[epoch]:
             return False
@@ -165,11 +164,11 @@ class Dealer:
 
     @property
     def epoch(self) -> int:
-        """The first that is not done."""
+        """Earliest epoch that is not done."""
         return min(self._left, default=self.epochs)
 
     def validate(self, free: Iterable[Portion] = ()) -> None:
-        """Assert that each minibatch is to come, held, to be dealt again or `free`, or done."""
+        """Assert that each minibatch is to come, held, to be dealt again, `free` or done."""
         out = Counter[int]()
         for portion in chain(free, self._again, *self._held.values()):
             out[portion.epoch] += portion.count
@@ -179,24 +178,24 @@ class Dealer:
 
     @property
     def completed(self) -> int:
-        """Number of epochs that are done, whichever they are."""
+        """Number of epochs that are done."""
         return self._epoch + (self._epoch < self.epochs) - len(self._left)
 
     @property
     def finished(self) -> bool:
-        """True where every minibatch of every epoch is done."""
+        """True once every minibatch of every epoch is done."""
         return not self._left
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """The next portion for a replica, of the first epoch that has any; None when all is dealt."""
+        """Return a replica's next portion, of the earliest epoch with any left; None once all is dealt."""
         again = min(self._again, key=lambda portion: portion.epoch, default=None)
         if again is not None:
             self._again.remove(again)
             portion = self._take(again, at_most)
         elif self._epoch < self.epochs:
             left = self.batches - self._batch
-            # A quarter of a fair share of what is left: portions are large at first, since each costs a message, and
-            # small at the end, so that no replica is long at work when the others have none.
+            # A quarter of a fair share: portions are large at first, since each costs a message, and small at the end,
+            # so that no replica works long while the others have nothing left.
             part = left // (4 * self.replicas) if self.replicas else left
             portion = self._forward(max(1, min(part, PORTION_LIMIT, at_most)))
         else:
@@ -205,29 +204,35 @@ class Dealer:
         return portion
 
     def _take(self, portion: Portion, at_most: int) -> Portion:
-        """The first `at_most` minibatches of a portion; the rest waits to be dealt again."""
+        """Return the first `at_most` minibatches of a portion; the rest waits to be dealt again."""
         head, rest = portion.cut(at_most)
         if rest.count:
             self._again.appendleft(rest)
         return head
 
     def done(self, who: str, steps: int) -> list[int]:
-        """Note that a replica's next `steps` minibatches are applied at all shards; returns the epochs this completes.
+        """Note that a replica's next `steps` minibatches are applied at all shards; return the epochs that completes.
 
         Raises:
-            RemoteProtocolError: more steps than the replica was dealt.
+            RemoteProtocolError: the replica was not dealt so many.
         """
         if steps < 0:
             raise RemoteProtocolError(f"{who} reports {steps} steps")
         return [portion.epoch for portion in self._next(who, steps) if self._count(portion.epoch, portion.count)]
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
-        """Note what became of a replica's next minibatches: `steps` of them are applied, and after `at` of these,
-        `vain` were computed in vain, for each (at, vain) of `dropped`; those are dealt again, before any others.
-        Returns the epochs that this completes.
+        """Note that `steps` of a replica's next minibatches are applied, and deal again those that were dropped.
+
+        Args:
+            who: the replica.
+            steps: number of applied minibatches.
+            dropped: (at, count) for each run that was dropped: `count` minibatches, after `at` applied ones.
+
+        Returns:
+            the epochs that this completes.
 
         Raises:
-            RemoteProtocolError: more steps than the replica was dealt.
+            RemoteProtocolError: the replica was not dealt so many.
 
         >>> dealer = Dealer(batches=2, epochs=1, replicas=1)
         >>> _ = dealer.deal("replica 0"), dealer.deal("replica 0")
@@ -243,14 +248,13 @@ class Dealer:
         return completed + self.done(who, steps - past)
 
     def _put_back(self, vain: list[Portion]) -> list[int]:
-        """Take back what was computed in vain; returns the epochs that this completes."""
+        """Take back minibatches that were dropped; return the epochs that this completes."""
         self._again.extend(vain)
         return []
 
     def _next(self, who: str, steps: int) -> list[Portion]:
-        """Take the next minibatches from what a replica holds."""
-        # A count of steps is enough to say which they are: a replica computes its portions in the order in which it was
-        # dealt them, and its link keeps that order.
+        """Take the next minibatches from a replica's portions."""
+        # their number says which they are: a replica computes its portions in the order in which they were dealt
         held, portions = self._held.get(who, deque()), []
         while steps:
             if not held:
@@ -263,10 +267,10 @@ class Dealer:
         return portions
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
-        """A replica has not begun these ends of portions that it was dealt: they are dealt next.
+        """Take back ends of portions that a replica has not begun; they are dealt next.
 
         Raises:
-            RemoteProtocolError: it holds no such portion.
+            RemoteProtocolError: the replica holds no portion with such an end.
 
         >>> dealer = Dealer(batches=32, epochs=1, replicas=1)
         >>> dealer.deal("replica 0"), dealer.give_back("replica 0", (Portion(0, 2, 6),)), dealer.deal("replica 1", 4)
@@ -285,7 +289,7 @@ class Dealer:
             self._again.appendleft(end_portion)
 
     def undealt(self, who: str) -> int:
-        """Return how many minibatches a replica may still be dealt of the first epoch that is not done."""
+        """Return how many minibatches are left to deal to a replica in the earliest epoch that is not done."""
         to_come = self.batches - self._batch if self._epoch == self.epoch < self.epochs else 0
         return to_come + sum(portion.count for portion in self._again if portion.epoch == self.epoch)
 
@@ -294,9 +298,7 @@ class Dealer:
         return sum(portion.count for portion in self._held.get(who, ()))
 
     def lost(self, who: str) -> int:
-        """Put back what a replica held that is gone, before what it may have given back; returns how many minibatches
-        that is.
-        """
+        """Put back the minibatches that a dead replica held; return their number."""
         held = self._held.pop(who, deque())
         self._again.extendleft(reversed(held))
         return sum(portion.count for portion in held)
@@ -308,8 +310,7 @@ class Dealer:
 
 
 class RoundDealer(Dealer):
-    """Deals in rounds, each of minibatches that follow each other, while nobody dies: the first of each to the first of
-    the replicas.
+    """Dealer for rounds: a round's minibatches follow each other in the epoch, in the order of the replicas.
 
     >>> dealer = RoundDealer(batches=6, epochs=1)
     >>> dealer.deal("replica 1", 3, first=1, every=2), dealer.undealt("replica 0")
@@ -321,23 +322,23 @@ class RoundDealer(Dealer):
     def __init__(self, batches: int, epochs: int, position: Position = START) -> None:
         super().__init__(batches, epochs, 0, position)
         self._free: set[int] = set()
-        """The minibatches of the first epoch that is not done, before what is dealt next, that nobody has."""
+        """Minibatches of the earliest epoch that is not done, of lower numbers than the next, that no replica holds."""
 
     def _collect(self) -> None:
-        """Have what was put back of that epoch among the others."""
+        """Move what was put back of that epoch to the free minibatches."""
         for portion in [portion for portion in self._again if portion.epoch == self.epoch]:
             self._again.remove(portion)
             self._free.update(portion.numbers)
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT, first: int = -1, every: int = 1) -> Portion | None:
-        """Minibatch `first` of the epoch and each `every`th after it, as long as nobody has them; else the first that
-        nobody has, or the last where the epoch ends before `first`.
+        """Deal minibatch `first` of the epoch and each `every`th after it, as far as these are free.
+
+        If `first` is not free, deal the earliest free one; if the epoch ends before it, the last free one.
         """
         self._collect()
         to_come = range(self._batch, self.batches) if self._epoch == self.epoch < self.epochs else range(0)
-        # Which minibatches a replica has in a round follows from its place among the others, not from who asks first,
-        # so that a run can be repeated. After a death, that one may be somebody's already: then it takes the first that
-        # is free.
+        # A replica's minibatch of a round follows from its place among the replicas, not from which asks first, so that
+        # a run can be repeated. After a death another may hold that minibatch.
         if first not in self._free and first not in to_come:
             which, ends = (max, to_come[-1:]) if first >= self.batches else (min, to_come[:1])
             first, every = which([*self._free, *ends], default=-1), 1
@@ -354,22 +355,19 @@ class RoundDealer(Dealer):
         return portion
 
     def undealt(self, who: str) -> int:
-        """Return what is still to be dealt, with what is free."""
+        """Return how many minibatches are left to deal, with the free ones."""
         self._collect()
         return super().undealt(who) + len(self._free)
 
     def validate(self, free: Iterable[Portion] = ()) -> None:
-        """Assert what `Dealer` does, with what nobody has."""
+        """Assert the invariants of `Dealer`, with the free minibatches."""
         super().validate((*free, *(Portion(self.epoch, number, 1) for number in self._free)))
 
     def position(self) -> Position:
-        """Return the position with what is free, and what replicas hold of rounds, in runs with which any dealer can go
-        on.
-        """
+        """Return the position with free and held minibatches as plain runs, from which any dealer can go on."""
         self._collect()
         position = super().position()
-        # a checkpoint may be read by a job of another strategy, whose dealer knows no strides: they are written as
-        # plain runs
+        # a job of another strategy may read the checkpoint, and its dealer knows no strides
         apart = [portion for portion in position.undone if portion.every > 1]
         runs: list[Portion] = []
         for number in sorted(self._free.union(*(portion.numbers for portion in apart))):

@@ -1,6 +1,4 @@
-"""The protocol: all conversations together, and what follows from their tables: who may say what to whom, and what may
-stand on a wire.
-"""
+"""Protocol: all conversations, and what follows from them: allowed senders, receivers, and messages on a wire."""
 
 from __future__ import annotations
 
@@ -44,23 +42,23 @@ BATCHED = (*SERVED, OPERATIONS)
 GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, GROUPING, PARTITIONING, SCRIPTING)
 """Conversations of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, GROUPING)
-"""All that there are."""
+"""All conversations."""
 MESSAGES: tuple[type[Message], ...] = tuple(
     dict.fromkeys(row.message for conversation in CONVERSATIONS for row in conversation.says)
 )
-"""Every message that may stand on a wire."""
+"""Every message that may be on a wire."""
 ANSWERS: Mapping[type[Message], type[Message]] = {
     row.message: row.answers for conversation in SERVED for row in conversation.says if row.answers is not None
 }
-"""Each answer in a job with a server, and what it answers."""
+"""Message that each answer in a job with a server is to."""
 
 
 def heard_by(kind: Kind, conversations: Iterable[Conversation]) -> Mapping[type, tuple[Kind, ...]]:
-    """All that a machine may be told: each event, and the kinds of role that may be its sender.
+    """Return the events that a machine may receive, each with the kinds of its senders.
 
     Args:
-        kind: of the role that the machine plays.
-        conversations: in which it takes part.
+        kind: kind of the machine's role.
+        conversations: those that it takes part in.
 
     >>> heard = heard_by(Kind.COORDINATOR, (DEALING,))
     >>> {event.__name__: [*map(str, kinds)] for event, kinds in heard.items()}

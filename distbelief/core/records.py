@@ -1,4 +1,4 @@
-"""Records: what a job says about itself while it runs; metrics, the live view and the result are made of them."""
+"""Records of a job while it runs: its metrics, live view and result are computed from them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import msgspec
 from distbelief.core.outcomes import Cause, Outcome
 
 Json = dict[str, Any]
-"""An object of JSON, whose names depend on what it tells of: a result, the facts of a checkpoint, what a method goes on
-with."""
+"""JSON object whose names depend on its subject: a result, the facts of a checkpoint, the state of a method."""
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False):
-    """Something that happened; whoever writes it down adds the time."""
+    """Something that happened; the writer adds the time."""
 
 
 class Started(Record, frozen=True, tag=True, gc=False):
-    """The shards hold parameters and the first minibatches are dealt. `samples` and `updates` were done before, in a
-    resumed job.
-    """
+    """Start of training: the parameters are there. A resumed job has done `samples` and `done` epochs before."""
 
     replicas: int
     shards: int
@@ -30,23 +27,21 @@ class Started(Record, frozen=True, tag=True, gc=False):
     epochs: int
     samples: int = 0
     done: int = -1
-    """Epochs done before; -1 where the samples tell."""
+    """Epochs done before; -1 where they follow from the samples."""
     unit: str = "epoch"
-    """Unit of progress: an epoch, or an iteration, which may take all samples more than once."""
+    """Unit of progress: an epoch, or an iteration, which may need all samples several times."""
     models: int = 1
     """Number of models that are trained, each with an optimizer of its own."""
 
 
 class Joined(Record, frozen=True, tag=True, gc=False):
-    """A replica takes part."""
+    """Replica that takes part from now on."""
 
     role: str
 
 
 class Stepped(Record, frozen=True, tag=True, gc=False):
-    """A replica reports steps that are applied at all shards; `loss` is the mean over the `losses` steps it computed
-    since, None where unknown.
-    """
+    """Steps of a replica that are applied at all shards; `loss` is the mean over `losses` steps, None if unknown."""
 
     role: str
     steps: int
@@ -54,24 +49,20 @@ class Stepped(Record, frozen=True, tag=True, gc=False):
     pushes: int
     loss: float | None
     dropped: int = 0
-    """Pushes that were too late for their round, and whose minibatches are dealt again."""
+    """Pushes that came too late for their round; their minibatches are dealt again."""
     losses: int = 0
-    """Steps whose losses are known: those computed, which need not be those applied."""
+    """Steps whose loss is known: those computed since the last report, not those applied."""
 
 
 class Rewound(Record, frozen=True, tag=True, gc=False):
-    """All go back to a checkpoint, at which so many `samples` were done, and `done` epochs, where the samples do not
-    tell (-1).
-    """
+    """Return of all roles to a checkpoint, at which `samples` and `done` epochs (-1: see the samples) were done."""
 
     samples: int
     done: int = -1
 
 
 class Forgotten(Record, frozen=True, tag=True, gc=False):
-    """A shard that came again has lost a replica's pushes of these clocks, which it had applied: they were not in its
-    checkpoint.
-    """
+    """Pushes of a replica, by their clocks, that a restarted shard has lost: its checkpoint is older."""
 
     role: str
     replica: str
@@ -82,22 +73,20 @@ class Forgotten(Record, frozen=True, tag=True, gc=False):
 
 
 class Vacant(Record, frozen=True, tag=True, gc=False):
-    """Nobody plays a role any more, or nobody is to: whoever starts processes ends what plays it, and begins this life
-    of it.
-    """
+    """Role whose process must be ended, if there is one, and replaced by this incarnation."""
 
     role: str
     incarnation: int
 
 
 class StandbyReady(Record, frozen=True, tag=True, gc=False):
-    """A standby holds all that its shard has acknowledged, and will."""
+    """Standby that holds all that its shard has acknowledged."""
 
     role: str
 
 
 class Succeeded(Record, frozen=True, tag=True, gc=False):
-    """A standby plays a shard that is gone, from now on, in this life of the shard."""
+    """Standby that takes a shard's place, as this incarnation of it."""
 
     role: str
     incarnation: int
@@ -105,39 +94,39 @@ class Succeeded(Record, frozen=True, tag=True, gc=False):
 
 
 class Iterated(Record, frozen=True, tag=True, gc=False):
-    """An iteration of a batch method, or a search that failed (`step` 0): the loss, the gradient's largest component,
-    the step along the direction, how often a batch was evaluated, how many work units were dealt to one more, and what
-    there is to say.
-    """
+    """Iteration of a batch method, or a line search that failed (`step` 0)."""
 
     iteration: int
     loss: float
     gradient: float
+    """Largest component of the gradient, by magnitude."""
     step: float
+    """Length of the step along the direction."""
     evaluations: int
+    """Evaluations of a batch."""
     copies: int
+    """Work units that were dealt to a second replica."""
     note: str = ""
 
 
 class EpochDone(Record, frozen=True, tag=True, gc=False):
-    """Every minibatch of an epoch (counted from 1) is applied."""
+    """End of an epoch (counted from 1): its minibatches are all applied."""
 
     epoch: int
 
 
 class Tested(Record, frozen=True, tag=True, gc=False):
-    """The server's model was measured after `epoch` epochs: its accuracy (0 to 1), None where the task has none, the
-    means of other metrics by name, and the seconds that it took.
-    """
+    """Measure of the server's model after `epoch` epochs; `accuracy` is 0 to 1, None where the task has none."""
 
     epoch: int
     loss: float
     accuracy: float | None
     metrics: dict[str, float] = {}
     took: float = 0.0
+    """Seconds that measuring took."""
 
     def holds(self, accuracy: float, loss: float) -> bool:
-        """Return whether it reaches all targets that are set (0 for none); False where none is.
+        """Return whether it reaches all targets that are set (0: not set); False where none is.
 
         >>> tested = Tested(1, 0.2, 0.91)
         >>> tested.holds(0.9, 0.0), tested.holds(0.9, 0.1), tested.holds(0.0, 0.2), tested.holds(0.0, 0.0)
@@ -148,25 +137,25 @@ class Tested(Record, frozen=True, tag=True, gc=False):
 
 
 class Gone(Record, frozen=True, tag=True, gc=False):
-    """A replica left, or died and lost `lost` minibatches, which are dealt again."""
+    """Replica that has left or died; its `lost` minibatches are dealt again."""
 
     role: str
     lost: int
     reason: str
     died: bool
     given_up: int = 0
-    """Minibatches of its own that nobody does now; -1 of a stream, where nobody knows."""
+    """Minibatches of its allotment that are given up; -1 where their number is unknown."""
 
 
 class Checkpointed(Record, frozen=True, tag=True, gc=False):
-    """A checkpoint was written, or could not be: then the last good one stays."""
+    """Checkpoint that was written, or failed with an `error`: then the one before stays the newest."""
 
     number: int
     error: str
 
 
 class Applied(Record, frozen=True, tag=True, gc=False):
-    """All that one shard applied."""
+    """Account of all that a shard has applied."""
 
     role: str
     updates: int
@@ -175,30 +164,28 @@ class Applied(Record, frozen=True, tag=True, gc=False):
 
 
 class StepsTimed(Record, frozen=True, tag=True, gc=False):
-    """Seconds of a replica by their use, from its first gradient to its last."""
+    """Seconds of a replica by use, from its first gradient to its last."""
 
     role: str
     steps: int
     compute: float
-    """Its gradients."""
+    """Seconds in gradients."""
     update: float
-    """Its own updates of parameters that it shares in memory, or that it alone has."""
+    """Seconds in updates that the replica makes itself."""
     communicate: float
-    """Its other work: bringing gradients to where they leave from, sending, taking what arrives, adding it up."""
+    """Seconds in copying, sending, receiving and adding up."""
     wait: float
-    """Until something arrives."""
+    """Seconds without an arrival."""
     waits_for: str = ""
-    """Kind of role that ended the longest of these waits: shard, replica or coordinator."""
+    """Kind of role that ended the longest wait: shard, replica or coordinator."""
     overflows: int = 0
-    """In fp16, minibatches that were computed again; in fixed point, values that were cut."""
+    """In fp16, computations repeated; in fixed point, values that were clipped."""
     counted: int = 0
-    """Number that `overflows` is out of."""
+    """Computations or values that `overflows` is a part of."""
 
 
 class BytesCounted(Record, frozen=True, tag=True, gc=False):
-    """Bytes that a role has sent, received, and read in memory that it shares, since its last account, by kind
-    (`core/messages`).
-    """
+    """Bytes that a role has sent, received and read in shared memory since its last account, by kind."""
 
     role: str
     sent: dict[str, int]
@@ -207,29 +194,28 @@ class BytesCounted(Record, frozen=True, tag=True, gc=False):
 
 
 class Parted(Record, frozen=True, tag=True, gc=False):
-    """The replicas are split: how, as it is written on a command line, and in a sentence what that is worth."""
+    """Split of the replicas: as written on a command line, and a sentence on its price."""
 
     split: str
     told: str
 
 
 class PartBuilt(Record, frozen=True, tag=True, gc=False):
-    """A partition holds its part of the model."""
+    """Partition that has built its part of the model."""
 
     role: str
     of: int
-    """Number of partitions with which the job begins."""
+    """Number of partitions at the job's start."""
 
 
 class Note(Record, frozen=True, tag=True, gc=False):
-    """A sentence for whoever watches."""
+    """Sentence for people who watch the job."""
 
     text: str
 
 
 def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
-    """Why a job ends: it has failed where its last checkpoint, which holds what it has trained, could not be made; what
-    had failed already stays so.
+    """Return a job's cause and reason, given why its last checkpoint was not written: without that, it has failed.
 
     >>> ended(Cause.EPOCHS_DONE, "all epochs are done", "checkpoint 4 was not written")
     (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>,
@@ -244,7 +230,7 @@ def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
 
 
 class Ending(Record, frozen=True, tag=True, gc=False):
-    """The replicas are asked to leave; then come the last evaluation and checkpoint, and `Finished`."""
+    """Beginning of a job's end: replicas leave, the last evaluation and checkpoint are made, and `Finished` follows."""
 
     outcome: Outcome
     cause: Cause
@@ -252,22 +238,22 @@ class Ending(Record, frozen=True, tag=True, gc=False):
 
     @classmethod
     def of(cls, cause: Cause, reason: str) -> Ending:
-        """The outcome follows from the cause."""
+        """Make the record of a cause."""
         return cls(cause.outcome, cause, reason)
 
 
 class Finished(Record, frozen=True, tag=True, gc=False):
-    """The job is over: how, why, and the sentence that says so."""
+    """End of a job."""
 
     outcome: Outcome
     cause: Cause
     reason: str
     role: str = ""
-    """Role whose death is the cause, where there is one."""
+    """Role whose death is the cause, if any."""
 
     @classmethod
     def of(cls, cause: Cause, reason: str, role: str = "") -> Finished:
-        """The outcome follows from the cause."""
+        """Make the record of a cause."""
         return cls(cause.outcome, cause, reason, role)
 
 

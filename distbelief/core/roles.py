@@ -1,6 +1,4 @@
-"""Roles: who takes part in a job. A role stands as text in addresses, titles and messages, and only here is that text
-made or taken apart; and the mesh, which says how many processes compute gradients.
-"""
+"""Roles of a job, as text in addresses, titles and messages, which only this file makes and parses; and the mesh."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from distbelief.errors import RemoteProtocolError, UsageError
 
 _FORM = re.compile(r"([a-z]+)(?: (0|[1-9][0-9]{0,17}))?(?:\.(0|[1-9][0-9]{0,17}))?", re.ASCII)
 _KNOWN = 1 << 16
-"""Texts of which it is remembered what role they name."""
+"""Most parsed texts that are kept."""
 
 MOST = 1 << 16
-"""Most replicas of a job, be it simulated, most shards, and most processes that compute gradients."""
+"""Most replicas, shards, and processes that compute gradients, of a real or a simulated job."""
 
 
 class Kind(StrEnum):
@@ -29,34 +27,34 @@ class Kind(StrEnum):
     SHARD = "shard"
     """Holds a slice of the parameters."""
     STANDBY = "standby"
-    """Holds what a shard holds, to take its place."""
+    """Holds a shard's state, to take its place."""
     COORDINATOR = "coordinator"
     EVALUATOR = "evaluator"
     """Measures the server's model."""
     SINGLE = "single"
-    """Plays everything, where there is no server."""
+    """Plays all roles of a job in one process."""
     SUPERVISOR = "supervisor"
-    """Runs the job: says `Stop` to the coordinator."""
+    """Runs the job: sends `Stop` to the coordinator."""
     CARRIER = "carrier"
-    """The transport beside a role: answers `Lent` to the machine that yielded `Lend`."""
+    """Transport of a role's own process: answers `Lend`."""
     STORE = "store"
-    """The disk beside a role: answers `Saved` to the machine that yielded `Save`."""
+    """Disk of a role's own process: answers `Save`, `Commit`, `Discard` and `Load`."""
     CLOCK = "clock"
-    """The driver's: answers `Woke` to the machine that yielded `Wake`."""
+    """Clock of a role's own process: answers `Wake`."""
 
 
 _KINDS = {str(kind): kind for kind in Kind}
 _NUMBERED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY)
-"""Kinds of which there are several; of the others there is one."""
+"""Kinds with several roles, which are numbered; the others have one."""
 
 
 class Role(msgspec.Struct, frozen=True):
-    """One who takes part.
+    """Role of a job.
 
     Args:
-        kind: what it does.
-        index: its number among those of its kind; -1 where there is one of the kind.
-        partition: which part of a split replica; -1 for one that is whole.
+        kind: its kind.
+        index: its number among those of its kind; -1 where there is one.
+        partition: partition of a split replica; -1 for a whole one.
 
     >>> str(Role(Kind.REPLICA, 3)), str(Role(Kind.REPLICA, 3, 1)), str(Role(Kind.COORDINATOR))
     ('replica 3', 'replica 3.1', 'coordinator')
@@ -114,7 +112,7 @@ def kind(role: str) -> Kind:
 
 
 def index_of(role: str) -> int:
-    """The number of a role; -1 for one that there is only one of.
+    """Return the number of a role; -1 where there is one of its kind.
 
     >>> index_of("replica 12"), index_of("coordinator")
     (12, -1)
@@ -134,7 +132,7 @@ def partition_of(role: str) -> int:
 
 @lru_cache(_KNOWN)
 def at_partition(role: str, partition: int) -> str:
-    """Another partition of the replica that a role is, or is a partition of; the role itself where it is whole.
+    """Return another partition of the same replica; the role itself where it is whole.
 
     >>> at_partition("replica 3.0", 1), at_partition("replica 3", 1), at_partition("shard 0", 1)
     ('replica 3.1', 'replica 3', 'shard 0')
@@ -144,8 +142,7 @@ def at_partition(role: str, partition: int) -> str:
 
 
 def lead_of(role: str) -> str:
-    """Return the role that acts in a job for the whole of a replica: its first partition, or the replica itself where
-    whole.
+    """Return the role that acts for a whole replica: its first partition, or the replica itself if it is not split.
 
     >>> lead_of("replica 3.1"), lead_of("replica 3")
     ('replica 3.0', 'replica 3')
@@ -154,7 +151,7 @@ def lead_of(role: str) -> str:
 
 
 def is_lead(role: str) -> bool:
-    """Return whether a role acts in a job for the whole of its replica."""
+    """Return whether a role acts for its whole replica."""
     return partition_of(role) == 0
 
 
@@ -164,7 +161,7 @@ def is_replica(role: str) -> bool:
 
 
 def replica(index: int) -> str:
-    """The role of replica `index`.
+    """Return the role of replica `index`.
 
     >>> replica(2)
     'replica 2'
@@ -173,7 +170,7 @@ def replica(index: int) -> str:
 
 
 class Mesh(msgspec.Struct, frozen=True, array_like=True):
-    """So many replicas, each split over so many partitions.
+    """Mesh of replicas, each split over so many partitions.
 
     >>> Mesh(2, 3).size, Mesh(2, 3).cells[3]
     (6, (1, 0))
@@ -183,10 +180,10 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
     partitions: int = 1
 
     def check(self) -> None:
-        """Refuse a mesh that no job can have.
+        """Refuse an impossible mesh.
 
         Raises:
-            UsageError: naming the option, its value and what it may be.
+            UsageError: names the option, its value and the bound.
         """
         for option, count in (("--replicas", self.replicas), ("--partitions", self.partitions)):
             if count < 1:
@@ -201,11 +198,11 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Processes that compute gradients."""
+        """Number of processes that compute gradients."""
         return self.replicas * self.partitions
 
     def number(self, replica: int, partition: int = 0) -> int:
-        """Return the number of a process among all, by which it takes one of a machine's devices in turn.
+        """Return the number of a process among all, by which it gets one of a machine's devices.
 
         >>> Mesh(2, 3).number(1, 2)
         5
@@ -214,12 +211,12 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
-        """Return the replica and the partition of each process."""
+        """Replica and partition of each process."""
         return tuple((replica, partition) for replica in range(self.replicas) for partition in range(self.partitions))
 
 
 def replicas(mesh: Mesh) -> tuple[str, ...]:
-    """The roles of a mesh: one for each replica, or for each partition of each where replicas are split.
+    """Return the roles of a mesh: one for each replica, or for each partition of split replicas.
 
     >>> replicas(Mesh(2)), replicas(Mesh(1, 2))
     (('replica 0', 'replica 1'), ('replica 0.0', 'replica 0.1'))
@@ -238,7 +235,7 @@ def servers(shards: int, standbys: int) -> tuple[str, ...]:
 
 
 def leads(mesh: Mesh) -> tuple[str, ...]:
-    """Return the role of each replica of a mesh that acts in a job for the whole of it.
+    """Return the leading role of each replica of a mesh.
 
     >>> leads(Mesh(2)), leads(Mesh(2, 3))
     (('replica 0', 'replica 1'), ('replica 0.0', 'replica 1.0'))
@@ -247,7 +244,7 @@ def leads(mesh: Mesh) -> tuple[str, ...]:
 
 
 def partitions_of(role: str, partitions: int) -> tuple[str, ...]:
-    """All partitions of the replica that a role is, or is one of.
+    """Return all partitions of a role's replica.
 
     >>> partitions_of("replica 3.1", 2), partitions_of("replica 3", 1)
     (('replica 3.0', 'replica 3.1'), ('replica 3',))
@@ -256,7 +253,7 @@ def partitions_of(role: str, partitions: int) -> tuple[str, ...]:
 
 
 def shard(index: int) -> str:
-    """The role of shard `index`.
+    """Return the role of shard `index`.
 
     >>> shard(0)
     'shard 0'
@@ -265,7 +262,7 @@ def shard(index: int) -> str:
 
 
 def standby(index: int) -> str:
-    """The role that takes the place of shard `index`.
+    """Return the role of the standby of shard `index`.
 
     >>> standby(0)
     'standby 0'
@@ -274,7 +271,7 @@ def standby(index: int) -> str:
 
 
 def standby_of(shard: str) -> str:
-    """The role that takes a shard's place.
+    """Return a shard's standby.
 
     >>> standby_of("shard 3")
     'standby 3'
@@ -283,7 +280,7 @@ def standby_of(shard: str) -> str:
 
 
 def shard_of(standby: str) -> str:
-    """The role whose place a standby takes.
+    """Return a standby's shard.
 
     >>> shard_of("standby 3")
     'shard 3'
@@ -292,7 +289,7 @@ def shard_of(standby: str) -> str:
 
 
 def named(who: Sequence[str], most: int = 3) -> str:
-    """The first few of some roles, and how many more there are.
+    """List the first few of some roles, and the number of the others.
 
     >>> named(["shard 0", "shard 1", "shard 2", "shard 3", "shard 4"])
     'shard 0, shard 1, shard 2 and 2 more'

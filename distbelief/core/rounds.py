@@ -1,12 +1,11 @@
-"""Rounds: one update from the gradients of all replicas that take part, which is the gradient of their union batch
-(Chen et al. 2016).
+"""Rounds: one update from the gradients of all members, which is the gradient of their union batch (Chen et al. 2016).
 
-The first shard that holds anything rules: it decides who is in a round, and tells the other shards, which hold what
-they are pushed until they know. A round is decided when it has the gradient of every member, of all but the backup
-workers, or of a quorum. What comes later is dropped.
+The first shard that holds anything is the ruler: it decides which pushes are in a round, and tells the other shards,
+which hold pushes until they know. A round is decided once it has the gradient of every member, of all but the backup
+workers, or of a quorum. Later pushes are dropped.
 
-Of several models each has rounds of its own, in one order that all replicas keep: who comes later takes part from the
-first round of a minibatch on.
+Where a script has several models, each has rounds of its own, in an order that all replicas keep. A replica that joins
+takes part from the first round of a minibatch on.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 
 
 def quorum_of(quorum: float, members: int) -> int:
-    """Return the number of gradients that a round of so many members waits for.
+    """Return the number of gradients that a round waits for.
 
     Args:
-        quorum: below 1 a fraction of the members, rounded up; else their number.
-        members: who take part now, 1 or more.
+        quorum: below 1 a fraction of the members, rounded up; else a number.
+        members: number of replicas that take part, 1 or more.
 
     >>> quorum_of(0.75, 4), quorum_of(0.75, 3), quorum_of(0.1, 4), quorum_of(3, 4), quorum_of(3, 2)
     (3, 3, 1, 3, 2)
     """
-    # a product such as 0.1 * 30 is a little more than the 3 that is meant
+    # rounded, since a product such as 0.1 * 30 is a little more than 3
     return math.ceil(round(quorum * members, 9)) if quorum < 1 else min(int(quorum), members)
 
 
 class History:
-    """The rulings that one who comes again may not know.
+    """Rulings that a restarted shard may not know.
 
-    No shard is more than two rounds behind: a replica computes for a round when all shards have made the one before, or
-    with prefetch the one before that. A push that was dropped may be on its way to a shard for any time, but a replica
-    has no more than two that are not acknowledged.
+    No shard is more than two rounds behind: a replica computes for a round once all shards have made the one before, or
+    with prefetch the one before that. A dropped push may be on its way for any time, but a replica has at most two that
+    are not acknowledged.
 
     >>> history = History()
     >>> history.add(Ruling(0, (Key("replica 0", 0, 1),), ())); history.add(Ruling(1, (), (Key("replica 1", 0, 1),)))
@@ -55,38 +54,38 @@ class History:
         self._dropped: dict[str, deque[Ruling]] = {}
 
     def add(self, ruled: Ruling) -> None:
-        """Keep a ruling."""
+        """Add a ruling."""
         if ruled.taken:
             self._taken.append(ruled)
         for key in ruled.dropped:
             self._dropped.setdefault(key.who, deque(maxlen=4)).append(Ruling(ruled.round, (), (key,)))
 
     def since(self, floor: int) -> list[Ruling]:
-        """Those of what was dropped, and of the rounds from this one on."""
+        """Return the rulings on dropped pushes, and those on rounds from `floor` on."""
         return [
             *(ruled for of in self._dropped.values() for ruled in of),
             *(ruled for ruled in self._taken if ruled.round >= floor),
         ]
 
 
-# Why one shard rules: if each closed a round by itself, two could take different pushes into it, where a replica dies
-# or is too late in between, and the model would be of no round. So the first shard that holds anything decides, and all
-# others follow its rulings.
-# `_decided` counts the rounds that are ruled, `floor` those that are made here: a ruling waits in `_queue` until the
-# pushes that it takes have come, since one replica's push reaches two shards at two times.
-# `_here` has every push that has come and is not settled. Of these `_fresh` are in no ruling yet (the ruler's only),
-# `_dropping` are to be dropped next. `_late` are dropped already, and have not come.
+# Why one shard rules: if each shard closed rounds by itself, two could take different pushes into one round, where a
+# replica dies or is late in between, and the parameters would be of no round. So the first shard that holds anything
+# decides, and the others follow its rulings.
+# `_decided` counts rounds that are ruled, `floor` those that are made here. A ruling waits in `_queue` until its pushes
+# have come, since one replica's push reaches two shards at two times.
+# `_here` has each push that has come and is not settled. Of these, `_fresh` are in no ruling yet (at the ruler only),
+# and `_dropping` are to be dropped next. Those in `_late` are dropped already, and have not come.
 class Rounds(Policy):
-    """The policy of one shard in a synchronous job; its floor is the number of rounds it has made.
+    """Policy of a shard in a synchronous job; its floor is the number of rounds that it has made.
 
-    A replica that dies before its round is decided is not in it, and what it pushed is dealt again. One that dies later
-    is in it at the shards that its push had reached: at each shard whole or not at all.
+    A replica that dies before its round is decided is not in it, and its minibatch is dealt again. One that dies later
+    is in it at those shards that its push had reached: at each shard whole or not at all.
 
     Args:
-        settings: of the job.
-        rules: whether this shard rules.
-        backup: replicas whose gradients a round does not wait for.
-        quorum: whose gradients it waits for, as `quorum_of` has it; 0 for all but the backup workers.
+        settings: the job's.
+        rules: whether this shard is the ruler.
+        backup: number of gradients that a round does not wait for.
+        quorum: see `quorum_of`; 0 for all but the backup workers.
 
     >>> from distbelief.strategies import Synchronous
     >>> policy = Rounds(Settings(batch_size=8, strategy=Synchronous(2)), rules=True)
@@ -104,17 +103,17 @@ class Rounds(Policy):
         super().__init__()
         self._rules = rules
         self._weighed = settings.batch_size if settings.strategy.pushing.push_every > 1 else 0
-        """Samples of which the steps of a push have a share as their weight; 0 where it has one step, and no weight."""
+        """Batch size by which the steps of a push are weighted; 0 where a push has one step and no weight."""
         self._backup, self._quorum = backup, quorum
         self.leaves_behind = bool(backup or quorum)
         self._most = settings.replicas - self._backup
         self._decided = 0
-        # a replica of which nothing has been heard yet is on its way: the first round waits for it too
+        # a replica that has not been heard of is still starting: the first round waits for it too
         self._members = {*roles.leads(settings.mesh)}
         self._epoch = 0
-        """Newest epoch of which minibatches are dealt, as far as any replica has said."""
+        """Newest epoch that a replica has reported minibatches of."""
         self._resting: dict[str, int] = {}
-        """Members that rest until the next epoch begins, each with the epoch of which it has no more minibatches."""
+        """Replicas that rest until the next epoch, each with the epoch of which it has no minibatch left."""
         self._known: dict[str, int] = {}
         self._dead: dict[str, int] = {}
         self._fresh: dict[str, Key] = {}
@@ -125,15 +124,17 @@ class Rounds(Policy):
         self._queue: deque[Ruling] = deque()
         self._untold: list[Ruling] = []
         self._turns: dict[Key, tuple[int, bool]] = {}
-        """Model of each push that is here, and whether it is the first of a minibatch."""
+        """Model of each push here, and whether it is the first of a minibatch."""
         self._coming: set[str] = set()
-        """Replicas that take part once a minibatch begins."""
+        """Replicas that become members at the start of a minibatch."""
         self._admitted: list[tuple[str, int]] = []
         self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Count a replica in, and with the first of an epoch all who rested; returns the round that it is in, or -1
-        where `admitted` will tell it.
+        """Count a replica in and, with the first of a new epoch, all that rest.
+
+        Returns:
+            the first round that it is in; -1 where `admitted` will tell it.
         """
         if incarnation < self._known.get(who, 0):
             return self.floor
@@ -141,8 +142,8 @@ class Rounds(Policy):
         self._wake()
         if incarnation > self._known.get(who, 0):
             self._members.discard(who)
-        # what an earlier life pushed, and no ruling has taken, is dealt again to others: it must not be in a round any
-        # more
+        # minibatches of an earlier incarnation's pushes that are in no ruling are dealt again: reject those pushes, or
+        # they would count twice
         if who in self._fresh and self._fresh[who].incarnation < incarnation:
             self._reject(self._fresh.pop(who))
         queued = {key for ruling in self._queue for key in ruling.taken}
@@ -154,8 +155,8 @@ class Rounds(Policy):
         self._known[who] = incarnation
         self._dead.pop(who, None)
         self._resting.pop(who, None)
-        # the others may be between two models of a minibatch, for whose first this replica has no push: it begins with
-        # the next
+        # the others may be between two models of one minibatch, and this replica has no push for the first of these: it
+        # begins with the next minibatch
         if self._rules and self.models > 1 and who not in self._members:
             self._coming.add(who)
             self._decide()
@@ -165,12 +166,12 @@ class Rounds(Policy):
         return self._decided if self._rules else self.floor
 
     def admitted(self) -> list[tuple[str, int]]:
-        """Return the replicas admitted since the last call, each with the round from which on it takes part."""
+        """Return the replicas admitted since the last call, each with the first round that it is in."""
         newcomers, self._admitted = self._admitted, []
         return newcomers
 
     def _open(self) -> None:
-        """Count those in who wait for a minibatch to begin, where nobody is in the middle of one."""
+        """Admit replicas that wait for a minibatch to begin, if no member is within one."""
         if not self._coming:
             return
         if all(self._turns[key][1] for key in self._fresh.values()) and (self._fresh or not self._members):
@@ -180,7 +181,7 @@ class Rounds(Policy):
             self._coming.clear()
 
     def rest(self, who: str, incarnation: int, epoch: int) -> None:
-        """Count a replica out for the rest of an epoch; its push stays in the round."""
+        """Count a replica out for the rest of an epoch; its push stays in its round."""
         if incarnation < self._known.get(who, 0) or incarnation <= self._dead.get(who, -1):
             return
         self._members.discard(who)
@@ -190,7 +191,7 @@ class Rounds(Policy):
         self._decide()
 
     def _wake(self) -> None:
-        """Wait again for those who have rested for an epoch that is over."""
+        """Count in again the replicas that rested for an epoch that is over."""
         over = [who for who, epoch in self._resting.items() if epoch < self._epoch]
         self._members.update(over)
         for who in over:
@@ -210,7 +211,7 @@ class Rounds(Policy):
         self._decide()
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
-        """All replicas step the models of a minibatch in one order."""
+        """Note a push's model; return why it is refused: replicas must step their models in one order."""
         self._turns[key] = model, opens
         for other in self._fresh.values():
             if tick == self._decided and self._turns[other] != (model, opens):
@@ -223,7 +224,7 @@ class Rounds(Policy):
         return ""
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Hold every push: it is in a round when that has been ruled."""
+        """Hold every push until it is in a ruling."""
         self._here[key] = samples
         self._owing[key.who] = key
         if key in self._late:
@@ -239,7 +240,7 @@ class Rounds(Policy):
         return HELD
 
     def why(self, key: Key) -> str:
-        """Why a held push waits: for the round, for the ruling, or for the other pushes of its round to be here."""
+        """Return why a held push waits: for its round, for the ruling, or for the round's other pushes."""
         if key in self._dropping:
             return "its round was made without it"
         if self._queue and key in self._queue[0].taken:
@@ -252,14 +253,14 @@ class Rounds(Policy):
         )
 
     def slowest(self) -> list[str]:
-        """Those whose gradients are missing, as far as this shard knows."""
+        """Return the replicas whose gradients are missing, as far as this shard knows."""
         if self._queue:
             return [key.who for key in self._queue[0].taken if key not in self._here]
         return sorted(self._members - self._fresh.keys(), key=roles.index_of) if self._rules else []
 
     def fetch(self, who: str, tick: int) -> Verdict:
-        """Answer with the parameters of round `tick`, and never between a push and its round."""
-        # a next life fetches before it takes part, and owes nothing for the last
+        """Answer once `tick` rounds are made, but not between a push and its round."""
+        # a new incarnation fetches before it takes part: a push of the last does not hold it up
         if who in self._owing and who not in self._dead:
             return HELD
         if self.floor < tick:
@@ -267,9 +268,7 @@ class Rounds(Policy):
         return ANSWER
 
     def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
-        """The next round that was ruled and whose pushes are here; those that a death has kept from here are left
-        out.
-        """
+        """Return the next ruled round once its pushes are here, without those that a death kept away."""
         if self._dropping:
             key = self._dropping.popleft()
             self._settle(key)
@@ -278,14 +277,14 @@ class Rounds(Policy):
             ruled = self._queue[0]
             if not all(key in self._here or self._never(key) for key in ruled.taken):
                 return None
-            # a round whose pushes have all died is made of nothing, but it is counted: its number is the ruler's
+            # a round none of whose pushes can come makes no update, but counts: rounds have the ruler's numbers
             self._queue.popleft()
             self.floor = ruled.round + 1
             keys = [key for key in ruled.taken if key in self._here]
             if not keys:
                 continue
             union = sum(self._here[key] for key in keys)
-            alike = not union  # of no samples each weighs as much as the others
+            alike = not union  # without samples, all pushes weigh the same
             parts = tuple((key, (alike or self._weighed or self._here[key]) / (union or len(keys))) for key in keys)
             model, _ = self._turns.get(keys[0], (0, True))
             for key in keys:
@@ -294,7 +293,7 @@ class Rounds(Policy):
         return None
 
     def rule(self, ruled: Ruling) -> None:
-        """Take what the shard that rules has decided; it may say again what it, or the one before it, has said."""
+        """Take a ruling of the ruler; it may come again, also from the ruler's next incarnation."""
         self.history.add(ruled)
         if ruled.taken and ruled.round >= self.floor + len(self._queue):
             self._queue.append(ruled)
@@ -306,9 +305,7 @@ class Rounds(Policy):
                 self._late.add(key)
 
     def resume(self, floor: int, rulings: Iterable[Ruling]) -> None:
-        """Go on in the place of a shard that had made so many rounds, and knew these rulings; nobody takes part until
-        he says so.
-        """
+        """Take the place of a shard that had made `floor` rounds and knew these rulings, without members as yet."""
         self.floor = self._decided = floor
         self._members.clear()
         for ruled in rulings:
@@ -316,7 +313,7 @@ class Rounds(Policy):
             self._decided = max(self._decided, ruled.round + bool(ruled.taken))
 
     def validate(self) -> None:
-        """Assert that each push that is here waits in one place, and each replica is counted once."""
+        """Assert that each push here waits in one place, and each replica is counted once."""
         fresh, ruled = {*self._fresh.values()}, {key for ruling in self._queue for key in ruling.taken}
         waiting = [*fresh, *ruled & self._here.keys(), *self._dropping]
         assert len(waiting) == len({*waiting}), f"{waiting}: a push waits for two things"
@@ -330,7 +327,7 @@ class Rounds(Policy):
         )
 
     def untold(self) -> list[Ruling]:
-        """Return what this shard has ruled since the last call, for the others."""
+        """Return the rulings since the last call, for the other shards."""
         rulings, self._untold = self._untold, []
         return rulings
 
@@ -338,13 +335,13 @@ class Rounds(Policy):
         return quorum_of(self._quorum, members) if self._quorum else min(self._most, members)
 
     def _decide(self) -> None:
-        """Close the round once it has all gradients that it waits for, where this shard rules."""
+        """Rule the round once it has all gradients that it waits for, if this shard is the ruler."""
         self._open()
         if not self._fresh or len(self._fresh) < self._wanted(len(self._members)):
             return
-        # a replica that rests or has left may have a push here, which its round takes: it counts as wanted while it has
+        # a replica that rests or has left may have a push here, which the round takes: so it counts as a member
         if len(self._fresh) >= self._wanted(len(self._members | self._fresh.keys())):
-            # in the order of the replicas' numbers, so that a sum does not depend on who was first
+            # by the replicas' numbers, so that the sum does not depend on which push came first
             keys = tuple(sorted(self._fresh.values(), key=lambda key: roles.index_of(key.who)))
             self._fresh.clear()
             self._tell(Ruling(self._decided, keys, ()))

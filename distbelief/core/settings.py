@@ -1,7 +1,7 @@
-"""Settings: what every role of a job must agree on. They are the server's; a replica that joins is told them.
+"""Settings of a job, which all its roles share. They are the server's: a replica that joins is sent them.
 
-They are a sum: what is common to all jobs, the data, the learning rate, and what is the strategy's own. The rooms below
-strategies ask the last one what its strategy is like (`Traits`), and know no strategy.
+They consist of options common to all jobs, of the data, of the learning rate, and of the strategy. The rooms below
+`strategies` know no strategy by name; they read its `Traits`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ WHOSE = (SHARED, OWN_DATA, PRIVATE, SORTED) = ("shared", "own", "private", "sort
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds of each unit of time."""
 FEWEST_BITS, MOST_BITS = 2, 24
-"""Bits of fixed point: a sign and a digit, and what float32 holds."""
-
+"""Bits of fixed point: at least a sign and a digit, at most those that float32 holds."""
 
 Check = Callable[[], object]
 """Check of a job: raises a UsageError that names an option, the reason and the remedy."""
@@ -43,27 +42,27 @@ class FixedPointBits(NamedTuple):
     """Bits of dynamic fixed point, the sign among them."""
 
     products: int
-    """Bits of what is multiplied."""
+    """Bits of factors of products."""
     updates: int
-    """Bits of a parameter after an update."""
+    """Bits of parameters after an update."""
 
 
-def fixed_point_bits(asked: str) -> FixedPointBits | None:
+def fixed_point_bits(text: str) -> FixedPointBits | None:
     """Parse `--fixed-point`; None for "".
 
     Raises:
-        UsageError: it is of another form, or asks for bits that cannot be.
+        UsageError: the text has another form, or numbers of bits that are not supported.
 
     >>> fixed_point_bits("dynamic:10,12")
     FixedPointBits(products=10, updates=12)
     """
-    if not asked:
+    if not text:
         return None
-    found = re.fullmatch(r"dynamic:(\d{1,3}),(\d{1,3})", asked)
-    bits = FixedPointBits(*map(int, found.groups())) if found else FixedPointBits(0, 0)
+    match = re.fullmatch(r"dynamic:(\d{1,3}),(\d{1,3})", text)
+    bits = FixedPointBits(*map(int, match.groups())) if match else FixedPointBits(0, 0)
     if not FEWEST_BITS <= bits.products <= bits.updates <= MOST_BITS:
         raise UsageError(
-            f"--fixed-point {asked}: is dynamic:PRODUCTS,UPDATES, bits of what is multiplied and of what is updated, "
+            f"--fixed-point {text}: is dynamic:PRODUCTS,UPDATES, bits of what is multiplied and of what is updated, "
             f"such as dynamic:10,12; {FEWEST_BITS} or more, at most {MOST_BITS}, and no fewer of what is updated"
         )
     return bits
@@ -78,15 +77,15 @@ class DataSettings:
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     drop_last: bool = False
-    """Leave out the last minibatch of an epoch where it is smaller than the others; which samples that is differs from
-    epoch to epoch.
+    """Leave out the last minibatch of an epoch if it is smaller than the others; its samples differ from epoch to
+    epoch.
     """
     order: str = "shuffled"
     """Order of the samples: shuffled anew in each epoch, or sequential, which gives each replica a contiguous part."""
     data: str = "shared"
-    """Data of the replicas: shared (all have the same, and who is ready is dealt the next minibatch), private (the
-    same, shuffled and cut once: each replica keeps its part in all epochs), sorted (as private, but cut in the order of
-    the labels), or own (each has data of its own, and trains on all of them).
+    """Data of the replicas: shared (all have the same, and the next free replica is dealt the next minibatch), private
+    (the same, shuffled and cut once: each replica keeps its part in all epochs), sorted (as private, but cut in the
+    order of the labels), or own (each loads data of its own, and trains on all of them).
     """
 
     @property
@@ -96,14 +95,14 @@ class DataSettings:
 
     @property
     def keeps_parts(self) -> bool:
-        """True where the samples are cut once, and each replica keeps its part in all epochs."""
+        """True where each replica keeps one part of the samples in all epochs."""
         return self.data in (PRIVATE, SORTED)
 
     def data_checks(self, spelled: Mapping[str, str]) -> Iterator[Check]:
-        """Yield what refuses data that no job can go through.
+        """Yield the checks of these options.
 
         Args:
-            spelled: the options that go by another name in this job.
+            spelled: names of options that differ in this job.
         """
         for name in ("epochs", "batch_size"):
             yield partial(at_least, self, 1, (name,), spelled)
@@ -112,7 +111,7 @@ class DataSettings:
 
 
 class Rhythm(NamedTuple):
-    """How often something is done; 0 for not by this."""
+    """Interval between two occasions, in one of these units; 0 for the others."""
 
     seconds: float = 0.0
     epochs: int = 0
@@ -126,33 +125,33 @@ class Holder(Enum):
     SHARDS = "shards"
     """Server shards, each a range."""
     REPLICAS = "replicas"
-    """Every replica, all of them: they add up their gradients among themselves."""
+    """Replicas, each all of them: they add up gradients among themselves."""
 
 
 class Traits:
-    """Traits of a strategy: all that the rooms below strategies ask of one. Its options are its fields."""
+    """Traits of a strategy: all that the rooms below `strategies` read of it. Its options are its fields."""
 
     name: ClassVar[str] = ""
     """Name of the strategy."""
     held_by: ClassVar[Holder] = Holder.SHARDS
     one_moment: ClassVar[bool] = False
-    """True where the parameters of all shards are of one moment: when one dies, all go back to one checkpoint."""
+    """True where all shards' parameters must be of one moment: if one dies, all go back to a checkpoint."""
     unit: ClassVar[str] = "epoch"
-    """Unit of `epochs` and of a checkpoint's position: a run goes on only with a strategy of the same unit."""
+    """Unit of `epochs` and of a checkpoint's position; a run resumes only with a strategy of the same unit."""
     spelled: ClassVar[Mapping[str, str]] = {}
-    """Settings, as `job.json` names them, that its options have another name for."""
+    """Option of each setting, by its name in `job.json`, where these differ."""
     meaningless: ClassVar[Mapping[str, str]] = {}
-    """Options that mean nothing to it, of a job, a place or other strategies, and why or what there is instead."""
+    """Options of jobs, places or other strategies that mean nothing here, each with the reason or the remedy."""
 
     @property
     def parts(self) -> int:
-        """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
+        """Number of server shards, or of parts of a checkpoint or locks where there are none."""
         return getattr(self, "shards", 1)
 
     @property
     def pushing(self) -> Pushing:
-        """Options of pushes and fetches: those that the strategy has, and of the others what Downpour begins with."""
-        # kept, as each deal and step asks for it; no cached_property, which a subclass could not override by a property
+        """Options of pushes and fetches: the strategy's, and Downpour's defaults for those that it lacks."""
+        # kept, since each step reads it; not a cached_property, which a subclass could not override by a property
         if "pushing" not in vars(self):
             here = {name: getattr(self, name) for name in options_of(Pushing) if hasattr(self, name)}
             vars(self)["pushing"] = Pushing(**here)
@@ -161,26 +160,26 @@ class Traits:
 
     @property
     def host_replicas(self) -> int:
-        """Replicas that are on one host, in their order; 0 for all."""
+        """Number of consecutive replicas on one host; 0 for all."""
         return 0
 
     def check(self, settings: Settings) -> None:
-        """Refuse what no job can have, of these options and together with the others.
+        """Refuse values of these options that are impossible, by themselves or with others.
 
         Raises:
-            UsageError: naming the option, its value and the remedy.
+            UsageError: names the option, its value and the remedy.
         """
 
     def global_batch(self, settings: Settings) -> int:
-        """Samples in an update, when all take part."""
+        """Return the samples of an update in which all replicas take part."""
         return settings.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Make the policy by which a shard decides on pushes and fetches: what may be stale.
+        """Make a shard's policy, which decides what may be stale.
 
         Args:
-            settings: of the job.
-            rules: whether it decides for all shards.
+            settings: the job's.
+            rules: whether the shard decides for all shards.
         """
         return Policy()
 
@@ -190,16 +189,16 @@ class StrategyOptions(Traits, Checked):
     """Options of a strategy: the fields of a frozen dataclass."""
 
     kind: str = field(default="", init=False, repr=False, compare=False)
-    """Name of the strategy, as it is written down beside its options: another process finds the class by it."""
+    """Name of the strategy, written beside its options: another process finds the class by it."""
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Make one that knows its name, whatever a subclass does after that."""
-        made = super().__new__(cls)
-        vars(made)["kind"] = cls.name
-        return made
+        """Make an object that has its name, whatever a subclass's `__init__` does."""
+        strategy = super().__new__(cls)
+        vars(strategy)["kind"] = cls.name
+        return strategy
 
     def with_options(self, **options: Any) -> Self:
-        """The same, with other options."""
+        """Return the same strategy with other values of these options."""
         return dataclasses.replace(self, **options)
 
 
@@ -230,22 +229,22 @@ class Pushing(Accruing):
 
     @property
     def pushing(self) -> Pushing:
-        """These."""
+        """These options."""
         return self
 
     def global_batch(self, settings: Settings) -> int:
-        """Every push is an update."""
+        """Return the samples of a push: each is an update."""
         return settings.batch_size * self.push_every
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Every push is applied at once."""
+        """Make the policy that applies every push at once."""
         return Policy(self.staleness_scaling)
 
     def check(self, settings: Settings) -> None:
-        """Refuse what no job can have.
+        """Refuse impossible values.
 
         Raises:
-            UsageError: naming the option, its value and the remedy.
+            UsageError: names the option, its value and the remedy.
         """
         at_least(self, 1, ("push_every", "fetch_every"), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
@@ -264,7 +263,7 @@ Value = TypeVar("Value")
 
 
 class OfStrategy(Generic[Value]):
-    """A setting that is an option of the strategy, and where that has no such option a value that it counts as."""
+    """Setting that is an option of some strategies, with a value for those that lack it."""
 
     def __init__(self, otherwise: Value) -> None:
         self._otherwise, self._name = otherwise, ""
@@ -279,40 +278,40 @@ class OfStrategy(Generic[Value]):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions(DataSettings, LearningRate):
-    """Options of a job that all its roles must agree on, whatever its strategy."""
+    """Options that all roles of a job share, whatever its strategy."""
 
     seed: int = 0
     """Seed of the initial parameters, the order of the data and all other chance."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     precision: str = "float32"
-    """In which gradients are computed: float32, bf16, or fp16, whose loss is scaled; parameters and updates are of
+    """Number format of gradient computations: float32, bf16, or fp16 with a scaled loss; parameters and updates are in
     float32.
     """
     fixed_point: str = ""
-    """dynamic:10,12 computes gradients by products in dynamic fixed point of 10 bits, and keeps parameters in 12 after
-    each update; a layer's scale follows its values.
+    """dynamic:10,12 computes gradients with products in dynamic fixed point of 10 bits, and keeps parameters in 12 bits
+    after each update; the scale of a layer follows its values.
     """
     target_accuracy: float = 0.0
-    """Test accuracy (0 to 1) that ends the job once two evaluations in a row hold it; 0 sets no target."""
+    """Test accuracy (0 to 1) that ends the job once two evaluations in a row reach it; 0 for none."""
     target_loss: float = 0.0
-    """Loss on the test set that ends the job once two evaluations in a row are at most that; 0 sets no target."""
+    """Loss on the test set that ends the job once two evaluations in a row reach it; 0 for none."""
     budget: str = "0"
     """Training time (45s, 5min) after which the job ends; 0 for none."""
     evaluate_every: int | str = 1
-    """Epochs between evaluations of the server's model, or applied minibatches (500minibatches); 0 evaluates never."""
+    """Epochs (2) or applied minibatches (500minibatches) between evaluations of the server's model; 0 for never."""
     checkpoint_every: int = 1
-    """Epochs between checkpoints; one is written at the end in any case."""
+    """Epochs between checkpoints; the job's end always writes one."""
     snapshot_every: str = "60s"
-    """Training time (30s, 5min), pushes (500) or applied minibatches (500minibatches) between checkpoints beside those,
-    which a shard that died goes back to; 0 for none.
+    """Training time (30s, 5min), pushes (500) or applied minibatches (500minibatches) between further checkpoints, from
+    which a dead shard is restored; 0 for none.
     """
     keep_checkpoints: int = 2
-    """Checkpoints kept."""
+    """Number of checkpoints kept."""
 
     @cached_property
     def budget_seconds(self) -> float:
-        """Seconds of training after which the job ends; 0 sets no end.
+        """Seconds of training after which the job ends; 0 for no limit.
 
         >>> SharedOptions(budget="45s").budget_seconds
         45.0
@@ -340,7 +339,7 @@ class SharedOptions(DataSettings, LearningRate):
 
     @cached_property
     def snapshots(self) -> Rhythm:
-        """Seconds, pushes or minibatches between checkpoints, beside those of epochs.
+        """Seconds, pushes or minibatches between further checkpoints than those at epochs' ends.
 
         >>> SharedOptions(snapshot_every="5min").snapshots
         Rhythm(seconds=300.0, epochs=0, pushes=0, minibatches=0)
@@ -359,12 +358,12 @@ class SharedOptions(DataSettings, LearningRate):
 
     @property
     def evaluates(self) -> bool:
-        """True where the model is measured."""
+        """True where the model is evaluated at all."""
         return any(self.evaluations)
 
 
 def _seconds(time: str) -> float | None:
-    """The seconds of a time with its unit; None of anything else.
+    """Parse a time with its unit into seconds; None for any other text.
 
     >>> _seconds("5min"), _seconds("500ms"), _seconds("5")
     (300.0, 0.5, None)
@@ -375,7 +374,7 @@ def _seconds(time: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SharedOptions):
-    """The settings of one job: what is common to all, and the options of its strategy."""
+    """Settings of a job: options common to all, and those of its strategy."""
 
     strategy: Traits = Pushing()  # frozen
 
@@ -384,31 +383,31 @@ class Settings(SharedOptions):
     partitions = OfStrategy(1)
     """Processes over which each replica is split."""
     split = OfStrategy("auto")
-    """Division of a replica: a way, or ways by patterns of modules."""
+    """Way in which replicas are split, or several by patterns of module names."""
     microbatches = OfStrategy(1)
-    """Parts of a minibatch that go through the partitions of a replica by themselves."""
+    """Parts of a minibatch that go through the partitions one after another."""
     schedule = OfStrategy("auto")
-    """In which order they do."""
+    """Order in which the partitions work on microbatches."""
     chunks = OfStrategy(0)
-    """In how many runs of steps a sequence is cut that is split by time; 0 leaves it to the way."""
+    """Chunks of time steps of a sequence that is split by time; 0 lets the way choose."""
     optimizer = OfStrategy(Optimizer())
     """Optimizer of the parameters."""
     standby = OfStrategy(0)
-    """1: every shard has a standby, which holds all that it has acknowledged."""
+    """1: every shard has a standby, which holds all that the shard has acknowledged."""
     restarts = OfStrategy(3)
-    """Times that a process which died is started anew."""
+    """Number of times that a dead process is started again."""
     lr_scaling = OfStrategy("none")
-    """Rule by which the rate grows with the global batch."""
+    """Rule by which the learning rate grows with the global batch."""
     base_batch = OfStrategy(0)
-    """Global batch that the rate is given for."""
+    """Global batch that the learning rate is given for."""
 
     @property
     def shards(self) -> int:
-        """Server shards, where there are any; else parts that a checkpoint or a lock is of."""
+        """Number of server shards, or of parts of a checkpoint or locks where there are none."""
         return self.strategy.parts
 
     def sizes(self) -> Iterator[Check]:
-        """Yield what refuses whole numbers that no message can hold."""
+        """Yield checks that whole numbers fit into a message."""
         parts: tuple[tuple[object, Mapping[str, str]], ...] = ((self, self.strategy.spelled), (self.strategy, {}))
         for part, names in parts:
             kind: type = type(part)
@@ -416,7 +415,7 @@ class Settings(SharedOptions):
                 yield partial(fit, part, name, names)
 
     def checks(self) -> Iterator[Check]:
-        """Yield what refuses options that no job can have, each by itself."""
+        """Yield the checks of each option by itself."""
         spelled = self.strategy.spelled
         for name in ("shards", "keep_checkpoints"):
             yield partial(at_least, self, 1, (name,), spelled)
@@ -437,7 +436,7 @@ class Settings(SharedOptions):
         yield partial(self.optimizer.check, norms=True)
 
     def checks_together(self) -> Iterator[Check]:
-        """Yield what refuses options by what others are, which must be possible themselves."""
+        """Yield the checks of options against each other; each must have passed its own."""
         yield self._check_split
         yield self._check_targets
         yield self._check_scaling
@@ -468,7 +467,7 @@ class Settings(SharedOptions):
                 raise UsageError(f"{option(name)} needs evaluations: set --evaluate-every to 1 or more")
 
     def _check_rhythm(self, name: str, rhythm: str) -> None:
-        """Refuse what is no time and no number, and minibatches of a strategy that counts none."""
+        """Refuse texts that are no interval, and minibatches where the strategy counts none."""
         unit = self.strategy.unit
         if getattr(self, rhythm).minibatches and unit != Traits.unit:
             raise UsageError(
@@ -487,18 +486,18 @@ class Settings(SharedOptions):
             raise UsageError(f"--warmup constant keeps the rate of the base batch for --warmup-epochs: {needs}")
 
     def check_policy(self) -> None:
-        """Refuse an optimizer that needs another policy than that of options which are possible themselves."""
+        """Refuse an optimizer that the strategy's policy cannot serve."""
         whole = self.shards == 1 or self.strategy.held_by is not Holder.SHARDS
         self.optimizer.check(norms=self.policy.rounds or whole)
 
     def check_allotted(self, stream: bool = False) -> None:
-        """Refuse replicas that each have minibatches of their own where that has no meaning.
+        """Refuse allotments, minibatches that belong to one replica, where these mean nothing.
 
         Args:
             stream: whether the data have no length.
 
         Raises:
-            UsageError: naming what asks for it, and the remedy.
+            UsageError: names the option and the remedy.
         """
         own_data, order = self.own_data, self.order
         if self.keeps_parts and (stream or order != SHUFFLED):
@@ -519,8 +518,8 @@ class Settings(SharedOptions):
             )
         if (own_data or stream) and self.rate_follows:
             raise UsageError(
-                f"{demand}: nobody knows how many samples there will be, which --lr-schedule and --warmup-epochs "
-                "follow; leave them off, and set the rate in a script (torch.optim.lr_scheduler)"
+                f"{demand}: the number of samples, which --lr-schedule and --warmup-epochs follow, is unknown; leave "
+                "them off, and set the rate in a script (torch.optim.lr_scheduler)"
             )
         if stream and self.partitions > 1:
             raise UsageError(
@@ -529,10 +528,10 @@ class Settings(SharedOptions):
             )
 
     def _check_split(self) -> None:
-        """Refuse what means nothing to split replicas, or to whole ones.
+        """Refuse options that mean nothing to split replicas, or to whole ones.
 
         Raises:
-            UsageError: naming the option, and the remedy.
+            UsageError: names the option and the remedy.
         """
         if self.partitions == 1:
             if self.split != type(self)().split:
@@ -574,14 +573,14 @@ class Settings(SharedOptions):
 
     @property
     def pipeline(self) -> str:
-        """The schedule by its name."""
+        """Name of the pipeline schedule."""
         return named(self.schedule, self.microbatches)
 
     def own(self, kind: type[TraitsT]) -> TraitsT:
-        """The strategy's own settings, for who knows of which class they are.
+        """Return the strategy as its class.
 
         Raises:
-            LocalProtocolError: they are of another.
+            LocalProtocolError: it is of another class.
         """
         if not isinstance(self.strategy, kind):
             raise LocalProtocolError(f"settings of strategy {self.strategy.name} are no {kind.__name__}")
@@ -594,19 +593,19 @@ class Settings(SharedOptions):
 
     @property
     def global_batch(self) -> int:
-        """Samples in an update, when all take part."""
+        """Samples of an update in which all replicas take part."""
         return self.strategy.global_batch(self)
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy of the job's shards, as one who asks what may be stale sees it."""
+        """Policy of the job's shards, without state, for reading its traits."""
         return self.strategy.policy(self, rules=False)
 
     def with_optimizer(self, optimizer: Optimizer) -> Settings:
-        """The same, with the optimizer that a script names.
+        """Return the same settings with a script's optimizer.
 
         Raises:
-            UsageError: the strategy has none.
+            UsageError: the strategy has no optimizer.
         """
         assert isinstance(self.strategy, StrategyOptions)
         if "optimizer" not in options_of(type(self.strategy)):
@@ -616,17 +615,17 @@ class Settings(SharedOptions):
         return dataclasses.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
 
     def unmeasured(self) -> Settings:
-        """The same, without evaluations."""
+        """Return the same settings without evaluations."""
         return dataclasses.replace(self, evaluate_every=0)
 
     @property
     def rate_varies(self) -> bool:
-        """True where the factor on the learning rate is ever another than 1."""
+        """True where the factor on the learning rate is not always 1."""
         return self.rate_follows or self.lr_scaling != "none"
 
     @property
     def landings(self) -> int:
-        """Parameter vectors a replica holds: one, or two where a fetch is in flight during compute."""
+        """Number of a replica's parameter vectors: two where a fetch is in flight during computation, else one."""
         return 2 if self.strategy.pushing.prefetch else 1
 
 
@@ -634,45 +633,46 @@ _known: dict[str, type[Traits]] = {"": Pushing}
 
 
 def know(name: str, kind: type[Traits]) -> None:
-    """Have this process read a strategy by its name."""
+    """Register a strategy's class by its name, for decoding."""
     _known[name] = kind
 
 
 def options_of(kind: type) -> dict[str, object]:
-    """Return the options of a strategy, and the type that each is read as."""
-    fields = [one.name for one in dataclasses.fields(kind) if one.init]
+    """Return the options of a strategy and their types."""
+    fields = [option_field.name for option_field in dataclasses.fields(kind) if option_field.init]
     return {name: read_as(hints_of(kind)[name]) for name in fields}
 
 
 def read_strategy(kind: type, decoded: object) -> object:
-    """Decode a strategy into the class that this process knows by its name. Nothing is imported because a message
-    names it.
+    """Decode a strategy into the class that is registered by its name; no message causes an import.
 
-    >>> told = msgspec.msgpack.encode(Settings(strategy=Pushing(push_every=3)))
-    >>> msgspec.msgpack.decode(told, type=Settings, dec_hook=read_strategy).strategy
+    >>> encoded = msgspec.msgpack.encode(Settings(strategy=Pushing(push_every=3)))
+    >>> msgspec.msgpack.decode(encoded, type=Settings, dec_hook=read_strategy).strategy
     Pushing(push_every=3, ...)
     """
     if kind is not Traits:
-        # so a decoder is told that it has met a class of which nobody knows
-        raise NotImplementedError(f"{kind.__name__} is read by nobody")
+        # msgspec's way to say that a decoder does not know a class
+        raise NotImplementedError(f"{kind.__name__} cannot be decoded")
     if isinstance(decoded, Traits):
         return decoded
     name = decoded.get("kind") if isinstance(decoded, dict) else None
     if not isinstance(decoded, dict) or not isinstance(name, str) or name not in _known:
         raise ValueError(f"settings of strategy {name!r}, which is not known here")
-    found: type = _known[name]
+    strategy_class: type = _known[name]
     try:
         options = {
-            one: msgspec.convert(decoded[one], hint) for one, hint in options_of(found).items() if one in decoded
+            key: msgspec.convert(decoded[key], hint)
+            for key, hint in options_of(strategy_class).items()
+            if key in decoded
         }
-        strategy: Traits = found(**options)
+        strategy: Traits = strategy_class(**options)
     except UsageError as error:
         raise ValueError(str(error)) from None
     return strategy
 
 
 def read_strategy_or_name(kind: type, decoded: object) -> object:
-    """Decode as `read_strategy` does; a strategy that this process does not know is read as its name only."""
+    """Decode like `read_strategy`; of a strategy that is not registered, keep only the name."""
     if kind is Traits and isinstance(decoded, dict) and decoded.get("kind") not in _known:
         stranger = StrategyOptions()
         name = str(decoded.get("kind"))
@@ -682,11 +682,11 @@ def read_strategy_or_name(kind: type, decoded: object) -> object:
 
 
 SPELLED = ("budget", "evaluate_every", "snapshot_every")
-"""Options that `job.json` and `result.json` have by what they stand for."""
+"""Options whose parsed values `job.json` and `result.json` hold instead."""
 
 
 def flat(settings: Settings) -> dict[str, object]:
-    """Settings as one table of names and plain values, as `job.json` and `result.json` have them.
+    """Return settings as a table of names and plain values, for `job.json` and `result.json`.
 
     >>> flat(Settings())["replicas"], flat(Settings())["batch_size"]
     (1, 64)
@@ -705,16 +705,16 @@ def flat(settings: Settings) -> dict[str, object]:
 
 
 def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
-    """Refuse settings that are less, or no finite number.
+    """Refuse settings below a bound, or not finite.
 
     Args:
-        part: what has them.
-        bound: the least that they may be.
-        names: of the settings.
-        spelled: those that go by another name as options.
+        part: object with the settings.
+        bound: their least value.
+        names: those of the settings.
+        spelled: names of options that differ from these.
 
     Raises:
-        UsageError: naming the option, its value and its bound.
+        UsageError: names the option, its value and the bound.
     """
     for name in names:
         if not bound <= (value := getattr(part, name)) < float("inf"):
@@ -722,20 +722,20 @@ def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[st
 
 
 def among(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is none of those that are known.
+    """Refuse an unknown name.
 
     Raises:
-        UsageError: with the nearest of them.
+        UsageError: names the nearest known one.
     """
     if name not in known:
         raise unknown(what, name, known)
 
 
 def fit(part: object, name: str, spelled: Mapping[str, str]) -> None:
-    """Refuse a whole number that no message can hold.
+    """Refuse a whole number that does not fit into a message.
 
     Raises:
-        UsageError: naming the option, and its value.
+        UsageError: names the option and its value.
     """
     if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
@@ -756,23 +756,21 @@ def _within(model: Range, held: Range) -> Range:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Agreement of a job once its first replica has told its layout: who holds what, and how much there is to do."""
+    """Plan of a job, made once its first replica has sent its layout: the holders of each range, and the data."""
 
     settings: Settings
     layout: Layout
     assignments: tuple[Assignment, ...]
     samples: int
-    """Samples in one epoch: what is dealt, and counted; 0 where nobody knows, of streams and of data of each replica's
-    own.
-    """
+    """Samples in an epoch; 0 where unknown: of streams, or where each replica has data of its own."""
     left_out: int = 0
-    """Samples of the training set that an epoch is without: those of a smaller last minibatch, with `drop_last`."""
+    """Samples of the training set that `drop_last` leaves out of an epoch."""
     optimizers: tuple[Optimizer, ...] = ()
-    """Optimizer of each model, where a script names them; else all have that of the settings."""
+    """Optimizer of each model, where a script names them; else empty."""
 
     @property
     def models(self) -> int:
-        """Number of models that are trained, each with an optimizer of its own."""
+        """Number of models, each with an optimizer of its own."""
         return max(1, len(self.layout.models))
 
     def optimizer(self, model: int) -> Optimizer:
@@ -780,29 +778,27 @@ class Plan(msgspec.Struct, frozen=True):
         return self.optimizers[model] if self.optimizers else self.settings.optimizer
 
     def parts(self, shard: int) -> tuple[Range, ...]:
-        """Return the moving range of each model at a shard. It is empty, where the model begins, for a model of which
-        the shard holds nothing.
-        """
+        """Return the range of each model that moves between a shard and replicas; an empty one where it has none."""
         held = self.assignments[shard].moving
         return tuple(_within(model, held) for model in self.layout.models) or (held,)
 
     def factor(self, samples: int) -> float:
-        """The factor on the learning rate after so many samples have been applied."""
+        """Return the factor on the learning rate after so many applied samples."""
         s = self.settings
         scale = SCALINGS[s.lr_scaling](s.global_batch / s.base_batch) if s.base_batch else None
         return s.rate_factor(samples, self.samples, s.epochs, s.global_batch, scale)
 
     @property
     def allotted(self) -> bool:
-        """True where each replica has minibatches of its own."""
+        """True where each replica has an allotment."""
         return not self.samples or self.settings.order == SEQUENTIAL or self.settings.keeps_parts
 
     @property
     def batches(self) -> int:
-        """Minibatches in one epoch."""
+        """Number of minibatches in an epoch."""
         return -(-self.samples // self.settings.batch_size)
 
     @property
     def ruler(self) -> int:
-        """The shard that rules the rounds: the first that holds anything."""
+        """Index of the shard that rules the rounds: the first that holds anything."""
         return next(i for i, assignment in enumerate(self.assignments) if assignment.moving.size)

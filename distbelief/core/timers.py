@@ -1,4 +1,4 @@
-"""Timers: what a role may ask the clock to tell it, when a time has come."""
+"""Timers: reasons for which a role asks the clock to wake it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ class CheckpointDue(Timer, frozen=True, array_like=True, tag=True):
 
 
 class BudgetSpent(Timer, frozen=True, array_like=True, tag=True):
-    """The job has trained for as long as it was to."""
+    """End of a job's budget of time."""
 
 
 class HoldOver(Timer, frozen=True, array_like=True, tag=True):
-    """Replicas have held their pushes for long enough: what has not said that it does is not waited for."""
+    """End of the wait for replicas that are to hold their pushes."""
 
     number: int
-    """Number of times that pushes were held so far."""
+    """Number of the hold."""
 
 
 class ScriptOver(Timer, frozen=True, array_like=True, tag=True):
-    """A replica has not saved what its script keeps for long enough: it is not waited for."""
+    """End of the wait for a replica that is to save its script's state."""
 
     number: int
     """Number of the checkpoint."""
 
 
 class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
-    """A shard that somebody has lost, and of whose death nobody has heard since, lives."""
+    """End of the doubt about a shard that a replica has lost its link to: no news of its death has come."""
 
     shard: str
     incarnation: int
 
 
 class BucketDue(Timer, frozen=True, array_like=True, tag=True):
-    """The gradients of a bucket are there, of a step that is simulated as it goes."""
+    """Moment at which a simulated step has the gradients of a bucket."""
 
     group: int
     round: int
@@ -47,7 +47,7 @@ class BucketDue(Timer, frozen=True, array_like=True, tag=True):
 
 
 class PartedOver(Timer, frozen=True, array_like=True, tag=True):
-    """A partition has been without its link to another for so long that nobody will have it end for that."""
+    """End of the wait for a partition whose link to another is gone."""
 
     role: str
 

@@ -1,4 +1,4 @@
-"""Values as they are given: each field of a public class is held to the type that it is annotated with, at the door."""
+"""Values that users pass: each field of a public class is checked against its annotation, at the door."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ _WORDS: Mapping[object, str] = {
 
 
 class Given(Generic[Read, Also]):
-    """A field of a frozen dataclass that may also be given as something else (by its name, say), and is always read as
-    what that stands for.
+    """Field of a frozen dataclass that may be set to a value of another type, such as a name, and is read as one type.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Box:
@@ -56,29 +55,28 @@ class Given(Generic[Read, Also]):
 
 
 class Checked:
-    """A dataclass whose fields have the types that they say."""
+    """Dataclass whose fields are checked against their annotations."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class CheckedStruct(msgspec.Struct, frozen=True):
-    """A struct whose fields have the types that they say."""
+    """Struct whose fields are checked against their annotations."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def check_fields(whole: object, **later: object) -> None:
-    """Hold each field of a frozen dataclass or struct to its type; what stands for such a value (a number of numpy's, a
-    list) becomes one.
+    """Check each field of a frozen dataclass or struct against its annotation; convert equivalents, such as lists.
 
     Args:
-        whole: made of values that a user gave.
-        later: types that its annotations name, and that its module does not import.
+        whole: the object.
+        later: types in its annotations that its module does not import.
 
     Raises:
-        UsageError: naming the field, its value and what it may be.
+        UsageError: names the field, its value and its type.
     """
     kind: type = type(whole)
     for name, hint in hints_of(kind, **later).items():
@@ -94,7 +92,7 @@ def check_fields(whole: object, **later: object) -> None:
 
 @functools.lru_cache(maxsize=256)
 def hints_of(kind: type[Any], **later: object) -> dict[str, object]:
-    """Read the type of each field of a dataclass or struct."""
+    """Return the type of each field of a dataclass or struct."""
     fields = (
         kind.__struct_fields__
         if issubclass(kind, msgspec.Struct)
@@ -105,22 +103,22 @@ def hints_of(kind: type[Any], **later: object) -> dict[str, object]:
 
 
 def read_as(hint: object) -> Any:
-    """The type that a field of this annotation is read as."""
+    """Return the type that a field of this annotation is read as."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is Given else hint
 
 
 def _kinds(hint: object) -> tuple[object, ...]:
-    """The types that a value may have, one by one."""
+    """Return the types that a value may have."""
     if typing.get_origin(hint) is Given:
         return tuple(kind for part in typing.get_args(hint) for kind in _kinds(part))
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def admit(value: object, hint: object, where: str) -> Any:
-    """A value as a field of this type holds it.
+    """Convert a value to the type of a field.
 
     Raises:
-        UsageError: it is none, with where it was given and what it may be.
+        UsageError: it has another type; the message names the place and the type.
 
     >>> admit([1, 2], tuple[float, ...], "lr_steps")
     (1.0, 2.0)
@@ -143,7 +141,7 @@ def admit(value: object, hint: object, where: str) -> Any:
 
 
 _NONE = object()
-"""Mark of a value that is of another type."""
+"""Mark of a value of another type."""
 
 
 def _held(value: object, kind: object, where: str) -> Any:
@@ -164,10 +162,10 @@ def _held(value: object, kind: object, where: str) -> Any:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse a name of the system's that is no text: no file or message of ours could hold it.
+    """Refuse a text that is not UTF-8, such as a file name of another encoding.
 
     Raises:
-        UsageError: with what to do.
+        UsageError: names the remedy.
 
     >>> check_text("café", "--out café")
     """
@@ -203,7 +201,7 @@ def _words(kind: Any) -> str:
 
 
 def _article(name: str) -> str:
-    """A name with its article.
+    """Put the article before a name.
 
     >>> _article("int"), _article("Downpour")
     ('an int', 'a Downpour')
@@ -212,15 +210,15 @@ def _article(name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, whatever it is."""
+    """Return a short text of any value, for a message."""
     return value.__name__ if isinstance(value, type) else " ".join(reprlib.repr(value).split())
 
 
 def device_number(device: str) -> int | None:
-    """The number in `--device cuda:N`; None where it has none.
+    """Return the number in `--device cuda:N`; None without one.
 
     Raises:
-        UsageError: it is no device.
+        UsageError: the text names no device.
 
     >>> device_number("cuda:3")
     3

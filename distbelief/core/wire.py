@@ -1,7 +1,6 @@
-"""The wire: one frame is a prefix (version, length), and a message of that length; a `Bulk` message's bytes follow it
-raw.
+"""Frames on the wire: a prefix (version, length) and a message of that length; a `Bulk` message's bytes follow raw.
 
-Every length is bounded before memory is taken, and everything that does not decode is the peer's error.
+Every length is checked before memory is allocated. A frame that does not decode is an error of the peer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_strategy)
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message, without the raw bytes behind it.
+    """Encode a message as a frame, without the raw bytes that follow.
 
     Raises:
         LocalProtocolError: the message is longer than `MESSAGE_LIMIT`.
@@ -43,15 +42,15 @@ def encode(message: Message) -> bytes:
 
 
 def size(message: Message) -> int:
-    """The length of the frame of a message, where nothing is sent."""
+    """Return the length of a message's frame."""
     return PREFIX.size + len(_encode(message))
 
 
 def length(prefix: bytes | bytearray | memoryview) -> int:
-    """The length of the message behind a prefix.
+    """Return the length of a message from its frame's prefix.
 
     Raises:
-        RemoteProtocolError: another version, or a length over the limit.
+        RemoteProtocolError: the prefix has another version, or a length over the limit.
     """
     version, size = PREFIX.unpack(prefix)
     if version != VERSION:
@@ -64,10 +63,10 @@ def length(prefix: bytes | bytearray | memoryview) -> int:
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message:
-    """The message of a frame.
+    """Decode a message.
 
     Raises:
-        RemoteProtocolError: not a message that we know.
+        RemoteProtocolError: the bytes are no known message.
 
     >>> from distbelief.core.conversations.checkpointing import Describe
     >>> decode(encode(Describe())[PREFIX.size:])

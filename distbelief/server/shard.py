@@ -407,7 +407,7 @@ class Shard:
             return []  # it is acknowledged once it is in an update
         else:
             # a shard in the place of another learns here how far a replica is
-            self.policy.taken(sender, event.tick)
+            self.policy.applied(sender, event.tick)
             answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
         return [*copies, *self.mirror.after([acknowledgement(sender, event, self.version, dropped)]), *answers]

@@ -11,19 +11,19 @@ from distbelief.sharding.layout import ALIGNMENT, Layout, Range
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """Ranges of one shard at one partition: one that is pushed and fetched, and one that was sent once."""
+    """Ranges of a shard: `moving` is pushed and fetched, `frozen` is sent once."""
 
     moving: Range
     frozen: Range
 
 
 def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
-    """Contiguous ranges, partition after partition, balanced by bytes and cut at multiples of `ALIGNMENT`; a small
-    model leaves some empty. A shard holds nothing of two partitions, so that a partition pushes to its own shards only.
+    """Cut a layout into contiguous ranges, balanced by bytes, at multiples of `ALIGNMENT`; some may be empty.
+
+    Each shard belongs to one partition, so that a partition pushes to its own shards only.
 
     Raises:
-        UsageError: the layout has another number of partitions than there are partitions; there is no shard, or not one
-            for each partition, or there are more than parameters.
+        UsageError: the layout has another number of partitions, or there are too few or too many shards.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 1, 2)]
@@ -61,7 +61,7 @@ def check_shards(shards: int, parameters: int) -> None:
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:
-    """Return how many shards each partition has: one, and each further one goes where shards hold most."""
+    """Return the number of shards of each partition: one, and each further one where shards hold most."""
     counts = [1] * len(sizes)
     for _ in range(shards - len(sizes)):
         most = max(range(len(sizes)), key=lambda partition: sizes[partition] / counts[partition])

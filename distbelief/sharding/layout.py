@@ -1,11 +1,11 @@
-"""The layout: where each parameter and buffer of a module lies in the flat vector.
+"""Layout: the place of each parameter and buffer of a module in the flat vector.
 
-The flat vector is one run of bytes, partition after partition; there is one where the model is not split. Each
-partition has its trained parameters ordered by (dtype, parameter group), then its buffers by dtype (both *move*: they
-are pushed and fetched), then its frozen parameters (sent once). Of several models, each with an optimizer of its own,
-what moves lies model after model. What lies there are *pieces* of tensors; with one partition a piece is a whole
-tensor. A *section* is a run of one partition, kind, dtype and group, and starts at a multiple of `ALIGNMENT` bytes; a
-shard's range is cut at such multiples too, so at a multiple of 16 elements of any dtype.
+The flat vector is one run of bytes, partition after partition; a model that is not split has one partition. Each
+partition has its trained parameters, ordered by (dtype, parameter group), then its buffers by dtype, then its frozen
+parameters. Parameters and buffers *move*: they are pushed and fetched. Frozen parameters are sent once. Several models,
+each with an optimizer of its own, lie one after another. The vector holds *pieces* of tensors; with one partition each
+piece is a whole tensor. A *section* is a run of one partition, kind, dtype and group, and starts at a multiple of
+`ALIGNMENT` bytes. A shard's range is cut at such multiples too, which are multiples of 16 elements of any dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITEM_SIZES: Mapping[str, int] = {
 """Bytes per element of each dtype that a flat vector may hold."""
 
 TRAINABLE = ("float64", "float32", "bfloat16", "float16")
-"""The dtypes that a trained parameter may have."""
+"""Dtypes that a trained parameter may have."""
 
 Kind = Literal["parameter", "buffer", "frozen"]
 _ORDER: Mapping[Kind, int] = {"parameter": 0, "buffer": 1, "frozen": 2}
@@ -46,7 +46,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return self.stop - self.start
 
     def common(self, other: Range) -> Range:
-        """Return what both have; no bytes, somewhere, where that is nothing.
+        """Return the intersection with another range; an empty range where there is none.
 
         >>> Range(0, 8).common(Range(4, 12)), Range(0, 4).common(Range(8, 12)).size
         (Range(start=4, stop=8), 0)
@@ -55,7 +55,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return Range(start, max(start, min(self.stop, other.stop)))
 
     def without(self, others: Iterable[Range]) -> tuple[Range, ...]:
-        """Return what is left of it without others, which are in order; an empty one where nothing is.
+        """Return the rest of this range without others, which are in order; an empty range where nothing is left.
 
         >>> Range(0, 9).without([Range(2, 4), Range(4, 5)])
         (Range(start=0, stop=2), Range(start=5, stop=9))
@@ -96,7 +96,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 def whole(tensor: Tensor, partition: int = 0) -> Piece:
-    """The piece that is all of a tensor; a scalar has one index in dimension 0.
+    """Return the piece that is all of a tensor; a scalar has one index in dimension 0.
 
     >>> whole(Tensor("weight", (3, 4), "float32"))
     Piece(dimension=0, start=0, stop=3, partition=0)
@@ -134,7 +134,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def stop(self) -> int:
-        """The byte after its last."""
+        """Byte after its last."""
         return self.start + self.size
 
 
@@ -149,7 +149,7 @@ class TrainedPart(NamedTuple):
 
     @property
     def elements(self) -> slice | None:
-        """Return which of its elements these are, one after another; None where it is all of them.
+        """Elements of the parameter in this part, of the flattened tensor; None for all of them.
 
         >>> weight = Tensor("weight", (3, 4), "float32")
         >>> entry = Entry(weight, whole(weight), 128)
@@ -174,7 +174,7 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionRanges(msgspec.Struct, frozen=True, array_like=True):
-    """Ranges of one partition in the flat vector: a vector of a partition is as long as these."""
+    """Ranges of a partition in the flat vector, which are also the length of its own vectors."""
 
     trained: Range
     moving: Range
@@ -184,7 +184,7 @@ class PartitionRanges(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def all(self) -> Range:
-        """Everything that it has."""
+        """Moving and frozen range together."""
         return Range(self.moving.start, self.frozen.stop)
 
 
@@ -194,15 +194,13 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
     groups: tuple[dict[str, float], ...]
-    """Options that each parameter group sets for itself (`lr`, `weight_decay`), by group number, and `rows` where
-    gradients may be some rows.
-    """
+    """Options that each parameter group sets (`lr`, `weight_decay`), and `rows` where gradients may be sparse."""
     aliases: dict[str, str]
-    """Other names of tied tensors, to the name under which they are laid out."""
+    """Name in the layout of each tied tensor's other names."""
     partitions: tuple[PartitionRanges, ...]
     """Ranges of each partition, by its number."""
     models: tuple[Range, ...] = ()
-    """Moving range of each model, where there are several with an optimizer each; none of a single one."""
+    """Moving range of each model, where there are several with an optimizer each; else empty."""
 
     @property
     def total(self) -> int:
@@ -210,21 +208,21 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return self.partitions[-1].frozen.stop
 
     def model_of(self, entry: Entry) -> int:
-        """The model that a trained parameter or buffer is of; 0 where there is one."""
+        """Return the model of a trained parameter or buffer; 0 where there is one model."""
         return next((number for number, part in enumerate(self.models) if entry.start < part.stop), 0)
 
     def partition_of(self, part: Range) -> int:
-        """The partition in whose part of the vector a range lies."""
+        """Return the partition that a range belongs to."""
         return next((number for number, partition in enumerate(self.partitions) if part.stop <= partition.all.stop), 0)
 
     def held(self, partition: int) -> Range:
-        """Return what a partition has of the vector; all of it, where none (-1) is named."""
+        """Return the range of a partition; the whole vector for -1."""
         partitions = self.partitions if partition < 0 else self.partitions[partition : partition + 1]
         return Range(partitions[0].all.start, partitions[-1].all.stop)
 
     @property
     def only(self) -> PartitionRanges:
-        """Return what the one partition has of a model that is not split.
+        """Ranges of the only partition of a model that is not split.
 
         Raises:
             UsageError: the model is split.
@@ -242,16 +240,16 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that lie in it, whole or in pieces, by name."""
+        """Tensors of the layout by name."""
         return {entry.tensor.name: entry.tensor for entry in self.entries}
 
     @property
     def trained_entries(self) -> list[Entry]:
-        """The parameters that are trained, in their order."""
+        """Entries of trained parameters, in order."""
         return [entry for entry in self.entries if entry.tensor.kind == "parameter"]
 
     def trained_in(self, within: Range) -> list[TrainedPart]:
-        """Return what of the parameters that are trained lies in a range, in order."""
+        """Return the parts of trained parameters in a range, in order."""
         parts = (
             TrainedPart(number, entry, Range(entry.start, entry.stop).common(within))
             for number, entry in enumerate(self.trained_entries)
@@ -260,7 +258,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def trained(self) -> Range:
-        """The bytes of the trained parameters, without buffers, of a model that is not split."""
+        """Range of the trained parameters, without buffers, of a model that is not split."""
         return self.only.trained
 
     @property
@@ -269,15 +267,15 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return sum(e.elements for e in self.trained_entries)
 
     def is_sparse(self, entry: Entry) -> bool:
-        """Return whether a parameter's gradients may be some of its rows."""
+        """Return whether a parameter's gradients may be sparse, some of its rows."""
         return "rows" in self.groups[entry.tensor.group]
 
     def stepped(self, group: int) -> dict[str, float]:
-        """Return what a parameter group sets for the optimizer."""
+        """Return a parameter group's options for the optimizer."""
         return {option: value for option, value in self.groups[group].items() if option != "rows"}
 
     def sections_in(self, within: Range) -> tuple[Section, ...]:
-        """The parts of sections that lie in a range, in order."""
+        """Return the parts of sections in a range, in order."""
         return tuple(
             msgspec.structs.replace(s, start=max(s.start, within.start), stop=min(s.stop, within.stop))
             for s in self.sections
@@ -292,18 +290,18 @@ def lay_out(
     split: Mapping[str, Sequence[Piece]] | None = None,
     models: Mapping[str, int] | None = None,
 ) -> Layout:
-    """The layout of a module's tensors.
+    """Lay out a module's tensors.
 
     Args:
         tensors: all of them, each once.
-        groups: what each parameter group sets for itself.
+        groups: options of each parameter group.
         aliases: other names of tied tensors.
-        split: by name, the pieces of each tensor that is not whole at partition 0; together they are the tensor.
-        models: by name, the number of the model that each tensor is of, where there are several with an optimizer each;
-            all at partition 0, and each with a group of its own and a trained parameter.
+        split: pieces, by name, of each tensor that is not whole at partition 0.
+        models: number of each tensor's model, by name, where there are several with an optimizer each. All are at
+            partition 0, each with a group of its own and a trained parameter.
 
     Raises:
-        UsageError: no trained parameter; a dtype that cannot be trained or held; pieces that are no whole tensor.
+        UsageError: there is no trained parameter, a dtype is not supported, or pieces do not make up their tensor.
 
     >>> layout = lay_out([Tensor("weight", (3, 4), "float32"), Tensor("count", (), "int64", "buffer")])
     >>> [(e.tensor.name, e.start) for e in layout.entries], layout.moving
@@ -358,7 +356,7 @@ def lay_out(
 
 
 def _check_kinds(tensors: Sequence[Tensor]) -> None:
-    """Refuse what cannot be held or trained, and where nothing is."""
+    """Refuse dtypes that are not supported, and a model without trained parameters."""
     for t in tensors:
         held = TRAINABLE if t.kind == "parameter" else tuple(ITEM_SIZES)
         if t.dtype not in held:
@@ -375,7 +373,7 @@ def _aligned(position: int) -> int:
 
 
 def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Check the pieces of a tensor: they follow each other along one dimension; none is empty, unless the tensor is."""
+    """Check that the pieces of a tensor follow each other along one dimension; none is empty, unless the tensor is."""
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension
@@ -424,7 +422,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
 
 
 def _lacks(server: Layout, joining: Layout, tensor: Tensor) -> str:
-    """Return what a model has in the place of a tensor whose name it lacks."""
+    """Return how a model differs that lacks a tensor's name."""
 
     def nameless(layout: Layout) -> list[Entry]:
         return [msgspec.structs.replace(e, tensor=msgspec.structs.replace(e.tensor, name="")) for e in layout.entries]

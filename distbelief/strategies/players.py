@@ -13,11 +13,10 @@ from distbelief.coordination.allotments import Allotment, Allotments
 from distbelief.coordination.cadence import SnapshotTimer, Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
-from distbelief.coordination.dealing import Dealing
+from distbelief.coordination.dealing import Dealing, RoundsDealt
 from distbelief.coordination.evaluations import Evaluations
 from distbelief.coordination.membership import Membership
 from distbelief.coordination.registry import Registry
-from distbelief.coordination.rounds_dealt import RoundsDealt
 from distbelief.coordination.saving import Saving
 from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys

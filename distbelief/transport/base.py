@@ -42,7 +42,7 @@ class Arena(NamedTuple):
 
     def vectors(self, message: Bulk) -> tuple[torch.Tensor, ...]:
         """Those that the bytes behind a message are of."""
-        return self.parameters if message.asked else self.gradients
+        return self.parameters if message.is_reply else self.gradients
 
     def part(self, message: Bulk) -> torch.Tensor:
         """The bytes that a message names; a view."""

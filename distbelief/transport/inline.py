@@ -81,9 +81,9 @@ class InlineEndpoint(Endpoint):
         if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
-            lender = peer.arena if message.asked else self.arena
+            lender = peer.arena if message.is_reply else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
-            payload = whole.clone() if message.asked else whole
+            payload = whole.clone() if message.is_reply else whole
         self.links.add(to)
         peer.links.add(self.role)
         size = wire.size(message) + (payload.nbytes if isinstance(message, Bulk) and payload is not None else 0)

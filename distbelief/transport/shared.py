@@ -139,7 +139,7 @@ class SharedEndpoint(SocketEndpoint):
         _close_all(link.fds)
 
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> None:
-        if message.asked:
+        if message.is_reply:
             if not self.finds(link.role):
                 copy_bytes(link.view("to", link.lent, message), payload)
             return

@@ -122,7 +122,7 @@ class SocketEndpoint(NetworkEndpoint):
         frame = wire.encode(message)
         size, queue = len(frame), link.queue
         if isinstance(message, Bulk):
-            if message.asked:
+            if message.is_reply:
                 slots, held = link.hello.parameters, link.held
             else:
                 slots, held = len(self.arena.gradients), self.arena.held
@@ -130,7 +130,7 @@ class SocketEndpoint(NetworkEndpoint):
             queue.append(frame)
             if data is not None and data.nbytes:
                 size += data.nbytes
-                if message.asked:
+                if message.is_reply:
                     data = data.toreadonly()  # by which `settle` knows an answer's memory from a push's
                     if not link.unsettled:
                         link.unsettled = True
@@ -416,7 +416,7 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
-                if message.asked:
+                if message.is_reply:
                     payload = link.view("here", self.arena, message)
                 else:
                     payload = link.view("lent", link.lent, message)

@@ -280,9 +280,9 @@ class VirtualEndpoint(Endpoint):
         """A payload as a peer is to find it; what it has asked for, as that is now."""
         if payload is None or self.network.phantom or not isinstance(message, Bulk):
             return payload
-        arena = peer.arena if message.asked else self.arena
+        arena = peer.arena if message.is_reply else self.arena
         whole = checked(message, payload, len(arena.vectors(message)), arena.held)
-        return whole.clone() if message.asked else whole
+        return whole.clone() if message.is_reply else whole
 
     def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
         """The work for a message is done: it leaves now, unless its sender dies of it, or the link has ended."""

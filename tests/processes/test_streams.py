@@ -227,7 +227,7 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, what: str) -> None:
     ("options", "told"),
     [
         ({"strategy": Downpour(warm_start_steps=3)}, "--warm-start-steps 3 has one replica take the first minibatches"),
-        ({"lr_schedule": "cosine"}, "a stream: nobody knows how many samples there will be, which --lr-schedule"),
+        ({"lr_schedule": "cosine"}, "a stream: the number of samples, which --lr-schedule"),
         ({"order": "sequential"}, "order sequential of a stream: it has one order, which is kept"),
         ({"order": "shuffle"}, "unknown order 'shuffle'; did you mean"),
         (

@@ -1,6 +1,4 @@
-"""Agreement: the messages by which all shards make the same rounds: which pushes are in one, and the norms of layers
-that are cut.
-"""
+"""Agreement: messages by which all shards make the same rounds, and share the norms of layers that are cut."""
 
 from __future__ import annotations
 
@@ -12,46 +10,44 @@ from distbelief.core.roles import Kind
 
 
 class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The pushes that a round takes; or, with none, pushes that are dropped."""
+    """Decision of the ruling shard: the pushes that a round takes or, without these, pushes that are dropped."""
 
     round: int
     taken: tuple[Key, ...]
     dropped: tuple[Key, ...]
 
     def at_partition(self, partition: int) -> Ruling:
-        """The same, for a shard that is pushed to by another partition of each replica than the shard that rules."""
+        """Return the same ruling with the keys of another partition of each replica."""
         if not partition:
             return self
-        taken, dropped = (
-            tuple(key._replace(who=roles.at_partition(key.who, partition)) for key in keys)
-            for keys in (self.taken, self.dropped)
-        )
-        return Ruling(self.round, taken, dropped)
+
+        def moved(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+            return tuple(key._replace(who=roles.at_partition(key.who, partition)) for key in keys)
+
+        return Ruling(self.round, moved(self.taken), moved(self.dropped))
 
 
 class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """To the shard that rules: tell me of every round from this one on."""
+    """Request to the ruling shard for the rulings from this round on."""
 
     round: int
 
 
 Squares = tuple[tuple[int, float, float], ...]
-"""Squared norms of layers, by their number in the layout: of the weights, and of what moves them."""
+"""Squared norms of layers, by their number in the layout: of the weights, and of their update."""
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Squared norms that a shard's parts of cut layers add to a round; back from the shard that rules, their sums over
-    all shards.
-    """
+    """Shares of a shard in the squared norms of a round; from the ruling shard, their sums over all shards."""
 
     round: int
     of: Squares
     whole: bool = False
-    """True for sums over all shards, repeated as the ruler before had them."""
+    """True for sums that an earlier ruler had made."""
 
 
 class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard that rules has come again: there."""
+    """New address of the ruling shard, which was restarted."""
 
     place: Address
 

@@ -1,4 +1,4 @@
-"""Attendance: the messages by which shards know which replicas take part."""
+"""Attendance: messages by which shards know which replicas take part."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ from distbelief.core.roles import Kind
 
 
 class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica takes part from `tick` on, or asks from where on (-1)."""
+    """Report of a replica that takes part from `tick` on (-1: the shard chooses)."""
 
     incarnation: int
     tick: int
     epoch: int = 0
-    """The epoch of its minibatches."""
+    """Epoch of its minibatches."""
 
 
 class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The tick from which on a replica takes part here."""
+    """Tick from which on a replica takes part at this shard."""
 
     tick: int
 
 
 class SitOut(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has no more minibatches of an epoch, and is not to be waited for; in rounds, until the next begins."""
+    """Report of a replica without minibatches of an epoch, which is not waited for; in rounds, until the next epoch."""
 
     incarnation: int
     epoch: int
 
 
 class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica sits out here: nobody waits for it, and what it pushed is in the parameters or in a round."""
+    """Answer to `SitOut`: the replica is not waited for, and its pushes are in the parameters or in a round."""
 
 
 class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has reached the next life of a shard that died, which had acknowledged its pushes up to `clock`; those
-    that it had not come again.
-    """
+    """Report of a replica to a restarted shard: the one before had acknowledged its pushes up to `clock`."""
 
     incarnation: int
     clock: int
@@ -45,9 +43,7 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Departed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has died or left; it may never have had a link to this shard. Back from the shard that rules: what it
-    pushed is in no round to come.
-    """
+    """End of a replica; the ruling shard answers with it once no coming round can hold that replica's pushes."""
 
     who: str
     incarnation: int

@@ -1,6 +1,4 @@
-"""Checkpointing: the messages by which replicas hold their pushes, and shards save what they hold and account for
-it.
-"""
+"""Checkpointing: messages by which replicas hold their pushes, and shards save their state and account for it."""
 
 from __future__ import annotations
 
@@ -11,59 +9,57 @@ from distbelief.core.roles import Kind
 
 
 class Hold(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Checkpoint `number` is to be made: compute, but push nothing until you may go on, and say when all that you
-    pushed is applied.
-    """
+    """Request to hold all pushes until `Go`, and to report once all that was pushed is applied."""
 
     number: int
 
 
 class Held(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Every push of this replica is applied and reported, and it makes none until checkpoint `number` is made."""
+    """Answer to `Hold`: all pushes are applied and reported, and no more are made."""
 
     number: int
 
 
 class Snapshot(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Save your slice as part of checkpoint `number`."""
+    """Request to save a shard's slice as its part of checkpoint `number`."""
 
     number: int
 
 
 class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard's part of a checkpoint is on disk, or the error that kept it from there."""
+    """Answer to `Snapshot`: the part is on disk, unless there is an error."""
 
     number: int
     error: str
 
 
 LEAVING = 0
-"""In the place of the number of a checkpoint: of a replica that leaves."""
+"""Number in place of a checkpoint's, for a replica that leaves."""
 
 
 class SaveScript(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Save what your script keeps, for checkpoint `number`, or as you leave."""
+    """Request to save a script's state for checkpoint `number`, or because the replica leaves."""
 
     number: int
 
 
 class ScriptSaved(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The state that a script keeps is on disk, or the error that kept it from there."""
+    """Answer to `SaveScript`: the state is on disk, unless there is an error."""
 
     number: int
     error: str
 
 
 class Go(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The checkpoint is made: go on pushing."""
+    """End of a hold: the replica may push again."""
 
 
 class Describe(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Tell what you have applied."""
+    """Request for a shard's account."""
 
 
 class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard's account: the updates that it has applied, and how many pushes had each staleness."""
+    """Account of a shard: its updates, their samples, and the number of pushes of each staleness."""
 
     version: Version
     samples: int
@@ -83,12 +79,10 @@ CHECKPOINT = States(
     "a checkpoint",
     {
         CheckpointStage.NONE: "none is being made",
-        CheckpointStage.HOLDING: "replicas push nothing more, until all that they pushed is applied and reported; a "
-        "synchronous job deals "
-        "nothing"
-        " more, until nobody holds a minibatch",
+        CheckpointStage.HOLDING: "replicas hold their pushes until all are applied and reported; a synchronous job "
+        "deals nothing until no replica holds a minibatch",
         CheckpointStage.WRITING: "the shards write their parts",
-        CheckpointStage.SEALING: "the store seals them, once a script has saved what it keeps, or clears them away",
+        CheckpointStage.SEALING: "the store seals them, once a script's state is saved, or removes them",
     },
     (
         Transition(CheckpointStage.NONE, CheckpointStage.HOLDING),

@@ -1,4 +1,4 @@
-"""Dealing: the messages by which replicas are dealt minibatches and report what they have done."""
+"""Dealing: messages by which replicas are dealt minibatches and report their work."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ from distbelief.core.roles import Kind
 
 
 class StreamStart(NamedTuple):
-    """A digest of the first samples of a stream that all replicas read, in an epoch."""
+    """Digest of the first samples of an epoch's stream, which must be the same for all replicas."""
 
     epoch: int
     digest: int
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The work of a replica since its last report; `wants` asks for a portion. A `dropped` push is given as the count
-    of `steps` before it, and its own steps. Portions that it has `returned` are not begun.
-    """
+    """Report of a replica on its work since the last one."""
 
     steps: int
-    """Steps whose pushes all shards acknowledged."""
+    """Steps whose pushes all shards have acknowledged."""
     samples: int
     pushes: int
     loss: float
     """Sum over the `losses` steps computed since the last report."""
     losses: int
     wants: bool
+    """True where it asks for a portion."""
     dropped: tuple[tuple[int, int], ...] = ()
+    """Pushes that were dropped: the number of `steps` before each, and its own steps."""
     returned: tuple[Portion, ...] = ()
+    """Portions that it gives back, not begun."""
     start: StreamStart | None = None
-    """The beginning of its stream, told once where all read the same."""
+    """Start of its stream, sent once in an epoch where all replicas read the same stream."""
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The next minibatches of a replica."""
+    """Next minibatches of a replica."""
 
     portion: Portion
 
 
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Nothing to deal at present: push what is accrued, report it and wait."""
+    """Request to push what is accrued, report it and wait, since there is nothing to deal now."""
 
     epoch: int = 0
-    """The epoch that has nothing left to deal."""
+    """Epoch that has nothing left to deal."""
 
 
 class Recall(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Give back what was dealt and is not begun: it is dealt again."""
+    """Request to give back portions that are not begun."""
 
 
 class StreamEnded(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The stream of a replica has ended: of this epoch it has no minibatch `number`, nor any after it."""
+    """Report of a replica that its stream ends before minibatch `number` of an epoch."""
 
     epoch: int
     number: int

@@ -1,4 +1,4 @@
-"""Evaluating: the messages by which the server's model is measured."""
+"""Evaluating: messages by which the server's model is measured."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from distbelief.core.roles import Kind
 
 
 class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Measure the model: the evaluator fetches it from the server."""
+    """Request to fetch the server's model and measure it."""
 
     number: int
 
 
 class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A measure of the model: as `Measured`."""
+    """Measure of the model; see `core/effects.Measured`."""
 
     number: int
     loss: float

@@ -1,6 +1,4 @@
-"""Grouping: the messages by which replicas that reduce their gradients among themselves form a group, and go on with it
-or without some of it.
-"""
+"""Grouping: messages by which replicas form a group, add up gradients, and go on when one joins or dies."""
 
 from __future__ import annotations
 
@@ -17,26 +15,24 @@ from distbelief.core.roles import Kind, at_partition
 from distbelief.core.settings import Plan
 
 NOTHING = -2
-"""The rounds of a replica that holds nothing yet."""
+"""Rounds of a replica that holds no parameters yet."""
 
 
 class Member(NamedTuple):
-    """One replica of a group; of a split one, the partition that leads."""
+    """Replica of a group; of a split one, the partition that leads."""
 
     role: str
     place: Address
     needs: bool
-    """True where it lacks the parameters with which the group begins."""
+    """True where it lacks the parameters that the group begins with."""
     store: str
-    """Address, in the terms of its carrier: others reach there what adds up its gradients, or the group of which it is
-    the first member meets there.
-    """
+    """Address of its carrier; see `membership.PartPlace`."""
     parts: tuple[PartPlace, ...] = ()
-    """The partitions that follow, in their order."""
+    """Its other partitions, in order."""
 
 
 def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
-    """The same partition of each member: those add up the gradients of their part among themselves.
+    """Return one partition of each member: these add up the gradients of their part.
 
     >>> pair = (Member("replica 0.0", Address("unix:@a", 0), False, "", (PartPlace(Address("unix:@b", 0), ""),)),)
     >>> column(pair, 1)[0].role, column(pair, 1)[0].place.address
@@ -53,14 +49,14 @@ def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica takes part in no group any more; it has made so many rounds."""
+    """Answer to `Halt`: the replica has left its group after so many rounds."""
 
     group: int
     rounds: int
 
 
 class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica cannot go on in its group, though it may be that nobody has died."""
+    """Report of a replica that cannot go on in its group, though perhaps no member has died."""
 
     group: int
     reason: str
@@ -70,43 +66,40 @@ class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Halt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Leave your group in the middle of whatever it is, and say how far you are: group `group` is to be formed."""
+    """Request to leave the present group at once and report its rounds, since group `group` will be formed."""
 
     group: int
 
 
 class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Form a group that has made so many rounds; member `source` gives those that need it what it holds, from a
-    checkpoint where one is named.
-    """
+    """Request to form a group."""
 
     group: int
     plan: Plan
     members: tuple[Member, ...]
     source: int
+    """Index of the member that sends its parameters to those that need them."""
     rounds: int
+    """Rounds that these parameters are of."""
     samples: int
     checkpoint: str = ""
+    """Checkpoint that the source loads; "" for none."""
 
 
-# partition to partition of one replica: beside these, the lead is to the others what the coordinator is to it
+# partition to partition of one replica, whose lead also passes on the coordinator's messages
 
 
 class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Squared norms that a partition's parts of cut layers add to a round; back from the lead, before any makes the
-    update, their sums over all partitions.
-    """
+    """Shares of a partition in the squared norms of a round; from the lead, their sums over all partitions."""
 
     generation: int
     exchange: int
-    """Number of this exchange of such messages since then."""
+    """Number of this exchange within the generation."""
     of: Squares
 
 
 class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition's part of the flat vector, from byte `start` on, for its lead to measure the whole; `left` messages
-    come after this one.
-    """
+    """Part of a partition's parameters, from byte `start` on, for its lead; `left` messages follow."""
 
     group: int
     start: int
@@ -118,25 +111,25 @@ class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class AskReceipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Say when you have taken what was sent before this: there is more, which is not to pile up on its way."""
+    """Request for a receipt of all that was sent before, so that little is on its way at a time."""
 
     number: int
 
 
 class Receipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All that was sent before the `AskReceipt` of this number is taken."""
+    """Receipt of all that was sent before the `AskReceipt` of this number."""
 
     number: int
 
 
 class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member opens a link to another of its group: the first thing on it, so that the other can use it."""
+    """First message on a link from one member to another."""
 
     group: int
 
 
 class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Some elements of a bucket, from byte `start` of the flat vector on, at a step of its schedule in a round."""
+    """Elements of a bucket, from byte `start` of the flat vector on, at a step of a round's schedule."""
 
     traffic: ClassVar[str] = ALL_REDUCE
 
@@ -150,8 +143,9 @@ class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """Some elements of a vector, from element `first` on, at a step of its schedule: chunk `number` of those that its
-    sender has for the receiver in the group. The bytes lie in the window of their link, over which nothing else goes.
+    """Elements of a vector, from element `first` on, at a step of its schedule, in the window of the link.
+
+    `number` counts the chunks from this sender to this receiver in the group.
     """
 
     traffic: ClassVar[str] = ALL_REDUCE
@@ -163,20 +157,20 @@ class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ChunkBack(ReducedChunk, frozen=True, array_like=True, tag=True, gc=False):
-    """A `ReducedChunk` to who has opened the link, whose own vector has the window."""
+    """`ReducedChunk` to the member that has opened the link, whose vector is the window."""
 
-    asked: ClassVar[bool] = True
+    is_reply: ClassVar[bool] = True
 
 
 class ChunksTaken(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """So many chunks of the group are taken out of the window; there is room for others."""
+    """Report that so many chunks of the group are taken out of the window, which has room for others."""
 
     group: int
     count: int
 
 
 class State(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Bytes of one array of what the source holds; `left` is how many messages come after this one."""
+    """Bytes of an array of the source's state; `left` messages follow."""
 
     group: int
     name: str

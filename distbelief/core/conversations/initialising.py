@@ -1,6 +1,4 @@
-"""Initialising: the messages by which the shards are told their ranges, and come to hold parameters: of a checkpoint,
-or of the first replica.
-"""
+"""Initialising: messages by which shards learn their ranges and get parameters, of a checkpoint or of a replica."""
 
 from __future__ import annotations
 
@@ -13,45 +11,44 @@ from distbelief.core.settings import Plan
 
 
 class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it.
-
-    `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from
-    the checkpoint.
-    """
+    """Request to hold the shard's range of a plan."""
 
     plan: Plan
     checkpoint: str
+    """Checkpoint to load; "" where a replica will send the parameters."""
     members: tuple[tuple[str, int], ...] = ()
-    """Replicas, and which life of each."""
+    """Replicas that go on as they were, with their incarnations, where the shard replaces a dead one."""
     ruler: Address = Address("", 0)
     """Address of the shard that rules the rounds."""
 
 
 class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard knows its range; `loaded` where it also holds parameters."""
+    """Answer of a shard that knows its range."""
 
     loaded: bool
+    """True where it has loaded its parameters."""
     lasts: bool = False
-    """True where its parameters outlive its process: its death loses nothing."""
+    """True where its parameters outlive its process, so that its death loses nothing."""
 
 
 class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The initial values of a range of the vector."""
+    """Initial values of a range of the vector."""
 
     replaces: bool = False
-    """True where these values replace the shard's: the script of the only replica has written to its parameters."""
+    """True where they replace the shard's values, since the script of the only replica has changed its parameters."""
 
 
 class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard holds the range that was sent."""
+    """Answer of a shard that holds the values that were sent."""
 
     version: Version
 
 
 class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shards, of these incarnations, hold the initial parameters that this replica sent them."""
+    """Report of a replica that all shards hold the initial parameters."""
 
     shards: tuple[int, ...]
+    """Incarnation of each shard."""
 
 
 class ShardStanding(TextEnum):
@@ -69,7 +66,7 @@ SHARD = States(
         ShardStanding.AWAY: "it is not there",
         ShardStanding.HERE: "it is there",
         ShardStanding.TOLD: "it is told its range",
-        ShardStanding.READY: "it holds what it is to hold",
+        ShardStanding.READY: "it holds its range",
     },
     (
         Transition(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),

@@ -1,6 +1,4 @@
-"""Linking: the messages by which a link is opened, and those by which one to a coordinator that has come again is taken
-up. No machine hears them.
-"""
+"""Linking: messages that open a link, and that resume one to a restarted coordinator. No machine receives them."""
 
 from __future__ import annotations
 
@@ -10,15 +8,13 @@ from distbelief.core.roles import Kind
 
 
 class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Here is who has lost its link to the coordinator: it has heard so many messages of it."""
+    """Request to resume a link to the coordinator, of which so many messages were received."""
 
     heard: int
 
 
 class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed
-    follows.
-    """
+    """Answer to `Resume`: messages received from that role (-1: it counts as gone); those that it missed follow."""
 
     heard: int
 

@@ -1,4 +1,4 @@
-"""Membership: the messages by which roles join a job, are told where its shards are, and leave it."""
+"""Membership: messages by which roles join a job, learn the addresses of its shards, and leave it."""
 
 from __future__ import annotations
 
@@ -13,99 +13,96 @@ from distbelief.sharding.layout import Layout
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard is there and waits for its range: the first thing it says."""
+    """Shard that is there and waits for its range: its first message."""
 
     incarnation: int = 0
     address: str = ""
-    """Address at which others reach it."""
+    """Address at which it listens."""
 
 
 class PartPlace(NamedTuple):
-    """A partition of a replica, or a whole one, as those that add up gradients with it find it."""
+    """Addresses of a partition of a replica, or of a whole one, for roles that add up gradients with it."""
 
     place: Address
     store: str
-    """Address, in the terms of its carrier: others reach there what adds up its gradients, or the group of which it is
-    the first member meets there.
-    """
+    """Address of its carrier, in that carrier's terms; the group of which it is the first member meets there."""
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set, -1 of one without a
-    length; 0 from the evaluator. `batch_size`, `epochs` and `order` are the user's where his own loop names them, else
-    0 or "": the job's; so are `optimizers`, one for each model that it trains.
-    """
+    """Request of a replica, or of the evaluator, to take part."""
 
     incarnation: int
     layout: Layout
     samples: int
+    """Size of its training set; -1 for a stream, 0 from the evaluator."""
     batch_size: int = 0
+    """Batch size that a user's loop names; 0 for the job's."""
     epochs: int = 0
+    """Epochs that a user's loop names; 0 for the job's."""
     order: str = ""
+    """Order that a user's loop names; "" for the job's."""
     optimizers: tuple[Optimizer, ...] = ()
+    """Optimizers that a user's loop names, one for each model; none for the job's."""
     keeps: bool = False
-    """True where its script keeps something that goes into checkpoints."""
+    """True where its script keeps state that goes into checkpoints."""
     places: tuple[PartPlace, ...] = ()
-    """Its partitions, in their order, where replicas add up their gradients among themselves."""
+    """Addresses of its partitions, in order, where replicas add up gradients among themselves."""
     digest: str = ""
-    """Digest of its initial parameters, where replicas hold them."""
+    """Digest of its initial parameters, where replicas hold the parameters."""
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises
-    them.
-    """
+    """Admission to a job, with its plan and the addresses of its shards."""
 
     plan: Plan
     initialise: bool
+    """True for the replica that sends the initial parameters."""
     shards: tuple[Address, ...]
     generation: int = 0
-    """Greater than before where all have gone back to a checkpoint, and what was pushed since is forgotten."""
+    """Number of times that all have gone back to a checkpoint; pushes of lower generations are forgotten."""
 
 
 class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A role may not take part; `layout` where it is for its model."""
+    """Refusal of a role, with the reason; `layout` is True where its model does not fit."""
 
     reason: str
     layout: bool = False
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards
-    are there.
-    """
+    """Request of a member, or of the evaluator, that has lost links to shards, to be welcomed again."""
 
     lost: tuple[tuple[str, int], ...] = ()
-    """Shards that it has lost, each with the life to which the link is gone."""
+    """Shards that it has lost, each with its incarnation."""
 
 
 class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has begun anew: what it says from here on is of this generation of the job."""
+    """Report of a replica that it has begun anew: its further messages are of this generation."""
 
     generation: int
 
 
 class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The job is over: push what is accrued, report it and leave."""
+    """Request to push what is accrued, report it and leave: the job is over."""
 
     reason: str
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has nothing more to do and asks to go in peace."""
+    """Request of a replica to leave, since it has nothing more to do."""
 
     for_good: bool = False
-    """True where its own loop is over, so that it could not take up work again."""
+    """True where its script's loop is over, so that it cannot take work again."""
     stops: bool = False
     """True where its script ends the job for all."""
 
 
 class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Go in peace: all that you did is in what the shards hold."""
+    """Answer to `Leave`: the shards hold all that the replica did."""
 
 
 class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """End in peace: to a shard or the evaluator from the coordinator, to the coordinator from whoever runs the job."""
+    """Request to end: from the coordinator to other roles, from the supervisor to the coordinator."""
 
     reason: str
 

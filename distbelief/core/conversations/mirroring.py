@@ -1,8 +1,8 @@
-"""Mirroring: the messages by which a standby holds all that its shard has acknowledged, and takes its place.
+"""Mirroring: messages by which a standby holds all that its shard has acknowledged, and takes its place.
 
-A shard sends its standby its whole state once, then every push that it applies, in the order and with the learning rate
-with which it applied it; in rounds it sends the aggregate, once; of a descent, every operation and every work unit. It
-acknowledges what its standby has confirmed. Whatever is numbered is confirmed by `Confirmed`.
+A shard sends its standby its whole state once, then every push that it applies, in order and with its learning rate; in
+rounds it sends each aggregate, and in a descent every operation and work unit. It acknowledges a push only once its
+standby has confirmed it. `Confirmed` answers every numbered message.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from distbelief.core.settings import Plan
 
 
 class Stand(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold what this life of your shard will send you; forget what another has sent."""
+    """Request to hold the state that this incarnation of the shard will send, and to forget any other."""
 
     plan: Plan
     incarnation: int
 
 
 class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Your shard is gone: be it, in this life of it."""
+    """Request to take the shard's place, as this incarnation of it."""
 
     incarnation: int
 
@@ -43,7 +43,7 @@ class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """It is ready to be sent what a life of its shard holds."""
+    """Answer to `Stand`: the standby is ready for the state of that incarnation."""
 
     incarnation: int
 
@@ -52,13 +52,13 @@ class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Have your standby, which is there, hold what you hold, and acknowledge nothing that it has not confirmed."""
+    """Request to send the shard's state to its standby, and to acknowledge only what that has confirmed."""
 
     place: Address
 
 
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A life of your standby will not take your place: acknowledge what it has not confirmed."""
+    """News that an incarnation of the standby is gone: the shard need not wait for its confirmations."""
 
     incarnation: int
 
@@ -67,15 +67,13 @@ class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A life of a shard's standby holds all that the shard has acknowledged, and will."""
+    """Report that an incarnation of the standby holds all that the shard has acknowledged."""
 
     incarnation: int
 
 
 class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is
-    alone.
-    """
+    """Report that a link to a standby is gone; the shard acknowledges nothing until `Unmirrored`."""
 
     incarnation: int
 
@@ -84,7 +82,7 @@ class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """Bytes of one array of its state, from `offset` on."""
+    """Bytes of an array of the shard's state, from `offset` on."""
 
     incarnation: int
     number: int
@@ -95,20 +93,20 @@ class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Summing(msgspec.Struct, frozen=True, array_like=True):
-    """State of a shard that descends: its newest operation with its scalars, and the sum of its newest evaluation."""
+    """State of a shard in a descent: its newest operation with scalars, and the sum of its newest evaluation."""
 
     operation: int
     scalars: tuple[float, ...]
     into: tuple[str, ...]
     ordered: bool
     taken: tuple[int, ...]
-    """The work units that it took, of which those that wait for their turn were sent before."""
+    """Work units that it has taken."""
     next: int
-    """The work unit whose turn it is, where they are summed in order."""
+    """Work unit whose turn it is, where they are summed in order."""
 
 
 class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The end of a shard's state: these counts, and the pushes that its ledger has taken."""
+    """End of a shard's state: its counts, and the last pushes in its ledger."""
 
     incarnation: int
     number: int
@@ -131,9 +129,7 @@ class CopyUse(StrEnum):
 
 
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it
-    makes with `weight`.
-    """
+    """Push that the shard has applied or gathered; or the sum of an update's pushes, with its `weight`."""
 
     incarnation: int
     number: int
@@ -147,25 +143,24 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     floor: int = 0
     """Floor of the shard's policy after it."""
     norms: Squares = ()
-    """Norms of the layers that are cut."""
+    """Squared norms of layers that are cut."""
 
 
 class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A decision without bytes: an update with what was gathered, a push that was dropped, or a ruling. `floor` is that
-    of the shard's policy after it.
-    """
+    """Decision without bytes: an update with the gathered pushes, a dropped push, or a ruling."""
 
     incarnation: int
     number: int
     step: tuple[int, float, float] | None = None
-    """Its samples, its factor of the learning rate, its weight."""
+    """Samples of the update, its factor on the learning rate, and its weight."""
     dropped: PushTaken | None = None
     ruling: Ruling | None = None
     floor: int = 0
+    """Floor of the shard's policy after it."""
 
 
 class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Operations on named vectors that it has done, and the scalars that it found."""
+    """Operations on named vectors that the shard has done, and their scalars."""
 
     incarnation: int
     number: int
@@ -174,7 +169,7 @@ class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit of its newest evaluation that it has taken."""
+    """Work unit of the newest evaluation that the shard has taken."""
 
     incarnation: int
     number: int
@@ -183,15 +178,13 @@ class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 Numbered = StatePart | StateSent | Copied | Decided | OperationsDone | WorkUnitTaken
-"""Messages that a standby confirms, of the life of the shard that it follows."""
+"""Messages that a standby confirms."""
 
 # standby to shard
 
 
 class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it
-    had none).
-    """
+    """Confirmation of a standby's incarnation: it has all up to this number; the message's slot (-1: none) is free."""
 
     incarnation: int
     number: int

@@ -1,8 +1,7 @@
-"""Operations: what Sandblaster's coordinator has the shards do with their slices of named vectors, and what of a batch
-goes between whom.
+"""Operations: commands of Sandblaster's coordinator on named vectors at the shards, and messages about a batch.
 
-`x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; all others are made anew by the
-first evaluation of a job that goes on. The coordinator sees scalars only, whatever the length of the vectors.
+`x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; the first evaluation of a resumed
+job computes all others anew. The coordinator sees scalars only, however long the vectors are.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Name = Annotated[str, msgspec.Meta(max_length=24)]
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """One operation on the slices of named vectors; what it makes stays on the shard."""
+    """Operation on the slices of named vectors, whose result stays at the shard."""
 
 
 class Zero(Command, frozen=True, array_like=True, tag=True, gc=False):
@@ -63,23 +62,20 @@ class Combine(Command, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Dots(Command, frozen=True, array_like=True, tag=True, gc=False):
-    """The dot product of each pair, summed in float64: one scalar each."""
+    """Dot product of each pair, summed in float64: one scalar each."""
 
     pairs: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
 
 
 class AbsoluteNorms(Command, frozen=True, array_like=True, tag=True, gc=False):
-    """The sum of the absolute values of each vector, in float64, or the largest of them: one scalar each."""
+    """Sum of the absolute values of each vector, in float64, or the largest: one scalar each."""
 
     kind: Literal["sum", "max"]
     of: Annotated[tuple[Name, ...], msgspec.Meta(max_length=TERMS_LIMIT)]
 
 
 class Gather(Command, frozen=True, array_like=True, tag=True, gc=False):
-    """Zero these vectors, and sum the work units of an evaluation into them: work unit by work unit as they come, or
-    `ordered`
-    by their numbers.
-    """
+    """Set these vectors to 0, and sum an evaluation's work units into them, as they come or `ordered` by number."""
 
     evaluation: int
     into: Annotated[tuple[Name, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
@@ -104,7 +100,7 @@ def scalars(command: AnyCommand) -> tuple[str, ...]:
 
 
 class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Do these, in order; answered where any has scalars."""
+    """Commands to execute in order; answered if any has scalars."""
 
     number: int
     commands: Annotated[tuple[AnyCommand, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
@@ -114,7 +110,7 @@ class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard's share of the scalars of message `number`, in the order of its commands."""
+    """Share of a shard in the scalars of message `number`, in the order of its commands."""
 
     number: int
     scalars: Annotated[tuple[float, ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
@@ -124,9 +120,7 @@ class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Compute work unit `number` of an evaluation: the sum of its portions' gradients at the parameters of that
-    evaluation.
-    """
+    """Request to compute work unit `number`: the sum of its gradients at the parameters of that evaluation."""
 
     evaluation: int
     number: int
@@ -134,7 +128,7 @@ class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Work unit `number` of an evaluation is done by another; between partitions also: the evaluation is over."""
+    """News that work unit `number` is done by another replica; between partitions also that the evaluation is over."""
 
     evaluation: int
     number: int
@@ -144,7 +138,7 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The gradient of a work unit: the sum over its portions, each weighted by its samples' share of a full portion."""
+    """Gradient of a work unit: the sum over its portions, each weighted by its share of a full portion's samples."""
 
     traffic: ClassVar[str] = PUSH
 
@@ -158,9 +152,7 @@ class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be
-    written again.
-    """
+    """Acknowledgement: a copy of the work unit is in the shard's sum, or the evaluation is over; the slot is free."""
 
     incarnation: int
     evaluation: int
@@ -171,9 +163,7 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit is in the sum at every shard; of another partition's part, at every shard of that. `loss` is the sum
-    over its samples.
-    """
+    """Report that a work unit is in the sum at all shards of its sender; `loss` is the sum over its samples."""
 
     evaluation: int
     number: int

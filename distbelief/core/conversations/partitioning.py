@@ -1,9 +1,8 @@
-"""Partitioning: the messages between the partitions of a split replica, of which the first leads: to the others it is
-what the coordinator is to a replica that is whole.
+"""Partitioning: messages between the partitions of a split replica. The first leads: it coordinates the others.
 
-All of them tell the coordinator that they are there, are told where the others are, and link. The lead joins the job
-for all, hands on what it is told, and deals each minibatch to the others; each pushes and fetches its own ranges. A
-push counts as made when all have made theirs.
+All partitions report to the coordinator, which sends them each other's addresses, and open links. The lead joins the
+job for all of them, and deals each minibatch to the others. Each partition pushes and fetches its own ranges; a push
+counts once all have made their parts.
 """
 
 from __future__ import annotations
@@ -19,48 +18,48 @@ from distbelief.core.roles import Kind
 
 
 class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition is there: the first thing that it says."""
+    """Report of a partition that is there: its first message."""
 
     place: Address
-    """Address at which the others reach it, and the life of its replica, which all its partitions share."""
+    """Address at which it listens, and the incarnation of its replica, which all its partitions share."""
 
 
 class Meet(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All partitions of a replica are there, in their order: at these places."""
+    """Addresses of all partitions of a replica, in order."""
 
     places: tuple[Address, ...]
 
 
 class PartitionHello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition has opened its link to another of its replica: the first thing on it."""
+    """First message on a link from one partition to another."""
 
 
 class PushPart(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Push what has accrued of your own ranges: it is push `clock` of this replica."""
+    """Request to a partition to push its part of push `clock`."""
 
     clock: int
 
 
 class PartPushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All shards of a partition have applied its part of a push, or `dropped` it as too late for its round."""
+    """Report that a partition's part of a push is applied at all its shards, or was `dropped` as too late."""
 
     clock: int
     dropped: bool = False
 
 
 class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The round of which this partition holds the parameters; back from the lead, the highest of all."""
+    """Round whose parameters a partition holds; from the lead, the highest round of all."""
 
     generation: int
     exchange: int
-    """Number of this exchange of such messages since then."""
+    """Number of this exchange within the generation."""
     tick: int
     settled: bool = False
-    """True where all partitions hold the parameters of this round."""
+    """True where all partitions hold that round's parameters."""
 
 
 class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The norm of a partition's part of the gradient of a step; back from the lead, that of the whole gradient."""
+    """Norm of a partition's part of a gradient; from the lead, the norm of the whole gradient."""
 
     generation: int
     exchange: int
@@ -68,23 +67,23 @@ class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Crossed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Wake up: in the memory that the partitions share there is what you may be waiting for."""
+    """Wake-up call: a tensor that a partition may wait for is in shared memory."""
 
 
 class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A part of what crosses between two partitions in a step: a value on its way forward, or its gradient."""
+    """Part of a tensor that crosses between two partitions in a step: a value, or its gradient."""
 
     traffic: ClassVar[str] = PARTITIONS
 
     generation: int
     step: int
-    """Step of the replica, counted since then."""
+    """Step of the replica within the generation."""
     transfer: int
     """Number of the transfer among those of the split model."""
     microbatch: int
     backward: bool
     left: int
-    """Parts of it that are still to come."""
+    """Parts of the tensor that are still to come."""
     data: bytes
 
 

@@ -1,4 +1,4 @@
-"""The phases of a job, as its coordinator goes through them: what it may do in each, and what moves it on."""
+"""Phases of a job: the acts that each allows its coordinator, and the events that move it on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Phase(TextEnum):
 
 
 _ENDS = (Ready, Restored, Progress, StreamEnded, Done, Operated, Evaluated, Saved, Stop, Leave, Lost)
-"""Events that may be the last thing a job does, or end it."""
+"""Events that may end a job, or be its last."""
 
 PHASES = States(
     "a job",
@@ -44,16 +44,16 @@ PHASES = States(
         Transition(Phase.RESTORING, Phase.INITIALISING, (Restored,)),
         Transition(Phase.RESTORING, Phase.TRAINING, (Restored,)),
         Transition(Phase.INITIALISING, Phase.TRAINING, (Ready, Restored)),
-        Transition(Phase.TRAINING, Phase.LEAVING, (*_ENDS, Join)),  # the last who had something left has nothing
+        Transition(Phase.TRAINING, Phase.LEAVING, (*_ENDS, Join)),  # Join: that replica may have nothing left to do
         Transition(Phase.LEAVING, Phase.CLOSING, _ENDS),
         Transition(Phase.LEAVING, Phase.TRAINING, (Lost, Halted)),  # all go back to a checkpoint
-        Transition(Phase.CLOSING, Phase.TRAINING, (Lost, Halted)),  # so they do where replicas hold the parameters
+        Transition(Phase.CLOSING, Phase.TRAINING, (Lost, Halted)),  # the same
     ),
 )
 
 
 class May(TextEnum):
-    """Action of a coordinator that only some phases allow."""
+    """Act of a coordinator that only some phases allow."""
 
     GATHER = "tell all shards their ranges, once they are there together"
     LOAD = "have the shards load a checkpoint, or learn that there is none"
@@ -74,4 +74,4 @@ ALLOWED: Mapping[Phase, frozenset[May]] = {
     Phase.LEAVING: frozenset({May.REPLACE, May.WELCOME, May.DISMISS, May.AWAIT}),
     Phase.CLOSING: frozenset({May.WELCOME, May.DISMISS, May.CLOSE}),
 }
-"""Actions of a coordinator that each phase allows."""
+"""Acts that each phase allows."""

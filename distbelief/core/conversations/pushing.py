@@ -1,7 +1,7 @@
-"""Pushing: the messages by which gradients go to the shards, and parameters come back.
+"""Pushing: messages by which gradients go to the shards, and parameters come back.
 
-A push says which ranges of the flat vector it covers, and how the bytes behind it encode its part of that. It covers
-what has a gradient: of the rest the bytes count for nothing.
+A push names the ranges of the flat vector that have a gradient, and the encoding of its bytes. Bytes outside these
+ranges do not count.
 """
 
 from __future__ import annotations
@@ -16,39 +16,36 @@ from distbelief.sharding.layout import Range
 
 DENSE = "dense"
 ENCODINGS = (DENSE,)
-"""Encodings of a push's part of the flat vector: dense, as it is."""
+"""Encodings of a push's bytes; dense is the vector as it is."""
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`:
-    see `core/consistency`.
-    """
+    """Sum of a replica's accrued gradients, each the mean over its minibatch, and the values of its buffers."""
 
     traffic: ClassVar[str] = PUSH
 
     incarnation: int
     clock: int
     version: Version
-    """The version of this shard from which the oldest of the accrued gradients was computed."""
+    """Version of the shard from which the oldest of these gradients was computed."""
     steps: int
     samples: int
     tick: int = 0
+    """Tick of the replica (see `core/consistency`)."""
     partition: int = 0
     """Partition of the replica; 0 where it is whole."""
     ranges: tuple[Range, ...] = ()
-    """Ranges of the flat vector that it covers, in order."""
+    """Ranges of the flat vector that have a gradient, in order."""
     encoding: str = DENSE
     """One of `ENCODINGS`."""
     rate: float = 1.0
-    """A factor of the learning rate, as the script of the replica sets it."""
+    """Factor on the learning rate that the replica's script sets."""
     options: tuple[GroupOption, ...] = ()
-    """Other options of its parameter groups that the script has changed; a round has those of its first push."""
+    """Other options of parameter groups that the script has changed; a round uses those of its first push."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot
-    may be written again.
-    """
+    """Acknowledgement of a push: it is in this version, or `dropped` as too late; its slot is free again."""
 
     slot: int
     clock: int
@@ -58,25 +55,24 @@ class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
-    """Send bytes [start, stop) into my parameter vector `slot`, once the consistency lets the step of `tick` begin."""
+    """Request for parameters [start, stop) into the sender's vector `slot`, once the step at `tick` may begin."""
 
     tick: int = 0
     incarnation: int = 0
     number: int = 0
-    """The question's number among all of the asker's; its answer has the same."""
+    """Number of this request among the sender's; the answer repeats it."""
 
 
 class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
-    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked
-    for.
-    """
+    """Parameters of a version, in the slot of the request."""
 
     traffic: ClassVar[str] = FETCH
 
     version: Version
     floor: int = 0
+    """Tick below which all pushes are in these parameters."""
     number: int = 0
-    """The number of the question."""
+    """Number of the request."""
 
 
 PUSHING = Conversation(

@@ -1,4 +1,4 @@
-"""The form of a conversation as a table: who says which message to whom, and the states that something goes through."""
+"""Conversations as tables: which roles send which message to which, and the states that it moves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ State = TypeVar("State", bound=StrEnum)
 
 
 class Says(NamedTuple):
-    """One row: a message, the kinds of role that say it, and those that are told.
-
-    Args:
-        message: its class.
-        by: who says it.
-        to: who is told.
-        answers: the message that it answers, where it answers one.
-    """
+    """Row of a conversation: a message, its senders and its receivers, and the message that it answers, if any."""
 
     message: type[Message]
     by: tuple[Kind, ...]
@@ -30,13 +23,7 @@ class Says(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One move of something from a state to another.
-
-    Args:
-        before: the state that it leaves.
-        after: the state that it comes to.
-        on: the events of which one moves it; none where any may.
-    """
+    """Move from one state to another, on one of these events; none where any event may cause it."""
 
     before: StrEnum
     after: StrEnum
@@ -44,19 +31,19 @@ class Transition(NamedTuple):
 
 
 class TextEnum(StrEnum):
-    """An enum of which each member is as quick a key as its text."""
+    """Enum whose members are as fast as keys as their texts."""
 
-    # the hash of an Enum is a Python function, and machines look into their tables with every message
+    # the hash of an Enum is a Python function, and machines look up their tables with every message
     __hash__ = str.__hash__
 
 
 class States(Generic[State]):
-    """The states of something, what each means, and what moves it.
+    """States of a thing, their meanings and its moves between them.
 
     Args:
-        of: what has them.
-        meaning: of each; the first is that in which it begins.
-        moves: all that there are; what stays as it is has not moved.
+        of: name of the thing.
+        meaning: meaning of each state; the first is the initial one.
+        moves: all allowed moves; to stay in a state is none.
 
     >>> from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
     >>> CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING)
@@ -64,7 +51,7 @@ class States(Generic[State]):
     """
 
     forgotten = True
-    """They are the same for all that have them, and no part of a machine's memory."""
+    """True since this is a constant, and no part of a machine's state."""
 
     def __init__(self, of: str, meaning: Mapping[State, str], moves: tuple[Transition, ...]) -> None:
         self.of, self.meaning, self.moves = of, meaning, moves
@@ -73,10 +60,10 @@ class States(Generic[State]):
         }
 
     def move(self, before: State, after: State, on: type | None = None) -> State:
-        """The state after a move; where the event is known that has moved it, that must be one of those that do.
+        """Return the state after a move, on an event if that is known.
 
         Raises:
-            LocalProtocolError: no such move is in the table.
+            LocalProtocolError: the table has no such move.
         """
         if before is after:
             return after
@@ -88,13 +75,7 @@ class States(Generic[State]):
 
 
 class Conversation(NamedTuple):
-    """One conversation.
-
-    Args:
-        title: of it.
-        says: who says what to whom.
-        states: of those who take part in it, as far as it moves them.
-    """
+    """Conversation: its title, its rows, and the states that it moves."""
 
     title: str
     says: tuple[Says, ...]

@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant("an-epoch-is-dealt-before-the-one-before-is-done", PART, "core/portions.py",
         "if self._epoch == self.epoch < self.epochs else 0", "if self._epoch < self.epochs else 0",
         (f"{ROUNDS}::test_only_the_last_round_of_an_epoch_is_smaller",)),
-    Mutant("who-asks-first-is-dealt-most", "whole-gradient", "coordination/rounds_dealt.py",
+    Mutant("who-asks-first-is-dealt-most", "whole-gradient", "coordination/dealing.py",
         "sum(replicas * max(0, at_round + count - at) for at, replicas in self._at.items())", "count",
         (f"{ROUNDS}::test_as_many_replicas_as_minibatches_make_the_steps_of_the_whole_gradient",)),
     Mutant("who-has-rested-is-not-waited-for-in-the-next-epoch", "whole-gradient", "core/rounds.py",

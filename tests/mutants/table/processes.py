@@ -731,7 +731,7 @@ MUTANTS = [
         "return self._without_script(plan) if role == self._asked else []", "return []",
         (f"{OFFICE}test_a_checkpoint_does_without_what_a_script_keeps_that_is_not_to_be_had[gone]",)),
     Mutant("a-replica-leaves-with-what-its-script-keeps", "kept-by-one", "coordination/coordinator.py",
-        "        if requests:  # who was asked", "        if False:  # who was asked",
+        "        if requests:  # it sends", "        if False:  # it sends",
         (f"{OFFICE}test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_ends_no_other",)),
     Mutant("what-a-script-keeps-is-of-the-push-before", "kept-by-one", "replica/downpour.py",
         "        if replica.asked is not None:", "        if False:",
