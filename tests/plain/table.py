@@ -107,14 +107,14 @@ With one replica a script does what plain PyTorch does, or a sentence refuses it
 feature is a small script. `pytest tests/plain` runs it without distbelief, and in four ways: `served` and `direct`
 (both `downpour`), `synchronous` and `allreduce`.
 
-**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Where a sentence
-begins with a way, that way alone refuses, and the others are equal. N stands for a number, 'X' for a name; what a
-sentence has in brackets is left out here.
+**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Of a sentence
+that refuses others the page has the part that says why, and what to do. Where it begins with a way, that way alone
+refuses, and the others are equal.
 
 `DISTBELIEF_RENEW=1 pytest tests/plain -k document` writes this page.
 """
-ELSEWHERE = {r" \([^()]*(\([^()]*\)[^()]*)*\)": "", r"(?<!\w)'[^']*'": "'X'", r"\b\d+(\.\d+)?(, \d+(\.\d+)?)*\b": "N"}
-"""What the sentences that refuse two features may differ in, and what the page has in its place."""
+BRACKETS = r" \([^()]*(\([^()]*\)[^()]*)*\)"
+VALUES = r"(?<!\w)'[^']*'|\b\d+\b"
 
 
 def document(folder: Path) -> str:
@@ -131,23 +131,24 @@ def document(folder: Path) -> str:
             if what.startswith(EQUAL):
                 lines += [f"**{what}**: {'; '.join(features.pop(what))}.", ""]
         if features:
-            lines += ["| refused | with the sentence |", "|---|---|"]
+            lines += ["| refused | why, and what to do |", "|---|---|"]
             lines += [*(f"| {'; '.join(titles)} | {what} |" for what, titles in features.items()), ""]
     return "\n".join(lines)
 
 
 def outcome(name: str, folder: Path) -> str:
-    """What comes of a feature: that it is equal, or the sentences that refuse it now, with their ways."""
+    """What comes of a feature: that it is equal, or what the sentences that refuse it now end with, and their ways."""
     one = FEATURES[name]
     if not one.refused:
         return f"{EQUAL} within {one.within:g}, as {one.because}" if one.within else EQUAL
     ended = {way: ended_with(Cell(name, way), folder / way) for way in one.refused}
-    told: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for way, sentence in ended.items():
-        for value, word in ELSEWHERE.items():
-            sentence = re.sub(value, word, sentence)
-        told.setdefault(sentence, []).append(way)
-    return "; ".join(f"{', '.join(ways)}: {what}" if set(ways) < set(one.ways) else what for what, ways in told.items())
+        short = re.sub(VALUES, "...", re.sub(BRACKETS, "", sentence))
+        sentences.setdefault(short.partition(": ")[2] or short, []).append(way)
+    return "; ".join(
+        f"{', '.join(ways)}: {what}" if set(ways) < set(one.ways) else what for what, ways in sentences.items()
+    )
 
 
 def ended_with(cell: Cell, folder: Path) -> str:
