@@ -523,11 +523,11 @@ def save_all(model: Any, optimizer: Any, seen: Seen) -> After:
 # fmt: off
 def optimizers() -> None:
     has = partial(add, "optimizer", script=train)
-    for name, lr in RATES.items():
-        close = {} if name in ("sgd", "momentum", "nesterov") else CLOSE
-        for title, decay in {"": {}, " with weight decay": {"weight_decay": 0.05}}.items():
+    for title, decay in {"": {}, "these with weight decay": {"weight_decay": 0.05}}.items():
+        for name, lr in RATES.items():
+            close = {} if name in ("sgd", "momentum", "nesterov") else CLOSE
             made = {"optimizer": optim(name, lr=lr, **decay), "epochs": 4, **close}
-            has(f"optimizer_{name}{title.replace(' ', '_')}", f"Optimizer {name}{title}", of=made)
+            has(f"optimizer_{name}{'_with_weight_decay' if decay else ''}", title or name, of=made)
     for name, make in SCHEDULERS.items():
         has(f"scheduler_{name.replace(' ', '_')}", name, refused=BY_JOB, begin=schedule(make))
     has("rate_set", "The rate is set in the loop", refused=BY_JOB, begin=sets("lr", lambda n: 0.07 / (n + 1)))
@@ -557,7 +557,7 @@ def optimizers() -> None:
     job = {"optimizer": Optimizer()}
     add("optimizer", "optimizer_named", "The script names its optimizer", optimizer_named, NAMED, of=job)
     for every in (1, 3):
-        title = f"Two models with an optimizer each, the second stepped every {every} minibatches"
+        title = "Two models with an optimizer each"
         add("optimizer", f"two_models_{every}", title, adversaries, {**SEVERAL, **NAMED}, of=job, every=every)
     add("optimizer", "two_models_in_turn", "Two models with the job's optimizer", in_turn, SEVERAL)
     ema = {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9), "use_buffers": True}
@@ -686,8 +686,8 @@ def hooks(model: Any, _: Any, seen: Seen) -> After:
 # fmt: off
 def gradients() -> None:
     has = partial(add, "gradients", script=train)
-    for every, left in {2: "", 3: ", the last of which are left over"}.items():
-        add("gradients", f"accumulated_{every}", f"Accumulated over {every} minibatches{left}", accumulated, ONE_STEP,
+    for every in (2, 3):
+        add("gradients", f"accumulated_{every}", "Accumulated over several minibatches", accumulated, ONE_STEP,
             every=every)
     add("gradients", "accumulated_statistics", "Running statistics, accumulated over 3 minibatches", accumulated,
         ONE_STEP, every=3, make=normed)

@@ -11,7 +11,7 @@ import torch
 from plain.play import WAYS, Outcome, play_ours, play_plain
 from plain.scripts import FEATURES, Feature
 
-EQUAL = "equal"
+EQUAL = "Equal"
 _plain: dict[str, Outcome] = {}
 """What came of each feature plainly, whatever the way."""
 
@@ -101,44 +101,54 @@ def plainly(name: str, folder: Path) -> Outcome:
     return _plain[name]
 
 
-def rows(folder: Path) -> list[tuple[str, str, str]]:
-    """For a document: the section and the words of each feature, and what comes of it: equal, or the sentences that
-    refuse it, as they are said now, with their ways.
-    """
-    return [row(name, folder / name) for name in FEATURES]  # a script within a `for` of this folder is refused
-
-
 HEAD = """# What a script may do, feature by feature
 
-With one replica a script does what plain PyTorch does, or is refused ([scripts.md](scripts.md)). Each line is a small
-script that `tests/plain` runs plainly and in four ways: `served`, `direct` (both `downpour`), `synchronous` and
-`allreduce`. *Equal*: parameters, buffers, losses, samples, files and messages, bit for bit where nothing else is said.
-Else it is the sentence that the script ends with, in the ways that are named, or in all.
+With one replica a script does what plain PyTorch does, or a sentence refuses it ([scripts.md](scripts.md)). Each
+feature is a small script. `pytest tests/plain` runs it without distbelief, and in four ways: `served` and `direct`
+(both `downpour`), `synchronous` and `allreduce`.
+
+**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Of a sentence
+that refuses others the page has the part that says why, and what to do. Where it begins with a way, that way alone
+refuses, and the others are equal.
+
 `DISTBELIEF_RENEW=1 pytest tests/plain -k document` writes this page.
 """
+BRACKETS = r" \([^()]*(\([^()]*\)[^()]*)*\)"
+VALUES = r"(?<!\w)'[^']*'|\b\d+\b"
 
 
 def document(folder: Path) -> str:
-    """The page that has the table."""
-    lines, before = [HEAD], ""
-    for section, title, what in rows(folder):
-        if section != before:
-            lines += ["", f"## {section.capitalize()}", "", "| feature | what comes of it |", "|---|---|"]
-            before = section
-        lines.append(f"| {title} | {what.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+    """The page that has the table: in each section what is equal, then the features of each sentence."""
+    outcomes = [outcome(name, folder / name) for name in FEATURES]  # a script in a `for` of this folder is refused
+    sections: dict[str, dict[str, list[str]]] = {}
+    for one, what in zip(FEATURES.values(), outcomes, strict=True):
+        titles = sections.setdefault(one.section, {}).setdefault(what, [])
+        titles += [one.title] if one.title not in titles else []
+    lines = [HEAD]
+    for section, features in sections.items():
+        lines += [f"## {section.capitalize()}", ""]
+        for what in sorted(features, reverse=True):
+            if what.startswith(EQUAL):
+                lines += [f"**{what}**: {'; '.join(features.pop(what))}.", ""]
+        if features:
+            lines += ["| refused | why, and what to do |", "|---|---|"]
+            lines += [*(f"| {'; '.join(titles)} | {what} |" for what, titles in features.items()), ""]
+    return "\n".join(lines)
 
 
-def row(name: str, folder: Path) -> tuple[str, str, str]:
-    """That of one feature."""
+def outcome(name: str, folder: Path) -> str:
+    """What comes of a feature: that it is equal, or what the sentences that refuse it now end with, and their ways."""
     one = FEATURES[name]
-    ended = {way: ended_with(Cell(name, way), folder / way) for way in one.ways if way in one.refused}
-    told: dict[str, list[str]] = {}
-    for way in one.ways:
-        told.setdefault(ended.get(way, EQUAL), []).append(way)
-    sentences = [what if len(told) == 1 else f"{', '.join(ways)}: {what}" for what, ways in told.items()]
-    close = f" (within {one.within:g}: {one.because})" if one.within else ""
-    return one.section, one.title, "; ".join(sentences) + close
+    if not one.refused:
+        return f"{EQUAL} within {one.within:g}, as {one.because}" if one.within else EQUAL
+    ended = {way: ended_with(Cell(name, way), folder / way) for way in one.refused}
+    sentences: dict[str, list[str]] = {}
+    for way, sentence in ended.items():
+        short = re.sub(VALUES, "...", re.sub(BRACKETS, "", sentence))
+        sentences.setdefault(short.partition(": ")[2] or short, []).append(way)
+    return "; ".join(
+        f"{', '.join(ways)}: {what}" if set(ways) < set(one.ways) else what for what, ways in sentences.items()
+    )
 
 
 def ended_with(cell: Cell, folder: Path) -> str:
