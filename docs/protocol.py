@@ -25,9 +25,8 @@ INTRODUCTION = """# The protocol
 
 `python docs/protocol.py` makes this page from the tables in `distbelief/core/conversations`.
 
-A role takes a message only from the senders named here. Anything else is refused, and the link to its sender is
-dropped. The meaning of a message stands where it is first used; `Again` lists those that a conversation uses once more.
-The fields of each are in its class.
+A role takes a message only from the senders named here. Anything else is refused, and its link is dropped. A message's
+meaning stands where it is first used; `Again` lists those used once more. Its fields are in its class.
 
 Five events are no messages: `Lost` (the link to another role is gone), `Saved` and `Loaded` (from the store), `Woke` (a
 timer) and `Lent` (memory from the transport).
@@ -36,7 +35,9 @@ timer) and `Lent` (memory from the transport).
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Format a table in Markdown."""
-    for row in (head, ("---",) * len(head), *rows):
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
 
@@ -48,7 +49,7 @@ def first(text: str | None) -> str:
 
 def states(shown: States[Any]) -> Iterator[str]:
     """Format the states of something, and its moves."""
-    yield f"The states of {shown.of}, the first of them first:\n"
+    yield f"The states of {shown.of}, from the first:\n"
     rows = []
     for state, meaning in shown.meaning.items():
         moves = [
@@ -82,7 +83,7 @@ def conversation(shown: Conversation, homes: dict[type[Message], str]) -> Iterat
     """
     module = import_module(f"distbelief.core.conversations.{shown.title.lower()}")
     yield f"## {shown.title}\n"
-    purpose = first(module.__doc__).partition(": ")[2]
+    purpose = first(module.__doc__).partition(": ")[2].replace("the messages by which", "how")
     yield f"{purpose[:1].upper()}{purpose[1:]}.\n"
     rows: dict[type[Message], tuple[list[str], str]] = {}
     again: dict[str, list[str]] = {}

@@ -69,8 +69,8 @@ class SlotReply(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Hello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The role that opens this link, its job, and the vectors it lends: their length in bytes, how many of gradients
-    and of parameters, and the byte of the flat vector at which they begin.
+    """First message on a link: a role, its job, and the vectors that it lends. Of these their length in bytes, how many
+    of gradients and of parameters, and the byte of the flat vector at which they begin.
     """
 
     job: str

@@ -12,7 +12,7 @@ from distbelief.core.roles import Kind
 
 
 class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The pushes that a round takes; or, with none, pushes that are dropped."""
+    """Pushes that a round takes; with none, pushes that are dropped."""
 
     round: int
     taken: tuple[Key, ...]
@@ -30,7 +30,7 @@ class Ruling(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Follow(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """To the shard that rules: tell me of every round from this one on."""
+    """Request for every ruling from this round on."""
 
     round: int
 
@@ -40,9 +40,7 @@ Squares = tuple[tuple[int, float, float], ...]
 
 
 class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Squared norms that a shard's parts of cut layers add to a round; back from the shard that rules, their sums over
-    all shards.
-    """
+    """Squared norms of a shard's parts of cut layers in a round; from the shard that rules, their sums over all."""
 
     round: int
     of: Squares
@@ -51,7 +49,7 @@ class Norms(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Ruler(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard that rules has come again: there."""
+    """Address at which the shard that rules has come again."""
 
     place: Address
 

@@ -8,7 +8,7 @@ from distbelief.core.roles import Kind
 
 
 class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica takes part from `tick` on, or asks from where on (-1)."""
+    """Notice that a replica takes part from `tick` on. With -1 it asks from which on it may."""
 
     incarnation: int
     tick: int
@@ -17,26 +17,26 @@ class Attend(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Admitted(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The tick from which on a replica takes part here."""
+    """Tick from which on a replica takes part."""
 
     tick: int
 
 
 class SitOut(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has no more minibatches of an epoch, and is not to be waited for; in rounds, until the next begins."""
+    """Notice that a replica has no minibatch left in an epoch, so that nobody waits for it. In rounds that holds until
+    the next epoch.
+    """
 
     incarnation: int
     epoch: int
 
 
 class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica sits out here: nobody waits for it, and what it pushed is in the parameters or in a round."""
+    """Confirmation that nobody waits for a replica, and that what it pushed counts."""
 
 
 class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has reached the next life of a shard that died, which had acknowledged its pushes up to `clock`; those
-    that it had not come again.
-    """
+    """Last `clock` that a shard had acknowledged in the life before. The replica pushes again what comes after."""
 
     incarnation: int
     clock: int
@@ -45,8 +45,8 @@ class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Departed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has died or left; it may never have had a link to this shard. Back from the shard that rules: what it
-    pushed is in no round to come.
+    """Notice that a replica is gone; from the shard that rules, that no round to come has a push of it. The replica may
+    never have had a link to the shard.
     """
 
     who: str

@@ -11,27 +11,25 @@ from distbelief.core.roles import Kind
 
 
 class Hold(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Checkpoint `number` is to be made: compute, but push nothing until you may go on, and say when all that you
-    pushed is applied.
-    """
+    """Order to push nothing until checkpoint `number` is made; computing goes on."""
 
     number: int
 
 
 class Held(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Every push of this replica is applied and reported, and it makes none until checkpoint `number` is made."""
+    """Confirmation that every push is applied and reported, and that no more are made until checkpoint `number` is."""
 
     number: int
 
 
 class Snapshot(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Save your slice as part of checkpoint `number`."""
+    """Order to save a slice as part of checkpoint `number`."""
 
     number: int
 
 
 class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard's part of a checkpoint is on disk, or the error that kept it from there."""
+    """Report that a part of a checkpoint is on disk, or the error that prevented it."""
 
     number: int
     error: str
@@ -42,28 +40,28 @@ LEAVING = 0
 
 
 class SaveScript(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Save what your script keeps, for checkpoint `number`, or as you leave."""
+    """Order to save what the script keeps, for checkpoint `number` or before leaving."""
 
     number: int
 
 
 class ScriptSaved(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The state that a script keeps is on disk, or the error that kept it from there."""
+    """Report that the script's state is on disk, or the error that prevented it."""
 
     number: int
     error: str
 
 
 class Go(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The checkpoint is made: go on pushing."""
+    """Permission to push again: the checkpoint is made."""
 
 
 class Describe(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Tell what you have applied."""
+    """Request for a shard's account."""
 
 
 class Description(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard's account: the updates that it has applied, and how many pushes had each staleness."""
+    """Account of a shard: its updates, and how many pushes had each staleness."""
 
     version: Version
     samples: int

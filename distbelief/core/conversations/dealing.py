@@ -19,8 +19,8 @@ class StreamStart(NamedTuple):
 
 
 class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The work of a replica since its last report; `wants` asks for a portion. A `dropped` push is given as the count
-    of `steps` before it, and its own steps. Portions that it has `returned` are not begun.
+    """Report of a replica's work since its last; `wants` asks for a portion. A `dropped` push is the count of `steps`
+    before it, and its own steps. Portions in `returned` are not begun.
     """
 
     steps: int
@@ -38,24 +38,24 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The next minibatches of a replica."""
+    """Next minibatches of a replica."""
 
     portion: Portion
 
 
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Nothing to deal at present: push what is accrued, report it and wait."""
+    """Notice that there is nothing to deal at present: push what is accrued, report it and wait."""
 
     epoch: int = 0
     """The epoch that has nothing left to deal."""
 
 
 class Recall(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Give back what was dealt and is not begun: it is dealt again."""
+    """Order to give back what was dealt and is not begun."""
 
 
 class StreamEnded(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The stream of a replica has ended: of this epoch it has no minibatch `number`, nor any after it."""
+    """Notice that a replica's stream ends before minibatch `number` of this epoch."""
 
     epoch: int
     number: int

@@ -10,13 +10,13 @@ from distbelief.core.roles import Kind
 
 
 class Evaluate(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Measure the model: the evaluator fetches it from the server."""
+    """Order to measure the model."""
 
     number: int
 
 
 class Evaluated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A measure of the model: as `Measured`."""
+    """Measure of the model, as in `Measured`."""
 
     number: int
     loss: float

@@ -1,5 +1,5 @@
-"""Grouping: the messages by which replicas that reduce their gradients among themselves form a group, and go on with it
-or without some of it.
+"""Grouping: the messages by which replicas form a group that adds up their gradients, and go on without those that are
+gone.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def column(members: tuple[Member, ...], partition: int) -> tuple[Member, ...]:
 
 
 class Halted(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica takes part in no group any more; it has made so many rounds."""
+    """Confirmation that a replica takes part in no group, with the rounds that it has made."""
 
     group: int
     rounds: int
 
 
 class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica cannot go on in its group, though it may be that nobody has died."""
+    """Notice that a replica cannot go on in its group, though nobody may have died."""
 
     group: int
     reason: str
@@ -70,14 +70,14 @@ class Broken(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Halt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Leave your group in the middle of whatever it is, and say how far you are: group `group` is to be formed."""
+    """Order to leave the present group at once, since group `group` is to be formed."""
 
     group: int
 
 
 class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Form a group that has made so many rounds; member `source` gives those that need it what it holds, from a
-    checkpoint where one is named.
+    """Order to form a group after so many rounds; member `source` gives the others what they lack, from a checkpoint
+    where one is named.
     """
 
     group: int
@@ -93,8 +93,8 @@ class Assemble(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Squared norms that a partition's parts of cut layers add to a round; back from the lead, before any makes the
-    update, their sums over all partitions.
+    """Squared norms of a partition's parts of cut layers in a round; from the lead, their sums over all partitions.
+    Nobody makes the update before.
     """
 
     generation: int
@@ -104,8 +104,8 @@ class PartSquares(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition's part of the flat vector, from byte `start` on, for its lead to measure the whole; `left` messages
-    come after this one.
+    """Bytes of a partition's part of the vector, from `start` on, for its lead to measure the whole; `left` messages
+    follow.
     """
 
     group: int
@@ -118,25 +118,25 @@ class PartValues(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class AskReceipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Say when you have taken what was sent before this: there is more, which is not to pile up on its way."""
+    """Request to confirm all that was sent before, so that no more piles up on its way."""
 
     number: int
 
 
 class Receipt(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All that was sent before the `AskReceipt` of this number is taken."""
+    """Confirmation that all before the `AskReceipt` of this number is taken."""
 
     number: int
 
 
 class GroupHello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member opens a link to another of its group: the first thing on it, so that the other can use it."""
+    """First message on a link between members, by which the receiver can use it."""
 
     group: int
 
 
 class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Some elements of a bucket, from byte `start` of the flat vector on, at a step of its schedule in a round."""
+    """Elements of a bucket, from byte `start` of the flat vector on, at one step of a round's schedule."""
 
     traffic: ClassVar[str] = ALL_REDUCE
 
@@ -150,8 +150,8 @@ class ReducedPiece(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """Some elements of a vector, from element `first` on, at a step of its schedule: chunk `number` of those that its
-    sender has for the receiver in the group. The bytes lie in the window of their link, over which nothing else goes.
+    """Chunk `number` of a vector, from element `first` on, at one step of its schedule. Its bytes lie in the window of
+    their link, over which nothing else goes.
     """
 
     traffic: ClassVar[str] = ALL_REDUCE
@@ -163,20 +163,20 @@ class ReducedChunk(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class ChunkBack(ReducedChunk, frozen=True, array_like=True, tag=True, gc=False):
-    """A `ReducedChunk` to who has opened the link, whose own vector has the window."""
+    """`ReducedChunk` to the role that has opened the link, whose own vector has the window."""
 
     asked: ClassVar[bool] = True
 
 
 class ChunksTaken(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """So many chunks of the group are taken out of the window; there is room for others."""
+    """Count of chunks that are taken out of the window."""
 
     group: int
     count: int
 
 
 class State(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Bytes of one array of what the source holds; `left` is how many messages come after this one."""
+    """Bytes of one array that the source holds; `left` messages follow."""
 
     group: int
     name: str

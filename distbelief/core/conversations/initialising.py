@@ -13,7 +13,7 @@ from distbelief.core.settings import Plan
 
 
 class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold this range of this plan; `checkpoint` names what to load it from, or is empty where a replica will send it.
+    """Order to hold a range of this plan; `checkpoint` names what to load, or is empty where a replica sends it.
 
     `members` go on as they were, at a shard that takes the place of one that died; none do where all begin anew from
     the checkpoint.
@@ -28,7 +28,7 @@ class Restore(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard knows its range; `loaded` where it also holds parameters."""
+    """Confirmation that a shard knows its range; `loaded` where it holds parameters too."""
 
     loaded: bool
     lasts: bool = False
@@ -36,20 +36,20 @@ class Restored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Initialise(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The initial values of a range of the vector."""
+    """Initial values of a range of the vector."""
 
     replaces: bool = False
     """True where these values replace the shard's: the script of the only replica has written to its parameters."""
 
 
 class Initialised(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shard holds the range that was sent."""
+    """Confirmation that the shard holds that range."""
 
     version: Version
 
 
 class Ready(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The shards, of these incarnations, hold the initial parameters that this replica sent them."""
+    """Notice that these lives of the shards hold the initial parameters of this replica."""
 
     shards: tuple[int, ...]
 

@@ -1,5 +1,5 @@
-"""Linking: the messages by which a link is opened, and those by which one to a coordinator that has come again is taken
-up. No machine hears them.
+"""Linking: the messages that open a link, and those that take up one to a coordinator that has come again. No machine
+hears them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from distbelief.core.roles import Kind
 
 
 class Resume(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Here is who has lost its link to the coordinator: it has heard so many messages of it."""
+    """Number of messages that a role had heard before it lost its link to the coordinator."""
 
     heard: int
 
 
 class Resumed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """So many messages have come from that role (-1: it is gone, as far as the coordinator knows); what it has missed
-    follows.
-    """
+    """Number of messages that have come from that role (-1: it counts as gone); what it has missed follows."""
 
     heard: int
 

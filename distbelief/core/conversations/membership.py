@@ -1,4 +1,4 @@
-"""Membership: the messages by which roles join a job, are told where its shards are, and leave it."""
+"""Membership: the messages by which roles join a job and leave it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distbelief.sharding.layout import Layout
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard is there and waits for its range: the first thing it says."""
+    """First word of a shard or a standby, with the address at which others reach it."""
 
     incarnation: int = 0
     address: str = ""
@@ -31,9 +31,9 @@ class PartPlace(NamedTuple):
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica (or the evaluator) asks to take part. `samples` is the size of its training set, -1 of one without a
-    length; 0 from the evaluator. `batch_size`, `epochs` and `order` are the user's where his own loop names them, else
-    0 or "": the job's; so are `optimizers`, one for each model that it trains.
+    """Request to take part. `samples` is the size of the training set, -1 of one without a length; 0 from the
+    evaluator. `batch_size`, `epochs` and `order` are the user's where his own loop names them, else 0 or "": the job's;
+    so are `optimizers`, one for each model that it trains.
     """
 
     incarnation: int
@@ -52,9 +52,7 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The settings and the plan of the job, and where its shards are; the first replica of a fresh job initialises
-    them.
-    """
+    """Settings and plan of the job, and where its shards are; the first replica of a fresh job initialises them."""
 
     plan: Plan
     initialise: bool
@@ -64,35 +62,33 @@ class Welcome(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A role may not take part; `layout` where it is for its model."""
+    """Refusal of a role; `layout` where its model is the reason."""
 
     reason: str
     layout: bool = False
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A member, or the evaluator, has lost shards, and asks where they are now; it is welcomed again once all shards
-    are there.
-    """
+    """Notice that a role has lost shards; it is welcomed again once all are there."""
 
     lost: tuple[tuple[str, int], ...] = ()
     """Shards that it has lost, each with the life to which the link is gone."""
 
 
 class Anew(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has begun anew: what it says from here on is of this generation of the job."""
+    """Notice that a replica has begun anew, in this generation of the job."""
 
     generation: int
 
 
 class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The job is over: push what is accrued, report it and leave."""
+    """Order to push what is accrued, report it and leave: the job is over."""
 
     reason: str
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A replica has nothing more to do and asks to go in peace."""
+    """Request to leave, since nothing is left to do."""
 
     for_good: bool = False
     """True where its own loop is over, so that it could not take up work again."""
@@ -101,11 +97,11 @@ class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Go in peace: all that you did is in what the shards hold."""
+    """Permission to leave: all that the replica did is in what the shards hold."""
 
 
 class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """End in peace: to a shard or the evaluator from the coordinator, to the coordinator from whoever runs the job."""
+    """Order to end in peace."""
 
     reason: str
 

@@ -27,14 +27,14 @@ from distbelief.core.settings import Plan
 
 
 class Stand(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Hold what this life of your shard will send you; forget what another has sent."""
+    """Order to hold what this life of the shard sends, and to forget what another sent."""
 
     plan: Plan
     incarnation: int
 
 
 class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Your shard is gone: be it, in this life of it."""
+    """Order to be the shard, in this life of it, since it is gone."""
 
     incarnation: int
 
@@ -43,7 +43,7 @@ class Succeed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """It is ready to be sent what a life of its shard holds."""
+    """Confirmation that the standby is ready for the state of this life of its shard."""
 
     incarnation: int
 
@@ -52,13 +52,13 @@ class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Have your standby, which is there, hold what you hold, and acknowledge nothing that it has not confirmed."""
+    """Order to send the standby all, and to acknowledge nothing that it has not confirmed."""
 
     place: Address
 
 
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A life of your standby will not take your place: acknowledge what it has not confirmed."""
+    """Notice that a life of the standby takes nobody's place: acknowledge without it."""
 
     incarnation: int
 
@@ -67,15 +67,13 @@ class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Mirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A life of a shard's standby holds all that the shard has acknowledged, and will."""
+    """Notice that a life of the standby holds, from here on, all that its shard acknowledges."""
 
     incarnation: int
 
 
 class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The link to that life of its standby is gone; the shard acknowledges nothing until it is told that it is
-    alone.
-    """
+    """Notice that the link to the standby is gone; the shard acknowledges nothing until `Unmirrored`."""
 
     incarnation: int
 
@@ -84,7 +82,7 @@ class StandbyLost(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class StatePart(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """Bytes of one array of its state, from `offset` on."""
+    """Bytes of one array of the shard's state, from `offset` on."""
 
     incarnation: int
     number: int
@@ -108,7 +106,7 @@ class Summing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The end of a shard's state: these counts, and the pushes that its ledger has taken."""
+    """End of the state: counts, and the pushes that the ledger has taken."""
 
     incarnation: int
     number: int
@@ -131,9 +129,7 @@ class CopyUse(StrEnum):
 
 
 class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A push that it has applied, or has gathered for the next update; or the sum of all pushes of an update, which it
-    makes with `weight`.
-    """
+    """Push that is applied or gathered; or the sum of an update's pushes, which is made with `weight`."""
 
     incarnation: int
     number: int
@@ -151,8 +147,8 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A decision without bytes: an update with what was gathered, a push that was dropped, or a ruling. `floor` is that
-    of the shard's policy after it.
+    """Decision without bytes: an update of what was gathered, a dropped push, or a ruling. `floor` is that of the
+    shard's policy after it.
     """
 
     incarnation: int
@@ -165,7 +161,7 @@ class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Operations on named vectors that it has done, and the scalars that it found."""
+    """Operations on named vectors that are done, and their scalars."""
 
     incarnation: int
     number: int
@@ -174,7 +170,7 @@ class OperationsDone(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class WorkUnitTaken(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit of its newest evaluation that it has taken."""
+    """Work unit of the newest evaluation that is taken."""
 
     incarnation: int
     number: int
@@ -189,9 +185,7 @@ Numbered = StatePart | StateSent | Copied | Decided | OperationsDone | WorkUnitT
 
 
 class Confirmed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The standby, in this life of it, has done all up to this number; the slot it came in may be written again (-1: it
-    had none).
-    """
+    """Confirmation of all up to this number, whose slot may be written again (-1: it had none)."""
 
     incarnation: int
     number: int

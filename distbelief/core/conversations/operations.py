@@ -1,5 +1,5 @@
-"""Operations: what Sandblaster's coordinator has the shards do with their slices of named vectors, and what of a batch
-goes between whom.
+"""Operations: how Sandblaster's coordinator has shards work on named vectors, and how the gradients of a batch are
+added up.
 
 `x` are the parameters. Vectors whose names begin with `HISTORY` are in checkpoints; all others are made anew by the
 first evaluation of a job that goes on. The coordinator sees scalars only, whatever the length of the vectors.
@@ -104,7 +104,7 @@ def scalars(command: AnyCommand) -> tuple[str, ...]:
 
 
 class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Do these, in order; answered where any has scalars."""
+    """Operations to do in order; answered where any has scalars."""
 
     number: int
     commands: Annotated[tuple[AnyCommand, ...], msgspec.Meta(max_length=COMMANDS_LIMIT)]
@@ -114,7 +114,7 @@ class Operate(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A shard's share of the scalars of message `number`, in the order of its commands."""
+    """Shard's share of the scalars of message `number`, in the order of its commands."""
 
     number: int
     scalars: Annotated[tuple[float, ...], msgspec.Meta(max_length=SCALARS_LIMIT)]
@@ -124,9 +124,7 @@ class Operated(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Compute work unit `number` of an evaluation: the sum of its portions' gradients at the parameters of that
-    evaluation.
-    """
+    """Order to compute work unit `number` of an evaluation. That is the sum of its portions' gradients."""
 
     evaluation: int
     number: int
@@ -134,7 +132,7 @@ class Assign(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Work unit `number` of an evaluation is done by another; between partitions also: the evaluation is over."""
+    """Notice that work unit `number` is done by another. Between partitions also, that the evaluation is over."""
 
     evaluation: int
     number: int
@@ -144,7 +142,7 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The gradient of a work unit: the sum over its portions, each weighted by its samples' share of a full portion."""
+    """Gradient of a work unit. It is the sum over its portions, each weighted by its samples' share of a full one."""
 
     traffic: ClassVar[str] = PUSH
 
@@ -158,7 +156,7 @@ class Contribute(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit is in the sum at this shard, whoever's copy was first, or its evaluation is over; its slot may be
+    """Confirmation that a work unit is in the sum at this shard, or that its evaluation is over. Its slot may be
     written again.
     """
 
@@ -171,8 +169,8 @@ class Contributed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A work unit is in the sum at every shard; of another partition's part, at every shard of that. `loss` is the sum
-    over its samples.
+    """Report that a work unit is in the sum at every shard; from a partition, that its part is. `loss` is the sum over
+    its samples.
     """
 
     evaluation: int

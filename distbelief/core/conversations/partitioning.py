@@ -1,5 +1,5 @@
-"""Partitioning: the messages between the partitions of a split replica, of which the first leads: to the others it is
-what the coordinator is to a replica that is whole.
+"""Partitioning: the messages between the partitions of a split replica. The first leads, and is to the others what the
+coordinator is to a whole replica.
 
 All of them tell the coordinator that they are there, are told where the others are, and link. The lead joins the job
 for all, hands on what it is told, and deals each minibatch to the others; each pushes and fetches its own ranges. A
@@ -19,37 +19,37 @@ from distbelief.core.roles import Kind
 
 
 class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition is there: the first thing that it says."""
+    """First word of a partition."""
 
     place: Address
     """Address at which the others reach it, and the life of its replica, which all its partitions share."""
 
 
 class Meet(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All partitions of a replica are there, in their order: at these places."""
+    """Addresses of all partitions of a replica, in their order."""
 
     places: tuple[Address, ...]
 
 
 class PartitionHello(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A partition has opened its link to another of its replica: the first thing on it."""
+    """First message on a link between partitions."""
 
 
 class PushPart(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Push what has accrued of your own ranges: it is push `clock` of this replica."""
+    """Order to push what has accrued, as push `clock` of this replica."""
 
     clock: int
 
 
 class PartPushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """All shards of a partition have applied its part of a push, or `dropped` it as too late for its round."""
+    """Confirmation that all shards of a partition have applied its part of a push, or `dropped` it as too late."""
 
     clock: int
     dropped: bool = False
 
 
 class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The round of which this partition holds the parameters; back from the lead, the highest of all."""
+    """Round of which this partition holds the parameters; from the lead, the highest of all."""
 
     generation: int
     exchange: int
@@ -60,7 +60,7 @@ class AtRound(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The norm of a partition's part of the gradient of a step; back from the lead, that of the whole gradient."""
+    """Norm of a partition's part of a step's gradient; from the lead, that of the whole."""
 
     generation: int
     exchange: int
@@ -68,11 +68,11 @@ class PartNorm(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Crossed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Wake up: in the memory that the partitions share there is what you may be waiting for."""
+    """Signal to look in the memory that partitions share."""
 
 
 class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A part of what crosses between two partitions in a step: a value on its way forward, or its gradient."""
+    """Part of a value that crosses between two partitions in a step, or of its gradient."""
 
     traffic: ClassVar[str] = PARTITIONS
 

@@ -20,8 +20,8 @@ ENCODINGS = (DENSE,)
 
 
 class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
-    """The sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`:
-    see `core/consistency`.
+    """Sum of a replica's accrued gradients, each the mean over its minibatch; buffers behind them by value. `tick`: see
+    `core/consistency`.
     """
 
     traffic: ClassVar[str] = PUSH
@@ -46,7 +46,7 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A push of an `incarnation` is in this version of the shard, or was `dropped` as too late for its round; its slot
+    """Confirmation that a push is in this version of the shard, or was `dropped` as too late for its round. Its slot
     may be written again.
     """
 
@@ -58,7 +58,7 @@ class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
-    """Send bytes [start, stop) into my parameter vector `slot`, once the consistency lets the step of `tick` begin."""
+    """Request for bytes [start, stop), into parameter vector `slot`, once the step of `tick` may begin."""
 
     tick: int = 0
     incarnation: int = 0
@@ -67,9 +67,7 @@ class Fetch(SlotRequest, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
-    """The parameters as of a version, with the pushes of all ticks below `floor`; they lie in the slot that was asked
-    for.
-    """
+    """Parameters of a version, with the pushes of all ticks below `floor`. They lie in the slot that was named."""
 
     traffic: ClassVar[str] = FETCH
 

@@ -8,11 +8,11 @@ from distbelief.core.roles import Kind
 
 
 class AskReached(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """A script is about to begin its loop: where is the job?"""
+    """Question of a script that is about to begin its loop: where is the job?"""
 
 
 class JobReached(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """The earliest epoch in which the job has minibatches left, and its newest checkpoint ("" for none)."""
+    """Earliest epoch in which the job has minibatches left, and its newest checkpoint ("" for none)."""
 
     epoch: int
     checkpoint: str
