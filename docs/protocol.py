@@ -1,94 +1,116 @@
-"""Writes docs/protocol.md: the conversations between roles, as their tables have them.
+"""Writes docs/protocol.md from the tables of the conversations between roles.
 
 python docs/protocol.py
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from distbelief.core.conversations.phases import ALLOWED, PHASES
-from distbelief.core.conversations.table import Conversation, States
+from distbelief.core.conversations.table import Conversation, Says, States
+from distbelief.core.messages import Message
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
+from distbelief.core.roles import Kind
 
-WHOSE = {
-    "a job with a server (`downpour`, `softsync`, `bounded`, `synchronous`, `hogwild`, `locking`)": SERVED,
+JOBS = {
+    "a job with a parameter server": SERVED,
     "`sandblaster`": BATCHED,
-    "`allreduce`, and `single` where its model is split": GROUPED,
+    "`allreduce`, and `single` with a split model": GROUPED,
 }
-INTRODUCTION = """# Who says what to whom
+ROLES = {Kind.REPLICA, Kind.SHARD, Kind.STANDBY, Kind.COORDINATOR, Kind.EVALUATOR}
+INTRODUCTION = """# The protocol
 
-Made from the tables in `distbelief/core/conversations` by `python docs/protocol.py`; a test sees that it is current.
-A machine takes a message from those who say it here, and from nobody else; what the tables say nothing of is refused,
-and its link is dropped. Beside messages a machine is told `Lost` (the link to a peer is gone), `Saved` and `Loaded` (by
-the store), `Woke` (by the clock) and `Lent` (by the transport).
+`python docs/protocol.py` makes this page from the tables in `distbelief/core/conversations`.
+
+A role takes a message only from the senders named here. Anything else is refused, and its link is dropped. A message's
+meaning stands where it is first used; `Again` lists those used once more. Its fields are in its class.
+
+Five events are no messages: `Lost` (the link to another role is gone), `Saved` and `Loaded` (from the store), `Woke` (a
+timer) and `Lent` (memory from the transport).
 """
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """A table in Markdown."""
-    for row in (head, ("---",) * len(head), *rows):
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Format a table in Markdown."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
 
 
 def first(text: str | None) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return " ".join((text or "").split("\n\n")[0].split())
+    """Return the first sentence of a docstring, on one line."""
+    return " ".join((text or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
-def states(found: States[Any]) -> Iterator[str]:
-    """The states of something, and a diagram of its moves."""
-    yield f"The states of {found.of}:\n"
-    yield from table(("state", "meaning"), [(f"`{state}`", meaning) for state, meaning in found.meaning.items()])
-    yield "```mermaid\nstateDiagram-v2"
-    yield f"    [*] --> {next(iter(found.meaning))}"
-    for move in found.moves:
-        yield f"    {move.before} --> {move.after}" + (
-            f": {', '.join(one.__name__ for one in move.on)}" if move.on else ""
-        )
-    yield "```\n"
+def states(shown: States[Any]) -> Iterator[str]:
+    """Format the states of something, and its moves."""
+    yield f"The states of {shown.of}, from the first:\n"
+    rows = []
+    for state, meaning in shown.meaning.items():
+        moves = [
+            f"`{move.after}`" + (f" on {', '.join(event.__name__ for event in move.on)}" if move.on else "")
+            for move in shown.moves
+            if move.before == state
+        ]
+        rows.append((f"`{state}`", meaning, "; ".join(moves)))
+    yield from table(("state", "meaning", "moves to"), rows)
 
 
 def allowed(by_phase: Mapping[Any, frozenset[StrEnum]]) -> Iterator[str]:
-    """What each phase allows."""
+    """Format the phases that allow each act."""
     acts = type(next(iter(next(iter(by_phase.values())))))
-    rows = [(act.value, *("yes" if act in may else "" for may in by_phase.values())) for act in acts]
-    yield from table(("the coordinator may", *(f"`{phase}`" for phase in by_phase)), rows)
+    rows = [(act.value, ", ".join(f"`{phase}`" for phase, may in by_phase.items() if act in may)) for act in acts]
+    yield from table(("the coordinator may", "in"), rows)
 
 
-def conversation(one: Conversation) -> Iterator[str]:
-    """One conversation: what it is for, its messages, and its states."""
-    module = import_module(f"distbelief.core.conversations.{one.title.lower()}")
-    yield f"## {one.title}\n"
-    what = first(module.__doc__).partition(": ")[2]
-    yield f"{what[:1].upper()}{what[1:]}\n"
-    rows = [
-        (
-            f"`{row.message.__name__}`",
-            ", ".join(row.by),
-            ", ".join(row.to),
-            f"`{row.answers.__name__}`" if row.answers else "",
-            first(row.message.__doc__),
-        )
-        for row in one.says
-    ]
-    yield from table(("message", "from", "to", "answers", "what it says"), rows)
-    for found in one.states:
-        yield from states(found)
+def way(row: Says) -> str:
+    """Name the senders and the receivers of a row, and the message that it answers."""
+    ends = " → ".join("any role" if {*kinds} >= ROLES else ", ".join(kinds) for kinds in (row.by, row.to))
+    return f"{ends}, answers `{row.answers.__name__}`" if row.answers else ends
+
+
+def conversation(shown: Conversation, homes: dict[type[Message], str]) -> Iterator[str]:
+    """Format one conversation: its purpose, its messages and its states.
+
+    Args:
+        shown: the conversation.
+        homes: the conversation that gives the meaning of each message; those that are new here are added.
+    """
+    module = import_module(f"distbelief.core.conversations.{shown.title.lower()}")
+    yield f"## {shown.title}\n"
+    purpose = first(module.__doc__).partition(": ")[2].replace("the messages by which", "how")
+    yield f"{purpose[:1].upper()}{purpose[1:]}.\n"
+    rows: dict[type[Message], tuple[list[str], str]] = {}
+    again: dict[str, list[str]] = {}
+    for row in shown.says:
+        name = f"`{row.message.__name__}`"
+        if homes.setdefault(row.message, shown.title) != shown.title:
+            again.setdefault(way(row), []).append(name)
+            continue
+        rows.setdefault(row.message, ([], first(row.message.__doc__)))[0].append(way(row))
+    cells = [(f"`{message.__name__}`", "; ".join(ways), text) for message, (ways, text) in rows.items()]
+    yield from table(("message", "from → to", "meaning"), cells)
+    if again:
+        yield f"Again: {'; '.join(f'{ends}: ' + ', '.join(names) for ends, names in again.items())}.\n"
+    for its in shown.states:
+        yield from states(its)
 
 
 def document() -> str:
-    """The whole of docs/protocol.md."""
-    lines = [INTRODUCTION, "| what is trained by | its conversations |", "| --- | --- |"]
-    for who, theirs in WHOSE.items():
-        named = [f"[{one.title}](#{one.title.lower()})" for one in CONVERSATIONS if one is LINKING or one in theirs]
-        lines.append(f"| {who} | {', '.join(named)} |")
+    """Return the whole of docs/protocol.md."""
+    homes: dict[type[Message], str] = {}
+    lines = [INTRODUCTION]
+    for job, conversations in JOBS.items():
+        without = [shown.title for shown in CONVERSATIONS if shown not in (LINKING, *conversations)]
+        lines.append(f"- {job[:1].upper()}{job[1:]} has every conversation but {', '.join(without)}.")
     lines += ["", "## The phases of a job\n", *states(PHASES), *allowed(ALLOWED)]
-    for one in CONVERSATIONS:
-        lines += conversation(one)
+    for shown in CONVERSATIONS:
+        lines += conversation(shown, homes)
     return "\n".join(lines).rstrip() + "\n"
 
 
