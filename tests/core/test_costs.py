@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
-from distbelief.lab.cost import cost, profile, trace, updates
-from distbelief.lab.cost.comparing import compare
+from distbelief.lab.cost import cost, profile, trace
+from distbelief.lab.cost.cost import compare
 from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime
 from distbelief.lab.cost.trace import KINDS, REST, Tracer
@@ -504,17 +504,17 @@ def test_what_cannot_be_trained_is_told_in_one_line() -> None:
 
 def test_an_update_is_timed_with_one_thread_as_a_replica_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    made = updates.stepper
+    made = profile.stepper
 
     def watched(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         step = made(optimizer)
         return lambda: (threads.append(torch.get_num_threads()), step())[1]
 
-    monkeypatch.setattr(updates, "stepper", watched)
+    monkeypatch.setattr(profile, "stepper", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        updates.measure(optim("sgd"), 10)
+        profile.measure_update(optim("sgd"), 10)
         assert (set(threads), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)
@@ -538,8 +538,8 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", str)
     monkeypatch.setattr(torch, "zeros", lambda *shape, **more: zeros(*shape, **{**more, "device": "cpu"}))
-    assert updates.measure(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e3)
-    assert updates.measure(optim("sgd"), 10).seconds < 7e3
+    assert profile.measure_update(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e3)
+    assert profile.measure_update(optim("sgd"), 10).seconds < 7e3
 
 
 def cost_of(
@@ -557,7 +557,7 @@ def cost_of(
         return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy, fresh=fresh)
 
     monkeypatch.setattr(cost.profiling, "measure", known)
-    monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
+    monkeypatch.setattr(cost.profiling, "measure_update", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
     chosen = asked.pop("optimizer", optim("sgd"))
     return cost.measure(task, CostRequest(**asked), chosen, max_memory)
 

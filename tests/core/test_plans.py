@@ -17,6 +17,7 @@ from torch import nn
 import distbelief as db
 from distbelief.cli import main, plan_tables
 from distbelief.errors import Interrupted, UsageError
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import PartitionCost, SplitCost, WholeStep
 from distbelief.lab.cost.trace import Tracer
 from distbelief.lab.plan import halving
@@ -57,11 +58,11 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def at(compute: float, **steps: float) -> Any:
     """What measures that each step takes so long, or with these strategies as long as they are said to take."""
 
-    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any, **___: Any) -> Measurements:
+    def measure(_: Any, asked: list[PlanCandidate], request: PlanRequest, *__: Any, **___: Any) -> Measurements:
         found = {}
         for one in asked:
             step = steps.get(one.strategy.name, compute)
-            found[str(one)] = Terms(step, 0.0, 0.0, 0.0, one.replicas * batch_size / step, 0.0)
+            found[str(one)] = Terms(step, 0.0, 0.0, 0.0, one.replicas * request.batch_size / step, 0.0)
         best = sorted(found.items(), key=lambda item: -item[1].samples_per_second)
         return Measurements(dict(best), {})
 
@@ -73,7 +74,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> TrainingPlan:
-    return planning.plan(TASK, machines, network, **more)
+    return planning.plan(TASK, PlanRequest(machines=machines, network=network or db.NetworkModel(), **more))
 
 
 @pytest.mark.long
@@ -89,7 +90,7 @@ def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch)
     own = dataclasses.replace(TASK, split="fc*=columns")
     import_module("distbelief.places.simulated.running")  # else it would keep what is patched for this test
     monkeypatch.setattr(db.tasks, "resolve", lambda *_: own)
-    planning.plan(own, "2x2")
+    planning.plan(own, PlanRequest(machines="2x2"))
     assert set(priced) == {"fc*=columns"}
     priced.clear()
     assert main.run(["split", "digits"]) == main.run(["split", "digits", "--split", "stages"]) == 2
@@ -384,15 +385,15 @@ def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeyp
         return split_cost(0.3e-3), []
 
     monkeypatch.setattr(planning.splitting, "measure", measured)
-    found = planning.plan(LAYERS, "2x4", strategies=("single",))
+    found = planning.plan(LAYERS, PlanRequest(machines="2x4", strategies=("single",)))
     rows = {row.what: row for row in found.rows if row.machines == "2x4"}
     assert asked == [2, 4]
     assert rows["single, 4 partitions"].reason == "not over so many"
     assert rows["single, 2 partitions"].command == "single --partitions 2"
     assert found.first.what == "single, 2 partitions"
-    apart = planning.plan(LAYERS, "8x1", strategies=("single",)).rows
+    apart = planning.plan(LAYERS, PlanRequest(machines="8x1", strategies=("single",))).rows
     assert [row.what for row in apart if row.machines == "8x1"] == ["single"]
-    found = planning.plan(LAYERS, "2x4", strategies=("downpour", "allreduce"))
+    found = planning.plan(LAYERS, PlanRequest(machines="2x4", strategies=("downpour", "allreduce")))
     both = {row.what: row for row in found.rows if row.machines == "2x4"}
     for replicas in (1, 2, 4):  # two partitions each, on hosts of four cores
         split = both[f"downpour, {_named(replicas)}, 2 partitions, 2 shards"]
@@ -434,7 +435,7 @@ def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
         (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),
         (
             ["digits", "--machines", "1x1", "--strategies", "allreduce"],
-            "--strategies allreduce: there is nothing to choose from on 1x1",
+            "--strategies allreduce: none of them runs on 1x1",
         ),
         (["digits", "--strategies", "downpoor"], "did you mean 'downpour'?"),
         (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
@@ -649,7 +650,7 @@ def test_auto_trains_with_the_first_of_the_plan_and_says_why(
     result = {"outcome": "done", "run": "there", "task": "digits"}
     monkeypatch.setattr(db.Local, "run", lambda _, job, __: [trained.append(job), result][1])
     found, asked = made("1x2", strategies=("allreduce",)), dict[str, Any]()
-    monkeypatch.setattr(planning, "plan", lambda task, **more: [asked.update(more, task=task), found][1])
+    monkeypatch.setattr(planning, "plan", lambda task, request, _: [asked.update(vars(request), task=task), found][1])
     assert main.run(["train", "digits", "auto", "--batch-size", "32", "--optimizer", "adam", "--json"]) == 0
     assert (asked["task"], asked["batch_size"], asked["optimizer"].name) == ("digits", 32, "adam")
     [job] = trained
@@ -687,7 +688,7 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     data = TensorData(torch.zeros(65, 8), torch.zeros(65, dtype=torch.int64))
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
     with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
-        planning.plan(task, "1x2")
+        planning.plan(task, PlanRequest(machines="1x2"))
 
 
 def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> Row:
@@ -734,7 +735,7 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     """
     line = db.NetworkModel(latency=0.0, bandwidth=1e8)
     asked: dict[str, Any] = {"batch_size": 64, "optimizer": SGD}
-    [curve] = scaling(TASK, (2, 4), line, strategies=("allreduce",), **asked).curves
+    [curve] = scaling(TASK, (2, 4), PlanRequest(network=line, strategies=("allreduce",), **asked)).curves
     assert [(point.what, point.measured is not None) for point in curve.points] == [
         ("single", True), ("allreduce, 2 replicas", True), ("allreduce, 4 replicas", False),
     ]  # fmt: skip
@@ -744,7 +745,7 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     assert four is not None
     assert 4 * 64 / four == pytest.approx(64 / one + VECTOR / 2 / 1e8, rel=0.1)
     assert curve.points[2].binds == "network"
-    [apart] = scaling(TASK, (2,), line, strategies=("allreduce",), machines="2x1", **asked).curves
+    [apart] = scaling(TASK, (2,), PlanRequest(network=line, strategies=("allreduce",), machines="2x1", **asked)).curves
     assert [point.measured for point in apart.points] == [None, None]
     assert 2 * 64 / (apart.points[1].simulated or 0) == pytest.approx(64 / one + VECTOR / 1e8, rel=0.1)
 

@@ -13,8 +13,7 @@ from made_studies import made_report
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
 from distbelief.lab.study.claims import FIGURES, SHAPES, Claim, judge, momentum
-from distbelief.lab.study.page import page
-from distbelief.lab.study.report import make_report
+from distbelief.lab.study.report import make_report, page
 
 NAMES = ("a", "b", "c", "d")
 

@@ -15,8 +15,7 @@ from distbelief.lab.study.charts import charts
 from distbelief.lab.study.claims import Claim
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.figures import Report, number, table
-from distbelief.lab.study.page import page
-from distbelief.lab.study.report import make_report
+from distbelief.lab.study.report import make_report, page
 
 SCRIPT_BYTES = 4_900_000
 """Of plotly 7.1's, which is put into every page."""

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from distbelief.errors import UsageError
 from distbelief.lab.study.definition import hardness, parse_target
-from distbelief.lab.study.statistics import MISSED, median, ratio_of_medians
-from distbelief.lab.study.trials import Point, Trial
+from distbelief.lab.study.trials import MISSED, Point, Trial, median, ratio_of_medians
 
 TIMES = st.lists(st.one_of(st.just(MISSED), st.floats(0.1, 1e6)), min_size=1, max_size=9)
 

@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
 from distbelief.lab.study.figures import ProblemFigures
-from distbelief.lab.study.observation import findings
-from distbelief.lab.study.page import page
 from distbelief.lab.study.problems import even_features, uneven_features, words
-from distbelief.lab.study.report import make_report, write_report
+from distbelief.lab.study.report import make_report, page, write_report
 from distbelief.lab.study.running import run
-from distbelief.lab.study.statistics import MISSED, Interval, ratio_of_medians
-from distbelief.lab.study.trials import Trial, unevenness
+from distbelief.lab.study.sentences import findings
+from distbelief.lab.study.trials import MISSED, Interval, Trial, ratio_of_medians, unevenness
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import load
 

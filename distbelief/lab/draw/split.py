@@ -1,4 +1,4 @@
-"""A split model as a picture: what each partition computes from top to bottom, and what crosses, of one sample."""
+"""Picture of a split model: modules of each partition from top to bottom, and transfers of a sample."""
 
 from __future__ import annotations
 
@@ -31,17 +31,13 @@ class _Box(NamedTuple):
 
 
 def draw_split(programs: Sequence[PartitionProgram]) -> str:
-    """A column for each partition, a box for each run of modules that it computes without waiting, arrows for what
-    crosses.
+    """Draw a column for each partition, a box for each segment, and arrows for transfers, as SVG.
+
+    Gradients take the same arrows back. A box begins with what it takes from other partitions: tensors, and bytes of
+    one sample of each (or of the whole parameter).
 
     Going back, gradients take the same arrows the other way. A box says first what it takes from others: how many
     tensors, and bytes of one sample of each (all bytes of a tensor of the model).
-
-    Args:
-        programs: of each partition.
-
-    Returns:
-        The picture, as SVG.
 
     >>> import torch
     >>> from distbelief.split.options import Split
@@ -75,7 +71,7 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
 
 
 def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:
-    """Return what comes to a partition for each segment first."""
+    """Return the transfers that each segment is the first of its partition to take."""
     here: set[Transfer] = set()
     arrivals = []
     for segment in segments:
@@ -90,11 +86,11 @@ def _lines(program: PartitionProgram, segment: Segment, transfers: Sequence[Tran
         key = transfer.kind.value, transfer.shape.bytes_each
         alike[key] = alike.get(key, 0) + 1
     lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
-    return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
+    return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives tensors to others",)
 
 
 def _module(program: PartitionProgram, path: str) -> str:
-    """A module, and which part of its first divided tensor is here."""
+    """Return a module's path, and the part of its first divided tensor here."""
     for name, piece in program.pieces.items():
         if name.startswith(f"{path}."):
             before = ":, " * piece.dimension
@@ -103,7 +99,7 @@ def _module(program: PartitionProgram, path: str) -> str:
 
 
 def _laid_out(segments: Sequence[Segment], texts: Sequence[tuple[str, ...]]) -> list[_Box]:
-    """Each segment below all that it waits for."""
+    """Place each segment below all that it waits for."""
     givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     rows: list[int] = []
     last: dict[int, int] = {}
@@ -134,7 +130,7 @@ def _headings(programs: Sequence[PartitionProgram]) -> list[str]:
 
 
 def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
-    """From below one box to above another."""
+    """Draw an arrow from below one box to above another."""
     x, y = source.x + WIDTH / 2, source.y + source.height
     to, end = target.x + WIDTH / 2, target.y
     colour, title = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"

@@ -22,6 +22,7 @@ import msgspec
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan.candidates import PlanCandidate
 from distbelief.lab.plan.pricing import Terms, terms_of
 from distbelief.places import signals
@@ -54,23 +55,20 @@ class Measurements(NamedTuple):
 def measure(
     task: Task | str,
     candidates: Sequence[PlanCandidate],
-    batch_size: int,
-    seconds: float,
-    data_dir: str | None,
-    told: Callable[[str], None],
+    request: PlanRequest,
+    tell: Callable[[str], None],
     halved: bool = True,
 ) -> Measurements:
-    """Run candidates on this machine.
+    """Run candidates on this machine within the request's seconds, if each gets a few steps in them.
 
     Args:
-        task: what is trained.
+        task: task to train.
         candidates: candidates that this machine can hold.
-        batch_size: samples in a minibatch of a replica.
-        seconds: for all runs together, as far as each has a few steps.
-        data_dir: folder with the data.
-        told: is told what is done.
-        halved: whether only the best go on to longer runs; else all have equal ones, by turns.
+        request: batch size, limit and data.
+        tell: receives each run.
+        halved: True if only the best go on to longer runs; else all have equal ones, by turns.
     """
+    seconds = request.seconds
     terms: dict[str, Terms] = {}
     failed: dict[str, str] = {}
     left, begun = list(candidates), time.monotonic()
@@ -86,9 +84,9 @@ def measure(
                 break  # each has had its turn
             share = (begun + seconds * rung / len(counts) - start) / (len(runs) - at)
             trained = max(LEAST_SECONDS, LEAST_STEPS * slowest, share - overhead)
-            told(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
+            tell(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
             try:
-                seen.setdefault(str(candidate), []).append(run(task, candidate, batch_size, trained, data_dir))
+                seen.setdefault(str(candidate), []).append(run(task, candidate, request, trained))
             except DistbeliefError as error:  # one that fails ends no plan
                 failed[str(candidate)] = " ".join(str(error).split())
                 continue
@@ -119,7 +117,7 @@ def _mean(measured: Sequence[Terms]) -> Terms:
     return msgspec.structs.replace(measured[-1], **means)
 
 
-def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: float, data_dir: str | None) -> Terms:
+def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, seconds: float) -> Terms:
     """Train with a candidate for some seconds.
 
     Raises:
@@ -133,11 +131,11 @@ def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: fl
             task,
             candidate.strategy,
             epochs=MOST_EPOCHS,
-            batch_size=batch_size,
+            batch_size=request.batch_size,
             evaluate_every=0,
             checkpoint_every=0,
             snapshot_every="0",
-            data_dir=data_dir,
+            data_dir=request.data_dir,
             out=f"{folder}/run",
             budget=f"{seconds:.3f}s",
         )
@@ -147,7 +145,7 @@ def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: fl
             raise KeyboardInterrupt from None
     if came or result["outcome"] == Outcome.INTERRUPTED:
         raise KeyboardInterrupt
-    return terms_of(result, candidate, batch_size)
+    return terms_of(result, candidate, request.batch_size)
 
 
 @contextlib.contextmanager

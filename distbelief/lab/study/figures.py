@@ -15,8 +15,7 @@ from rich.table import Table
 from distbelief.core.records import Json
 from distbelief.lab.study.claims import Judged, momentum
 from distbelief.lab.study.definition import TARGETS, Arm, Study, Target, parse_target
-from distbelief.lab.study.statistics import Interval, median, ratio_of_medians
-from distbelief.lab.study.trials import SHRUNK, Trial
+from distbelief.lab.study.trials import SHRUNK, Interval, Trial, median, ratio_of_medians
 from distbelief.record.summary import PARTS, moved
 
 BUSY = 0.1

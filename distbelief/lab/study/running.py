@@ -17,8 +17,17 @@ from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.study.definition import Arm, Study, Target
-from distbelief.lab.study.statistics import MISSED, median
-from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy, unevenness
+from distbelief.lab.study.trials import (
+    MISSED,
+    SHRUNK,
+    Trial,
+    cosine,
+    measure_points,
+    median,
+    of_result,
+    tidy,
+    unevenness,
+)
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
 

@@ -16,7 +16,7 @@ from distbelief.split.observing import name_of
 from distbelief.split.registry import LayerCall
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
-from distbelief.split.ways.regions import ROWS, pooled
+from distbelief.split.ways.convolutions import ROWS, pooled
 
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
