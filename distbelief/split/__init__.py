@@ -1,4 +1,4 @@
-"""Models that are split over processes: what a user says of that, and how layers of his own are divided.
+"""Models split over processes: the split of a model, and rules that divide a user's own layers.
 
 >>> from torch import nn
 >>> class Scaled(nn.Module):
@@ -8,7 +8,7 @@
 ...     def forward(self, x):
 ...         return x * self.factor
 >>> import torch
->>> def features(call: LayerCall):  # what a partition gives of dimension 1 needs the same of what the layer takes
+>>> def features(call: LayerCall):  # a run of output columns needs the same input columns
 ...     return call.sections(1, lambda start, stop: (1, start, stop), {"factor": 0}, lambda start, stop: {})
 >>> register(Scaled, "columns", features)
 """

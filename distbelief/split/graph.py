@@ -1,11 +1,10 @@
-"""The split graph: each node has one partition, and the only thing that crosses from partition to partition is a
-transfer.
+"""Split graph: each node has one partition, and only transfers cross between partitions.
 
-A value is *whole* at one partition, or *cut* along a dimension into a part for each partition, or left as *summands*,
-one at each partition. What a partition needs of a value is brought there: slices at their owners, a transfer each, and
-a `cat` or an `add` where they arrive. So a gather is transfers and a cat, a sum is transfers and additions, a halo is
-slices, transfers and a cat; the adjoint of each follows from the one rule that a transfer's gradient goes back to its
-source and is added there. Inputs and targets are at every partition.
+A value is *whole* at one partition, *cut* along a dimension into a part for each partition, or left as *summands*, one
+at each. What a partition needs of a value comes by slices at the owners, a transfer each, and a `cat` or `add` where
+they arrive: a gather is transfers and a cat, a sum transfers and additions, a halo slices, transfers and a cat. All
+adjoints follow from one rule: a transfer's gradient goes back to its source and is added there. Every partition has
+the inputs and targets.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ class TransferKind(Enum):
     SUM = "sum"
     HALO = "halo"
     TENSOR = "tensor"
-    """A parameter or buffer that another partition owns."""
+    """A parameter or buffer of another partition."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from one partition to another; where it is differentiable, its gradient comes back."""
+    """Tensor from one partition to another; if it is differentiable, its gradient comes back."""
 
     number: int
     source: int
     target: int
     kind: TransferKind
     value: str
-    """The node of the split graph that gives it."""
+    """Node of the split graph that computes it."""
     path: str
-    """The module that gives it."""
+    """Module that computes it."""
     shape: Shape
 
     def __hash__(self) -> int:
-        return self.number  # which is its own: it is looked up many times in a step
+        return self.number  # unique, and cheap: a step looks transfers up often
 
 
 @dataclass(frozen=True)
 class Holding:
-    """A module that computes at a partition, and which piece of which of the model's tensors each of its tensors is."""
+    """Module of a partition, and the piece of a model's tensor that each of its tensors is."""
 
     layer: nn.Module
     path: str
@@ -64,7 +63,7 @@ class Holding:
 
 @dataclass
 class SplitGraph:
-    """A model's graph, rewritten for its partitions."""
+    """Graph of a model, rewritten for its partitions."""
 
     traced: Traced
     partitions: int
@@ -72,19 +71,19 @@ class SplitGraph:
     partition: dict[fx.Node, int] = field(default_factory=dict)
     shapes: dict[fx.Node, Shape] = field(default_factory=dict)
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
-    """Transfers by the node at which each arrives."""
+    """Transfers by the nodes at which they arrive."""
     holdings: dict[str, Holding] = field(default_factory=dict)
-    """Holdings by the target of the nodes that call each."""
+    """Holdings by the targets of their calls."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
-    """Outputs of the model by partition: a structure of nodes, each whole there. One partition has it, or all."""
+    """Model's output by partition, as a structure of whole nodes; one partition has it, or all."""
     loss: fx.Node | None = None
     text: str = ""
-    """The split as on a command line."""
+    """Split as on a command line."""
 
     def constant(self, name: str) -> torch.Tensor:
-        """A tensor that each partition has, and that is no part of the state."""
+        """Return a tensor that every partition has, outside of the state."""
         attribute: object = self.traced.model
         for part in name.split("."):
             attribute = getattr(attribute, part)
@@ -93,7 +92,7 @@ class SplitGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """In the order in which they can be computed: first what waits for no transfer, then what waits for one."""
+        """Return nodes in an order of computation: those that wait for no transfer, then those that wait for one."""
         depth: dict[fx.Node, int] = {}
         for node in self.graph.nodes:
             before = [depth[input_node] + (node in self.transfers) for input_node in node.all_input_nodes]
@@ -106,17 +105,16 @@ class Value:
     """Places of a value."""
 
     node: fx.Node
-    """Node of the traced graph."""
     at: dict[int, fx.Node] = field(default_factory=dict)
-    """Whole copies, by partition; the first is its owner's."""
+    """Whole copies by partition; the first is the owner's."""
     parts: dict[int, fx.Node] = field(default_factory=dict)
-    """Nodes by partition, where it is cut or left as summands."""
+    """Parts or summands by partition."""
     cut: Cut | None = None
     free: bool = False
-    """Any partition makes it itself, from what every partition has."""
+    """True if each partition computes it from inputs."""
     ranges: dict[tuple[int, Indices], fx.Node] = field(default_factory=dict)
 
     @property
     def owner(self) -> int:
-        """The partition that has it whole."""
+        """Return the partition that first has it whole."""
         return next(iter(self.at))

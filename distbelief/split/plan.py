@@ -1,4 +1,9 @@
-"""@@"""
+"""Planning of a split: the split graph for a user's ways, and the choice of a way by a price.
+
+Every process computes the same price of operations, not of time. It is that of the schedule of the partitions, with
+a guess for each segment: a rate of operations, a time for each output element and each node, and twice as much
+backward. `distbelief split` measures instead.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from distbelief.split.ways.samples import before_dense, rounds
 from distbelief.split.ways.time import unrolled
 
 PLACERS = {"stages": stages, "branches": branches}
-"""The ways that say at which partition each node is."""
+"""Ways that place each node at a partition."""
 RULES = (convolutions,)
 """Files that register layers when they are imported."""
 
@@ -41,18 +46,18 @@ def apply(
     work: Mapping[str, float] | None = None,
     everywhere: bool = False,
 ) -> SplitGraph:
-    """The split graph of a model.
+    """Return the split graph of a model.
 
     Args:
-        split: how; not `auto`, for which `choosing.choose` finds a way.
-        traced: the model.
-        loss: of its output and the targets; None for the output alone.
-        targets: an example of what the loss takes.
-        work: by a module's path, what it costs; floating-point operations where it is None.
-        everywhere: whether each partition is given the loss, or the output where there is none.
+        split: split other than `auto`, for which `choose` finds a way.
+        traced: model.
+        loss: function of its output and the targets; None for the output alone.
+        targets: example of the targets.
+        work: cost by a module's path; floating-point operations by default.
+        everywhere: True if each partition receives the loss, or the output without one.
 
     Raises:
-        UsageError: the model cannot be split so: with the reason.
+        UsageError: the model cannot be split so.
     """
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
@@ -90,7 +95,7 @@ def _check_patterns(split: Split, traced: Traced) -> None:
 
 
 def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
-    """The model with its recurrent stacks unrolled, where they are split by time."""
+    """Return the model with its recurrent stacks unrolled, if they are split by time."""
     nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
     if not nodes:
         return traced, {}
@@ -99,14 +104,14 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
-    """Return what each partition computes for its part of the samples."""
+    """Return the nodes that each partition computes for its part of the samples."""
     if split.ways == "samples":
         return before_dense(traced)
     return {node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "samples"}
 
 
 def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
-    """Return where what the user named is computed."""
+    """Return the places of nodes that the user's ways name."""
     placed: Placed = {}
     named: dict[str, list[fx.Node]] = {}
     for node in nodes:
@@ -127,7 +132,7 @@ def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[st
 
 
 def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Placed:
-    """Return what a way divides of some nodes; the others follow."""
+    """Return the places of nodes that a way divides; other nodes follow."""
     layers = [node for node in nodes if node.op == "call_module"]
     divisions: dict[fx.Node, str | int] = dict.fromkeys(layers, way)
     if way == "neurons":
@@ -160,13 +165,13 @@ def _divided(split: Split, traced: Traced, way: str, nodes: list[fx.Node]) -> Pl
 
 
 def _is_tied(traced: Traced, node: fx.Node) -> bool:
-    """Return whether a layer shares a tensor with another: then it stays whole, unless it is named."""
+    """Return whether a layer shares a tensor with another; it then stays whole, unless it is named."""
     names = {f"{node.target}.{name}" for name, _ in traced.layer(node).named_parameters()}
     return bool(names & (traced.aliases.keys() | set(traced.aliases.values())))
 
 
 def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divided:
-    """Return where a node that nobody placed is computed: on parts, where its inputs are cut; else where they are."""
+    """Return the place of an unplaced node: in parts if its inputs are cut, else with its inputs."""
     values = [rewriter.value(input_node) for input_node in node.all_input_nodes]
     cuts = [value.cut for value in values]
     if any(cut is not None for cut in cuts) and (divided := follow(traced, node, cuts)):
@@ -176,40 +181,40 @@ def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divide
 
 
 RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
-"""Operations a second of a core; seconds of an element and of a node, forward."""
+"""Operations a second of a core; seconds per element and per node, forward."""
 TOLD = 3
-"""Other ways that are named beside the best one."""
+"""Other ways to name beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
-"""Between two partitions."""
+"""Link between two partitions."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to split, and its price or why it cannot be."""
+    """Way to split, and its price or why it is impossible."""
 
     split: Split
     seconds: float
-    """Seconds of a step; infinite where it cannot be."""
+    """Seconds of a step; infinite if it is impossible."""
     reason: str = ""
     graph: SplitGraph | None = field(default=None, compare=False, repr=False)
-    """The model, split so; None where it cannot be."""
+    """Split graph of the model; None if it is impossible."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Chosen way to split a model, and those that were looked at."""
+    """Chosen way to split a model, and its alternatives."""
 
     split: Split
     graph: SplitGraph = field(compare=False, repr=False)
-    """The model, split so."""
+    """Split graph of the model."""
     whole: float
     """Guessed seconds of a step of the whole model."""
     candidates: tuple[Candidate, ...]
-    """All ways, the best one first; one that was named stands alone."""
+    """All ways, the best first; a named one stands alone."""
 
     @property
     def told(self) -> str:
-        """Return what it was chosen for, in a sentence."""
+        """Return the reason of the choice as a sentence."""
         best = self.candidates[0]
         others = [candidate for candidate in self.candidates[1 : 1 + TOLD] if not candidate.reason]
         beside = "; ".join(f"{_named(candidate.split)} {self.whole / candidate.seconds:.2f}" for candidate in others)
@@ -229,18 +234,18 @@ def choose(
     steps: SplitSteps,
     everywhere: bool = False,
 ) -> Choice:
-    """The way that is named; for `auto`, of the ways that can be, the one with the least price.
+    """Return the named way, or for `auto` the possible way with the least price.
 
     Args:
-        split: how, or `auto`.
-        traced: the model; no value of it is read.
-        loss: of its output and the targets.
-        targets: an example of what the loss takes.
-        steps: what is priced.
-        everywhere: whether each partition is given the loss, or the output where there is none.
+        split: split, or `auto`.
+        traced: model; none of its values is read.
+        loss: function of its output and the targets.
+        targets: example of the targets.
+        steps: steps to price.
+        everywhere: True if each partition receives the loss, or the output without one.
 
     Raises:
-        UsageError: it cannot be split so, or in no way: with the reasons.
+        UsageError: the model cannot be split so, or in no way; with the reasons.
     """
     batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
@@ -265,7 +270,7 @@ def choose(
 
 
 def _ways(traced: Traced, partitions: int) -> list[Split]:
-    """Every way by itself; and convolutions in each way that they have, beside fully connected layers by neurons."""
+    """Return every way alone, and ways of convolutions combined with neurons for fully connected layers."""
     plain = [way for way in (*PLACING, *DIVIDING) if way not in ("columns", "rows")]
     splits: list[Split] = [Split(way, partitions) for way in plain]
     layers = {str(node.target): traced.layer(node) for node in traced.layers}
@@ -279,7 +284,7 @@ def _ways(traced: Traced, partitions: int) -> list[Split]:
 
 
 def _named(split: Split) -> str:
-    """The ways in words.
+    """Return the ways in words.
 
     >>> _named(Split({"conv1": "filters", "conv2": "filters", "fc1": "neurons"}))
     'conv1 and 1 more=filters, fc1=neurons'
@@ -294,7 +299,7 @@ def _named(split: Split) -> str:
 
 
 def _price(program: SplitProgram, pipe: Pipeline, scale: float, samples: int) -> float:
-    """Guessed seconds of a step."""
+    """Return guessed seconds of a step."""
     parts = pipe.microbatches
     costs = []
     for segment in program.segments:

@@ -1,4 +1,4 @@
-"""Rewriting of a traced graph as a split graph: nodes at partitions, and a transfer where a value must cross."""
+"""Rewriting of a traced graph as a split graph: nodes at partitions, and transfers between them."""
 
 from __future__ import annotations
 
@@ -33,22 +33,17 @@ from distbelief.split.tracing import Traced
 
 
 def arrive(value: torch.Tensor) -> torch.Tensor:
-    """Return what a transfer computes."""
+    """Stand for a transfer in the graph."""
     return value
 
 
 def as_number(loss: torch.Tensor) -> torch.Tensor:
-    """A loss of any dtype, as all partitions are told it."""
+    """Return a loss in the dtype in which all partitions receive it."""
     return loss.detach().double()
 
 
 class Rewriter:
-    """Makes the split graph of a traced one, node after node.
-
-    Args:
-        traced: the model.
-        partitions: how many partitions there are.
-    """
+    """Rewriter of a traced graph, node by node."""
 
     def __init__(self, traced: Traced, partitions: int) -> None:
         self.split = SplitGraph(traced, partitions)
@@ -64,15 +59,11 @@ class Rewriter:
             self._make_free(node)
 
     def value(self, node: fx.Node) -> Value:
-        """Return where a value of the traced graph is."""
+        """Return the places of a traced node's value."""
         return self._values[node]
 
     def share_out(self, partitions: Mapping[fx.Node, int]) -> None:
-        """Give the tensors of modules that several partitions call to one of these each, so that all have some to hold.
-
-        Args:
-            partitions: of nodes that are to be computed whole.
-        """
+        """Give the tensors of modules that several partitions call to one of these each, balanced by size."""
         users: dict[str, set[int]] = {}
         for node, partition in partitions.items():
             if node.op == "call_module":
@@ -93,11 +84,9 @@ class Rewriter:
                 tensor = self._model_tensors[name]
                 self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
 
-    # what a node becomes
-
     @property
     def nodes(self) -> list[fx.Node]:
-        """The nodes to place, in order: those that are not made of the inputs alone, and left to whoever needs them."""
+        """Return the nodes to place, in order; those made of inputs alone are computed wherever needed."""
         return [node for node in self._traced.graph.nodes if node.op != "output" and node not in self._values]
 
     def _make_free(self, node: fx.Node) -> None:
@@ -110,10 +99,10 @@ class Rewriter:
             self._values[node] = Value(node, free=True)
 
     def place(self, node: fx.Node, partition: int) -> None:
-        """Compute a node as it is, at one partition."""
+        """Compute a whole node at one partition."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
         if node.op == "get_attr":
-            self._values[node] = Value(node)  # at partition where it is needed first
+            self._values[node] = Value(node)  # placed at the first partition that needs it
             return
         computed = self._call(node, partition, None, args, kwargs)
         self._values[node] = Value(node, {partition: computed})
@@ -143,12 +132,12 @@ class Rewriter:
         self._values[node] = value
 
     def finish(self, loss: LossFunction | None, targets: object, everywhere: bool = False) -> SplitGraph:
-        """End the graph with the output and the loss, whole at one partition; what nothing uses is at partition 0.
+        """End the graph with the output and the loss, whole at one partition; unused tensors go to partition 0.
 
         Args:
-            loss: of the output and the targets: a scalar, the mean over the minibatch; None for the output alone.
-            targets: an example: tensors, or a structure of them.
-            everywhere: whether each partition is given the loss, or the output where there is none.
+            loss: function of the output and the targets: the mean over the minibatch; None for the output alone.
+            targets: example: tensors, or a structure of them.
+            everywhere: True if each partition receives the loss, or the output without one.
 
         Raises:
             UsageError: a partition has no parameter to train.
@@ -175,7 +164,7 @@ class Rewriter:
         return self.split
 
     def _hand_out(self, partition: int) -> None:
-        """Give each partition what one has: the loss, or the output. Of the others no gradient comes back."""
+        """Give every partition the loss or the output; no gradients come back from copies."""
         structure = self.split.outputs[partition]
         if self.split.loss is not None:
             number = self.split.graph.call_function(as_number, (self.split.loss,))
@@ -191,7 +180,7 @@ class Rewriter:
             (self.split.outputs[at],) = fx.map_arg((structure,), functools.partial(copied, at))
 
     def _copied(self, node: fx.Node, partition: int, at: int) -> fx.Node:
-        """A value of one partition, with memory of its own, at another; or there."""
+        """Return a copy of a partition's value, with its own memory, at a partition."""
         shape, path = self.split.shapes.get(node), node.meta["path"]
         if shape is None:
             raise UsageError(
@@ -216,10 +205,8 @@ class Rewriter:
                     "partitions, or otherwise"
                 )
 
-    # bringing values to partitions
-
     def whole(self, value: Value, partition: int) -> fx.Node:
-        """The whole value at a partition."""
+        """Return the whole value at a partition."""
         if partition not in value.at:
             value.at[partition] = self._bring(value, partition)
         return value.at[partition]
@@ -258,7 +245,7 @@ class Rewriter:
         return self._known(added, partition, value.node.meta["path"], need.of(shape))
 
     def range(self, value: Value, partition: int, need: Indices) -> fx.Node:
-        """Some indices of one dimension of a value, at a partition."""
+        """Return some indices of one dimension of a value, at a partition."""
         shape = self._traced.shapes[value.node]
         if need.covers(shape):
             return self.whole(value, partition)
@@ -332,8 +319,6 @@ class Rewriter:
             self._crossed[key] = self._known(arrived, partition, path, shape)
         return self._crossed[key]
 
-    # what computes
-
     def _call(
         self,
         node: fx.Node,
@@ -368,9 +353,7 @@ class Rewriter:
         return self._known(call, partition, node.meta["path"], shape)
 
     def _share(self, node: fx.Node, part: NodeShare | None) -> float:
-        """Return a part's share of a node's operations: by what it gives; one of all partitions, where that is a
-        summand.
-        """
+        """Return a part's share of a node's operations, by its output, or equal shares for summands."""
         whole = self._traced.shapes.get(node)
         if part is None or whole is None:
             return 1.0
@@ -382,7 +365,7 @@ class Rewriter:
         return self._traced.layer(node) if node.op == "call_module" else None
 
     def _holding(self, node: fx.Node, partition: int, part: NodeShare | None) -> tuple[str, list[fx.Node]]:
-        """The module that computes a layer, or a part of one, at a partition; and the tensors that it borrows there."""
+        """Return the module that computes a layer or a part at a partition, and the tensors that it borrows there."""
         path = str(node.target)
         layer = self._traced.layer(node)
         pieces, borrowed = dict[str, tuple[str, Piece]](), list[str]()
@@ -417,7 +400,7 @@ class Rewriter:
         return key, [self._borrow(self._names[id(names[name])], partition) for name in borrowed]
 
     def _claim(self, node: fx.Node, partition: int, part: NodeShare) -> None:
-        """Give a partition the tensors that a part is to hold there, before another borrows them."""
+        """Give a partition the tensors that a part holds there, before other partitions borrow them."""
         for name, indices in part.holds.items():
             tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
             if tensor is not None and self._is_held(first := self._names[id(tensor)]):
@@ -425,7 +408,7 @@ class Rewriter:
                 self._owns(first, Piece(extent.dimension, extent.start, extent.stop, partition))
 
     def _owns(self, name: str, piece: Piece) -> bool:
-        """Return whether a partition has a piece of a tensor: it does if nobody else has any of it."""
+        """Return whether a partition has a piece of a tensor; it gets the piece if no other overlaps it."""
         held = self.split.pieces.setdefault(name, [])
         if piece in held:
             return True
@@ -438,7 +421,7 @@ class Rewriter:
         return True
 
     def _borrow(self, name: str, partition: int) -> fx.Node:
-        """A tensor of the model at a partition, which owns it if nobody does yet."""
+        """Return a tensor of the model at a partition, which becomes its owner if it has none."""
         tensor = self._model_tensors[name]
         name = self._names[id(tensor)]
         if name not in self._tensors:
@@ -488,7 +471,7 @@ class Rewriter:
         return node
 
     def _is_held(self, name: str) -> bool:
-        """Return whether a tensor is a parameter or a buffer of the state, which one partition has."""
+        """Return whether a tensor is part of the state, which one partition has."""
         return name in self._persistent
 
     def _is_constant(self, name: str) -> bool:

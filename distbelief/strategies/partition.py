@@ -231,7 +231,7 @@ class AnsweringPart(ModelPart):
     def begin(self, _: Batch) -> None:
         """Begin an answer."""
         [batch] = self.compute(cut_minibatch((self.inputs,), None, 1)).batches
-        self.cut(batch.given["samples"])
+        self.cut(batch.supplied["samples"])
 
     def end(self) -> Computed:
         """End an answer."""

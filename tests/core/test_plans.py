@@ -356,7 +356,7 @@ def test_each_partition_of_a_split_model_updates_its_part_and_messages_cost_it_t
         split_step(db.Single(partitions=2, optimizer=SGD), split_cost(0.6e-3)).step,
     )
     half = VECTOR + 4 * WIDE
-    memory = split_step(one, split_cost(0.6e-3), own=Handling(0.0, half / 1e-3))
+    memory = split_step(one, split_cost(0.6e-3), private=Handling(0.0, half / 1e-3))
     assert memory.step - usual == pytest.approx(4e-3, rel=0.05)
     assert split_step(one, split_cost(0.6e-3), handling=Handling(1e-3, math.inf)).step > usual + 2e-3
 

@@ -121,7 +121,7 @@ def test_dropout_is_that_of_a_model_seeded_by_hand_before_each():
     torch.manual_seed(0)
     model = named(fc1=nn.Linear(6, 8), drop=nn.Dropout(0.5), fc2=nn.Linear(8, 4)).double()
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
-    key = cut_minibatch((x,), y, 1, chance=7)[0].given["chance"]
+    key = cut_minibatch((x,), y, 1, chance=7)[0].supplied["chance"]
     model.drop.register_forward_pre_hook(lambda *_: torch.manual_seed(mixed(key, zlib.crc32(b"drop"))) and None)
     expected = model(x)
     model.drop._forward_pre_hooks.clear()

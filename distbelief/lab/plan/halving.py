@@ -1,7 +1,7 @@
-"""Candidates that are run on this machine: real jobs of a few seconds each, by successive halving.
+"""Measurement of candidates on this machine: real jobs of a few seconds each, by successive halving.
 
-All are run for a moment, and the best third goes on to a longer run, until three or fewer are left. Those are run by
-turns, since a machine is never twice the same, and their means decide.
+After a short run of each, the best third goes on to longer runs, until three or fewer are left. These run by turns,
+as a machine's speed varies, and their means decide.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from distbelief.record.summary import PARTS
 from distbelief.tasks import Task
 
 FINALISTS, TURNS = 3, 2
-"""Candidates of the last rung at most, and runs of each there."""
+"""Most candidates of the last rung, and runs of each there."""
 LEAST_SECONDS, LEAST_STEPS = 0.5, 3
-"""Least training in each run."""
+"""Least seconds and steps of training in each run."""
 MOST_EPOCHS = 1_000_000
-"""A run ends by its budget, long before these."""
+"""Epochs of a run, whose budget ends it long before."""
 LOCK = "\0distbelief-plan"
-"""Name in the kernel that a plan holds while it measures; it ends with the process."""
+"""Name in the kernel that a measuring plan holds; it ends with the process."""
 SPIN_SECONDS, BLOCK = 0.3, bytes(1 << 20)
-"""Time of looking whether the cores are free, and the bytes that are hashed meanwhile."""
+"""Time of testing whether the cores are free, and the bytes to hash meanwhile."""
 
 
 class Measurements(NamedTuple):
-    """Measurements by candidates, as these are written."""
+    """Measurements by names of candidates."""
 
     terms: dict[str, Terms]
-    """The best first: those of a later rung before those that were left behind."""
+    """Terms, the best first: later rungs before earlier ones."""
     failed: dict[str, str]
-    """Reasons of the candidates without a measurement."""
+    """Reasons of candidates without a measurement."""
 
 
 def measure(
@@ -81,13 +81,13 @@ def measure(
         for at, candidate in enumerate(runs):
             start = time.monotonic()
             if at >= len(runs) / turns and start > begun + seconds:
-                break  # each has had its turn
+                break  # each candidate has run once
             share = (begun + seconds * rung / len(counts) - start) / (len(runs) - at)
             trained = max(LEAST_SECONDS, LEAST_STEPS * slowest, share - overhead)
             tell(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
             try:
                 seen.setdefault(str(candidate), []).append(run(task, candidate, request, trained))
-            except DistbeliefError as error:  # one that fails ends no plan
+            except DistbeliefError as error:  # a failed candidate ends no plan
                 failed[str(candidate)] = " ".join(str(error).split())
                 continue
             slowest = max(slowest, seen[str(candidate)][-1].step)
@@ -101,7 +101,7 @@ def measure(
 
 
 def _rungs(count: int) -> list[int]:
-    """Count the candidates of each rung.
+    """Return the number of candidates in each rung.
 
     >>> _rungs(9), _rungs(30), _rungs(2)
     ([9, 3], [30, 10, 4, 2], [2])
@@ -121,12 +121,12 @@ def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, second
     """Train with a candidate for some seconds.
 
     Raises:
-        KeyboardInterrupt: somebody has ended it.
+        KeyboardInterrupt: Ctrl-C.
         DistbeliefError: it cannot run here, or failed.
     """
-    came: list[object] = []
-    # a signal that ended this while the folder is made or removed would leave it; a job waits for signals by itself
-    with signals.handled(lambda *_: came.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+    caught: list[object] = []
+    # a signal while the folder is created or removed would leave it behind; the job handles signals itself
+    with signals.handled(lambda *_: caught.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
             task,
             candidate.strategy,
@@ -141,16 +141,16 @@ def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, second
         )
         try:
             result = Local().run(job)
-        except Interrupted:  # of the job, where the plan is meant
+        except Interrupted:  # its message is about a job, not the plan
             raise KeyboardInterrupt from None
-    if came or result["outcome"] == Outcome.INTERRUPTED:
+    if caught or result["outcome"] == Outcome.INTERRUPTED:
         raise KeyboardInterrupt
     return terms_of(result, candidate, request.batch_size)
 
 
 @contextlib.contextmanager
 def only_plan() -> Iterator[None]:
-    """Hold the name that one plan of a machine holds at a time: two would measure each other.
+    """Hold the machine's lock for plans: two would measure each other.
 
     Raises:
         UsageError: another plan holds it.
@@ -164,12 +164,12 @@ def only_plan() -> Iterator[None]:
 
 
 def busy() -> float:
-    """Time on the wall that the cores take, as a multiple of what they compute in it: 1 where nothing else runs."""
+    """Return the ratio of wall time to computing time of the cores: 1 if nothing else runs."""
 
     def spin(_: int) -> float:
         wall, mine = time.perf_counter(), time.thread_time()
         while time.perf_counter() < wall + SPIN_SECONDS:
-            hashlib.sha256(BLOCK).digest()  # other threads go on meanwhile
+            hashlib.sha256(BLOCK).digest()  # releases the interpreter's lock
         return (time.perf_counter() - wall) / max(1e-9, time.thread_time() - mine)
 
     with ThreadPoolExecutor(cores()) as pool:

@@ -1,4 +1,4 @@
-"""The charts of a report, as the data and layouts that plotly.js draws: pure functions of its figures."""
+"""Charts of a report as data and layouts for plotly.js: pure functions of its figures."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.summary import PARTS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
-"""Told apart by those who are colour-blind too (Okabe and Ito 2008), as far as they reach."""
+"""Colours that colour-blind readers can tell apart too (Okabe and Ito 2008), except the last two."""
 SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
 DASHES = {"local": "solid", "simulated": "dot"}
 HEIGHT = 450
 """Pixels of a chart without a row for each arm."""
 DIGITS = 3
-"""Digits after the point of the seconds of a curve's points."""
+"""Decimals of a curve's seconds."""
 LINED = "lines+markers"
 MARKED = 10
-"""So many points of a curve are marked at most: thousands of marks take a browser seconds."""
+"""Most points of a curve with marks, as browsers draw thousands of marks slowly."""
 Chart = Json
 
 
 def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
-    """Name, heading and chart of each that has anything to show."""
+    """Yield name, heading and chart of all that have something to show."""
     curves = [trial for trial in report.trials if trial.points]
     if curves:
         yield (
@@ -65,13 +65,13 @@ def _layout(x: str, y: str, **more: object) -> Chart:
 
 
 def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
-    """The layout of a chart with a row for each of some arms, the first at the top."""
+    """Return the layout of a chart with a row for each arm, the first at the top."""
     axis = {"type": "category", "categoryarray": [arm.name for arm in reversed(arms)], "automargin": True}
     return {**_layout(x, "", height=120 + 26 * len(arms), **more), "yaxis": axis}
 
 
 def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
-    """A line for each trial, of one colour for each arm; against time, epochs or samples."""
+    """Draw a line for each trial in its arm's colour, against time, epochs or samples."""
     data, by = [], dict[str, list[list[float]]]({"seconds": [], "epochs": [], "samples": []})
     seen: set[str] = set()
     for trial in trials:
@@ -91,7 +91,7 @@ def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float
 
 
 def _times(report: Report, target: Target) -> Chart:
-    """Every trial's time to a target, the median, and how many reached it."""
+    """Draw every trial's time to a target, the medians, and how many trials reached it."""
     data, notes = [], []
     for arm in report.arms:
         at = arm.at(target)
@@ -108,7 +108,7 @@ def _times(report: Report, target: Target) -> Chart:
 
 
 def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
-    """Draw how many times as fast as one replica so many are: in samples, in the time to a target, and for each."""
+    """Draw speed and time to target of several replicas over those of one, and the efficiency."""
     data: list[Chart] = []
     most = max(arm.replicas for group in groups for arm in group)
     line: list[float | None] = [1, most]
@@ -142,7 +142,7 @@ def _seconds(report: Report, arms: Sequence[ArmFigures]) -> list[float]:
 
 
 def _ratio(value: float, of: float) -> float | None:
-    """Rounded; None, as in JSON, where one of them is not known or infinite."""
+    """Return a rounded ratio; None (as in JSON) if a number is unknown or infinite."""
     return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
 
 
@@ -179,7 +179,7 @@ def _bars(report: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
 
 
 def _staleness(report: Report, arms: Sequence[ArmFigures]) -> Chart:
-    """The part of all pushes that was so many updates old, of all trials of an arm together."""
+    """Draw the share of pushes of each staleness, over all trials of an arm."""
     data = []
     for arm in arms:
         counts = Counter[int]()
@@ -198,7 +198,7 @@ def _points(report: Report, target: Target) -> list[ArmFigures]:
 
 
 def _efficiency(report: Report, target: Target) -> Chart:
-    """Steps to the target against seconds a step: on a line to the lower right the time is the same."""
+    """Draw steps to the target against seconds per step; lines to the lower right have equal time."""
     data = []
     for arm in _points(report, target):
         at = arm.at(target)

@@ -1,4 +1,4 @@
-"""A study: which arms it compares, by which targets and with which seeds; read from a TOML file."""
+"""Definition of a study: its arms, targets and seeds, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from distbelief.errors import UsageError, unknown
 from distbelief.lab.study.claims import FIGURES, SHAPES, VALUED, Claim
 
 STUDIES = Path(__file__).parent / "studies"
-"""The package's own."""
+"""Folder of the package's own studies."""
 MOST_TRIALS = 100_000
 MOST_MEMBERS = 1000
 START = "start"
-"""The name of what trains the model from which all arms begin."""
+"""Name of the arm that trains the initial model of all others."""
 PLACES = ("local", "simulated")
 COMPRESSING = ("name", "compress", "options", "each")
-"""Keys of an arm that compresses what another has trained."""
+"""Keys of an arm that compresses another arm's models."""
 
 Target = float | str
 """Test accuracy (0 to 1), or a loss in words: "loss=0.1" on the test set, "training-loss=0.1"."""
 TARGETS = ("training-loss", "loss", "accuracy")
-"""Figures of a model that a target may be of; of several targets the last is what a study asks for first."""
+"""Figures of a target, in the order in which they are hard: a study's main target is the last."""
 
 Seeds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 Value = str | int | float | bool | list[str | int | float]
@@ -39,30 +39,29 @@ Options = dict[str, Value]
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One way to train, of those that a study compares."""
+    """One of a study's ways to train."""
 
     name: str
     task: str
     strategy: str
     place: str
-    """local or simulated."""
     words: tuple[str, ...]
-    """Its options, as on the command line."""
+    """Options as on the command line."""
     tuned: str = ""
-    """The option whose best value is looked for first, on other seeds."""
+    """Option whose best value is chosen first, on other seeds."""
     grid: tuple[float, ...] = ()
-    """The values that it may have."""
+    """Values of that option."""
     members: int = 1
-    """Models that it trains one after another, each with its part of the budget; their outputs are averaged."""
+    """Models trained one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
-    """The arm whose models it makes smaller; "" where it trains one itself."""
+    """Arm whose models it compresses; "" if it trains them itself."""
     problem: str = ""
-    """The one of the study's problems that it is on."""
+    """Its problem, if the study has problems."""
     loss: float = 0.0
-    """Test loss of that problem that it is to reach."""
+    """Test loss of that problem to reach."""
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
-        """Its words, with the tuned option at a value.
+        """Return its words with the tuned option at a value.
 
         >>> Arm("a", "digits", "single", "local", ("--epochs", "3"), "--lr", (0.1,)).with_value(0.1)
         ('--epochs', '3', '--lr', '0.1')
@@ -71,38 +70,38 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True):
-    """A comparison of arms; fixed before anything is run."""
+    """Comparison of arms, fixed before the first run."""
 
     title: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     targets: tuple[Target, ...]
-    """Reached when two evaluations in a row hold them; the hardest of a kind are the last."""
+    """Targets, reached when two consecutive evaluations meet them; the hardest of a kind come last."""
     baseline: str = ""
-    """The arm that the others are compared with: the first, where none is named."""
+    """Arm that others are compared with; the first by default."""
     tuning_seeds: tuple[int, ...] = ()
-    """On which grids are looked through: other ones than `seeds`."""
+    """Seeds for the search of grids, none of them in `seeds`."""
     question: str = ""
     claims: tuple[Claim, ...] = ()
     starts: tuple[Arm, ...] = ()
-    """Arms that train the models from which all others of their tasks begin, with the same seed."""
+    """Arms that train the initial models of all others of their tasks, with the same seeds."""
     cosine: bool = False
-    """True where each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
+    """True if each trial finally compares a minibatch's gradient with the whole one."""
     observed: str = ""
-    """The way to train that is compared with all others on each problem; "" where there are no problems."""
+    """Way that is compared with all others on each problem; "" without problems."""
 
     def start(self, arm: Arm) -> Arm | None:
-        """The arm that trains the model from which another begins; None where that begins by itself."""
+        """Return the arm that trains the initial model of another, if any."""
         begins = not (arm.compresses or arm in self.starts)
         return next((start for start in self.starts if begins and start.task == arm.task), None)
 
     def arm(self, name: str) -> Arm:
-        """The arm of a name."""
+        """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
 
 class StartTable(msgspec.Struct):
-    """The table `[start]` of a file; where it names no task, it stands for one on each problem."""
+    """Table `[start]` of a file; without a task it stands for one on each problem."""
 
     strategy: str
     task: str = ""
@@ -110,7 +109,7 @@ class StartTable(msgspec.Struct):
 
 
 class ProblemTable(msgspec.Struct):
-    """A table `[[problems]]` of a file: an arm that names no task stands for one on each of them."""
+    """Table `[[problems]]` of a file; an arm without a task stands for one on each problem."""
 
     name: Annotated[str, Meta(min_length=1)]
     task: str
@@ -119,7 +118,7 @@ class ProblemTable(msgspec.Struct):
 
 
 class ArmTable(msgspec.Struct):
-    """A table `[[arms]]` of a file, which stands for an arm, or for one for each of the values in `each`."""
+    """Table `[[arms]]` of a file: one arm, or one for each combination of values in `each`."""
 
     name: str
     task: str = ""
@@ -134,7 +133,7 @@ class ArmTable(msgspec.Struct):
 
 
 class StudyFile(msgspec.Struct, kw_only=True):
-    """The tables and keys of a file."""
+    """Tables and keys of a file."""
 
     title: Annotated[str, Meta(min_length=1)]
     arms: Annotated[list[ArmTable], Meta(min_length=1)]
@@ -154,10 +153,7 @@ class StudyFile(msgspec.Struct, kw_only=True):
 
 
 def parse_target(target: Target) -> tuple[str, float]:
-    """Return of which of `TARGETS` a target is, and its value.
-
-    Raises:
-        UsageError: it is none.
+    """Return the figure of a target, one of `TARGETS`, and its value.
 
     >>> parse_target(0.97), parse_target("training-loss=0.05")
     (('accuracy', 0.97), ('training-loss', 0.05))
@@ -174,17 +170,13 @@ def parse_target(target: Target) -> tuple[str, float]:
 
 
 def hardness(target: Target) -> tuple[int, float]:
-    """Return by what targets are put in order."""
+    """Return a sort key that puts harder targets last."""
     of, value = parse_target(target)
     return TARGETS.index(of), value if of == TARGETS[-1] else -value
 
 
 def find(name: str) -> Path:
-    """The file of a study: a path that ends in .toml, or the name of one of the package's.
-
-    Raises:
-        UsageError: there is no such one.
-    """
+    """Return the file of a study: a path with the suffix .toml, or the name of one of the package's."""
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise UsageError(f"study {name}: there is no such file; the package's own: {', '.join(names())}")
@@ -195,13 +187,13 @@ def find(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """The names of the package's own studies."""
+    """Return the names of the package's own studies."""
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
 @contextlib.contextmanager
 def at(place: object) -> Iterator[None]:
-    """Say of a refusal where in a file it is."""
+    """Prefix the errors of a block with their place in a file."""
     try:
         yield
     except (UsageError, msgspec.ValidationError) as error:
@@ -209,13 +201,13 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """The study in a file; where they are given, with so many seeds from its first on, and these numbers of replicas.
+    """Return the study in a file, if named with this number of seeds and these numbers of replicas.
 
     Raises:
-        UsageError: it is none; with the file, the table, and the nearest right word.
+        UsageError: it is invalid; with the file, the table and the nearest correct word.
     """
     try:
-        table = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin a file with a mark
+        table = tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin a file with a byte order mark
     except OSError as error:
         raise UsageError(f"study {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -233,7 +225,7 @@ def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
 
 
 def _check_keys(table: Json) -> None:
-    """Refuse a key that there is not, beside the nearest right one: before a key is said to be missing."""
+    """Refuse unknown keys and name the nearest known one, before missing keys are reported."""
     tables = [("a study", table, StudyFile.__struct_fields__)]
     for name, kind in ((START, StartTable), ("problems", ProblemTable), ("claims", Claim), ("arms", ArmTable)):
         several = table.get(name, [])
@@ -279,7 +271,7 @@ def _study(file: StudyFile) -> Study:
 
 
 def _claim(claim: Claim, names: Sequence[str]) -> Claim:
-    """A claim whose arms are names; one name stands for all that `each` makes of an arm."""
+    """Return a claim with full names of arms; one name may stand for all arms of an `each`."""
     for key, value, known in (("of", claim.of, FIGURES), ("shape", claim.shape, SHAPES)):
         if value not in known:
             raise unknown(key, value, known)
@@ -299,10 +291,12 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
 
 
 def _starts(file: StudyFile, arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return the arms that all begin with, which are of their tasks and name no other beginning."""
+    """Return the arms that train initial models; all others must share their tasks and name no start."""
     if (start := file.start) is None:
         return ()
-    named = {START: start.task} if start.task else {f"{START}, {one.name}": one.task for one in file.problems}
+    named = (
+        {START: start.task} if start.task else {f"{START}, {problem.name}": problem.task for problem in file.problems}
+    )
     for arm in arms:
         if arm.task not in named.values():
             tasks = ", ".join(named.values()) or "which names none"
@@ -376,7 +370,7 @@ def _underscored(options: Mapping[str, Value]) -> Options:
 
 
 def _part(budget: str, members: int) -> str:
-    """The part of a budget that each of several has; what is no time is told of where options are checked.
+    """Return one member's part of a budget; options are checked elsewhere.
 
     >>> _part("45s", 4), _part("soon", 4)
     ('11.25s', 'soon')
@@ -386,7 +380,7 @@ def _part(budget: str, members: int) -> str:
 
 
 def _words(options: Options) -> tuple[str, ...]:
-    """Options as words of the command line.
+    """Return options as words of the command line.
 
     >>> _words({"lr": 0.1, "phantom": True, "keep": False, "optimizer_options": ["eps=1e-8"]})
     ('--lr', '0.1', '--phantom', '--optimizer-options', 'eps=1e-8')

@@ -47,11 +47,7 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int 
 
 
 def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
-    """Write the report of a study into its folder.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write the report of a study into its folder."""
     cost = cost_of(path)
     text = (
         f"The jobs took {cost.jobs:,.0f} s, evaluating afterwards {cost.measuring:,.0f} s, and the study itself "
@@ -98,8 +94,7 @@ border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-c
 code{font-size:.8rem;overflow-wrap:anywhere}.chart{width:100%}details{background:var(--soft);
 padding:.6rem;border-radius:6px;margin:.6rem 0}li{margin:.2rem 0}
 """
-# each chart is drawn when it comes into view, and plotly.js is run for the first: a large report would be held up for
-# seconds by all at once
+# plotly.js and each chart wait until a chart comes into view: all at once would block a large report for seconds
 SCRIPT = """
 const dark=matchMedia("(prefers-color-scheme:dark)");
 const colours=()=>{const of=name=>getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -120,7 +115,7 @@ addEventListener("beforeprint",()=>Object.keys(CHARTS).forEach(show));
 
 
 def plotly() -> str:
-    """Return the script that draws, of the installed plotly, of which nothing is imported."""
+    """Return the installed plotly's script, without importing plotly."""
     return importlib.resources.files("plotly").joinpath("package_data/plotly.min.js").read_text()
 
 
@@ -130,7 +125,7 @@ def write_page(path: Path, report: Report) -> None:
 
 
 def page(report: Report, script: str) -> str:
-    """The page, with plotly.js in it."""
+    """Return the page, with plotly.js in it."""
     drawn = list(charts(report))
     figures = msgspec.json.encode({name: chart for name, _, chart in drawn}).decode().replace("</", "<\\/")
     title, escape = html.escape(report.study.title), html.escape
@@ -154,7 +149,7 @@ def page(report: Report, script: str) -> str:
         *(f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"
           for arm in report.arms if arm.command),
         "</ul></details>",
-        # room that is kept free for a chart until it is drawn
+        # the height reserves space until a chart is drawn
         *(f"<h2>{escape(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'>"
           "</div>"
           for name, heading, chart in drawn),

@@ -31,17 +31,17 @@ from distbelief.lab.study.trials import Interval, Trial, median, ratio_of_median
 
 MOST = 10
 SHOWN = 5
-"""So many arms are named in a list at most: the table has all."""
+"""Most arms named in a list; the table has all."""
 WIDE = 1.5
-"""A slowest seed that took so many times as long as the fastest is worth a word."""
+"""Ratio of the slowest seed to the fastest that deserves a sentence without "only"."""
 
 
 def sentences(report: Report) -> list[str]:
-    """At most ten, those of what was asked for first."""
+    """Return at most ten sentences, the most wanted first."""
     ran = [arm for arm in report.arms if arm.trials > arm.failed]
     alike = [arm for arm in ran if arm.baseline == report.study.baseline]
     target = highest(report.study.targets, alike)
-    # how each of those that are compared with the baseline stands to the highest target that one of them reaches
+    # success at the highest target that an arm with the study's baseline reaches
     at = {} if target is None else {arm.name: arm.at(target) for arm in alike}
     rules = [
         _failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran),
@@ -52,7 +52,7 @@ def sentences(report: Report) -> list[str]:
 
 
 def _several(texts: Sequence[str], between: str = ", ") -> str:
-    """Join texts of some arms to a list that can be read.
+    """Join texts to a list of readable length.
 
     >>> _several(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
@@ -62,7 +62,7 @@ def _several(texts: Sequence[str], between: str = ", ") -> str:
 
 
 def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """The fastest of each other group of arms, which is compared with the baseline of its own."""
+    """Name the fastest arm of each other group, beside its own baseline."""
     groups = [[arm for arm in group if arm in ran] for group in report.groups()]
     others = [group for group in groups if len(group) > 1 and group[0].baseline != report.study.baseline]
     return " ".join(f"Of {kind(group)}: {text}" for group in others if (text := _first(report, group)))
@@ -106,7 +106,7 @@ def _missed(at: Mapping[str, Reached]) -> str:
 
 
 def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """Say where a better value may lie beyond what was looked through."""
+    """Name grids whose best value is an end, so that a better one may lie beyond."""
     ends = []
     for arm in ran:
         tuned, grid = report.study.arm(arm.name).tuned, report.study.arm(arm.name).grid
@@ -150,7 +150,7 @@ def _accuracy(alike: Sequence[ArmFigures]) -> str:
 
 
 def _scaling(report: Report) -> str:
-    """Say what replicas bring, where they bring most: of what was measured, and of what was simulated."""
+    """Name the largest gain by replicas, among measured and among simulated arms."""
     groups, texts = list(scaled(report.arms)), []
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)
@@ -214,15 +214,15 @@ def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
 
 
 SOONER, ALIKE, LATER = "sooner on", "not told apart on", "later on"
-"""How the observed way stands to another, by the interval of the ratio of their times."""
+"""Relations of the observed way to another, by the interval of the ratio of their times."""
 
 
 def observe(study: Study, trials: Sequence[Trial]) -> list[ProblemFigures]:
-    """Return how all ways stand on all problems, to the observed one; none, where the study has no problems."""
+    """Return the figures of all ways on all problems, relative to the observed way."""
     figures, posed = [], [arm for arm in study.arms if arm.problem]
     for arm in posed:
-        ones = sorted((one for one in trials if one.arm == arm.name), key=lambda one: one.seed)
-        begun = [one for one in trials if one.task == arm.task and one.seed in study.seeds]
+        counted = sorted((trial for trial in trials if trial.arm == arm.name), key=lambda trial: trial.seed)
+        begun = [trial for trial in trials if trial.task == arm.task and trial.seed in study.seeds]
         words = dict(itertools.pairwise(arm.words))
         target = f"loss={arm.loss}"
         figures.append(
@@ -230,39 +230,41 @@ def observe(study: Study, trials: Sequence[Trial]) -> list[ProblemFigures]:
                 problem=arm.problem,
                 loss=arm.loss,
                 way=without_replicas(arm.name).removeprefix(f"{arm.problem}: "),
-                replicas=int(words.get("--replicas", max((one.replicas for one in ones), default=1))),
-                value=ones[0].value if ones else None,
-                seconds=[one.until(target) for one in ones],
-                samples=median([one.until(target, "samples") for one in ones]),
+                replicas=int(words.get("--replicas", max((trial.replicas for trial in counted), default=1))),
+                value=counted[0].value if counted else None,
+                seconds=[trial.until(target) for trial in counted],
+                samples=median([trial.until(target, "samples") for trial in counted]),
                 longer=Interval(1.0, 1.0, 1.0),
-                staleness=median([MEDIANS["staleness"](one) or 0.0 for one in ones]),
-                last=median([one.points[-1].loss for one in ones if one.points]),
-                uneven=median([one.uneven for one in begun if one.uneven]),
+                staleness=median([MEDIANS["staleness"](trial) or 0.0 for trial in counted]),
+                last=median([trial.points[-1].loss for trial in counted if trial.points]),
+                uneven=median([trial.uneven for trial in begun if trial.uneven]),
             )
         )
-    times = {(one.problem, one.replicas): one.seconds for one in figures if one.way == study.observed}
-    for at, one in enumerate(figures):
-        if one.way != study.observed:
-            longer = ratio_of_medians(one.seconds, times.get((one.problem, one.replicas), []))
-            figures[at] = msgspec.structs.replace(one, longer=longer)
+    times = {(way.problem, way.replicas): way.seconds for way in figures if way.way == study.observed}
+    for at, way in enumerate(figures):
+        if way.way != study.observed:
+            longer = ratio_of_medians(way.seconds, times.get((way.problem, way.replicas), []))
+            figures[at] = msgspec.structs.replace(way, longer=longer)
     problems = [arm.problem for arm in posed]
-    return sorted(figures, key=lambda one: (problems.index(one.problem), one.replicas))
+    return sorted(figures, key=lambda way: (problems.index(way.problem), way.replicas))
 
 
 def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
-    """Return where the observed way is sooner than others, by how much, and what that goes with: each by a rule."""
+    """Say where the observed way is faster than others, by how much, and what the gain correlates with."""
     texts = []
-    for way, replicas in dict.fromkeys((one.way, one.replicas) for one in figures if one.way != study.observed):
-        ones = [one for one in figures if (one.way, one.replicas) == (way, replicas)]
+    for way, replicas in dict.fromkeys(
+        (figure.way, figure.replicas) for figure in figures if figure.way != study.observed
+    ):
+        ones = [figure for figure in figures if (figure.way, figure.replicas) == (way, replicas)]
         where = [
-            f"{verdict} {', '.join(f'{one.problem} ({one.gain})' for one in alike)}"
+            f"{verdict} {', '.join(f'{figure.problem} ({figure.gain})' for figure in alike)}"
             for verdict in (SOONER, ALIKE, LATER)
-            if (alike := [one for one in ones if _verdict(one) == verdict])
+            if (alike := [figure for figure in ones if _verdict(figure) == verdict])
         ]
         count = f"{replicas} replicas" if replicas > 1 else "one replica"
         text = f"With {count} {study.observed} beside {way} is {'; '.join(where) or 'nowhere at the loss'}."
-        known = [one for one in ones if _verdict(one) and math.isfinite(one.uneven)]
-        uneven, gains = _ranks([one.uneven for one in known]), _ranks([one.longer.ratio for one in known])
+        known = [figure for figure in ones if _verdict(figure) and math.isfinite(figure.uneven)]
+        uneven, gains = _ranks([figure.uneven for figure in known]), _ranks([figure.longer.ratio for figure in known])
         if len({*uneven}) > 2 and len({*gains}) > 1:
             how = f"{correlation(uneven, gains):.2f}"
             text += f" The gain goes with how uneven gradients are by a rank correlation of {how}."
@@ -270,15 +272,15 @@ def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
     return texts
 
 
-def _verdict(one: ProblemFigures) -> str:
-    """Return how the observed way stands to this one; "" where neither gets to the loss."""
-    if math.isnan(one.longer.ratio):
+def _verdict(figure: ProblemFigures) -> str:
+    """Return the observed way's relation to this one; "" if neither reaches the loss."""
+    if math.isnan(figure.longer.ratio):
         return ""
-    return SOONER if one.longer.low > 1 else LATER if one.longer.high < 1 else ALIKE
+    return SOONER if figure.longer.low > 1 else LATER if figure.longer.high < 1 else ALIKE
 
 
 def _ranks(values: Sequence[float]) -> list[int]:
-    """Return twice the rank of each value, those that are equal in the middle of theirs.
+    """Return twice the rank of each value; equal ones share their middle rank.
 
     >>> _ranks([0.5, math.inf, 0.7, math.inf])
     [1, 6, 3, 6]

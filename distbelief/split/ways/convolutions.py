@@ -15,10 +15,10 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def filters(call: LayerCall) -> Divided:
-    """Each partition has some filters and gives their maps; it needs the maps that they look at.
+    """Give each partition some filters with their groups' inputs; a group's filters may be shared out.
 
     Raises:
-        UsageError: there are fewer filters than partitions, or groups that cannot be shared out among them.
+        UsageError: there are fewer filters than partitions, or the groups do not divide among them.
     """
     layer = call.layer
     assert isinstance(layer, CONVOLUTIONS)
@@ -56,15 +56,14 @@ for kind in CONVOLUTIONS:
 
 
 ROWS = 2
-"""The dimension of the rows of images: samples, channels, rows, columns."""
+"""Dimension of images' rows: samples, channels, rows, columns."""
 
 
 def regions(call: LayerCall) -> Divided:
-    """Each partition has some rows of what a convolution gives; its filters are one partition's, and sent to the
-    others.
+    """Give each partition some rows of a convolution's output; one partition owns the filters and sends them.
 
     Raises:
-        UsageError: there are fewer rows than partitions, or a padding that is not of zeros.
+        UsageError: there are fewer rows than partitions, or the padding is not of zeros.
     """
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
@@ -82,7 +81,7 @@ def regions(call: LayerCall) -> Divided:
 
 
 def pooled(call: LayerCall) -> Divided | None:
-    """Each partition has some rows of what pooling gives; None where windows are not all alike."""
+    """Give each partition some rows of pooling's output; None if windows differ."""
     layer = call.layer
     if not isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
         return None
@@ -102,7 +101,7 @@ def pooled(call: LayerCall) -> Divided | None:
 
 
 def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) -> Sequence[tuple[int, Indices, Indices]]:
-    """Return each partition's rows of the result, and the rows that it needs: rows outside the image are padding."""
+    """Return each partition's rows of the output, and the rows that it needs; those outside are padding."""
     rows = call.gives.fixed[ROWS]
     if rows < call.partitions:
         raise call.refuse("rows", rows)
@@ -114,7 +113,7 @@ def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) ->
 
 
 def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
-    """Rows of padding above, and columns on either side."""
+    """Return rows of padding above, and columns on either side."""
     if layer.padding == "valid":
         return 0, 0
     if isinstance(layer.padding, str):

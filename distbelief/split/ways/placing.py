@@ -11,21 +11,23 @@ from distbelief.errors import UsageError
 from distbelief.split.tracing import Traced
 
 TOUCHED = 4
-"""Operations that an element of a result counts as, beside those that compute it."""
+"""Operations that each output element counts beside its own."""
 
 
 def stages(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
 ) -> dict[fx.Node, int]:
-    """The partition of each node: runs of layers, so that the most work of a partition is least, then what crosses.
+    """Place runs of layers with the least largest work, and then the least transfers.
+
+    A run begins with a layer with parameters; others stay with the layer before them.
 
     A run begins with a layer that has parameters, and what has none stays with the layer before it.
 
     Args:
-        traced: the model.
-        nodes: those to place, in order.
-        partitions: how many partitions.
-        work: by a module's path, what it costs, in any unit; floating-point operations where it is None.
+        traced: model.
+        nodes: nodes to place, in order.
+        partitions: number of partitions.
+        work: cost by a module's path, in any unit; floating-point operations by default.
 
     Raises:
         UsageError: there are more partitions than layers with parameters.
@@ -62,7 +64,7 @@ def _has_parameters(traced: Traced, node: fx.Node) -> bool:
 
 
 def work_of(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> float:
-    """Return what a node costs: as it is given, or its operations and what it touches, for one sample more or less."""
+    """Return a node's cost: the named one, or its operations and output elements for one sample."""
     if work is not None:
         return work.get(node.meta["path"], 0.0) if node.op == "call_module" else 0.0
     shape = traced.shapes.get(node)
@@ -70,7 +72,7 @@ def work_of(traced: Traced, node: fx.Node, work: Mapping[str, float] | None) -> 
 
 
 def _crossing(traced: Traced, units: Sequence[Sequence[fx.Node]]) -> list[int]:
-    """Bytes of a sample that cross a cut before each unit."""
+    """Return the bytes of a sample that cross a cut before each unit."""
     number = {node: place for place, unit in enumerate(units) for node in unit}
     crossing = [0] * (len(units) + 1)
     for node, place in number.items():
@@ -82,7 +84,7 @@ def _crossing(traced: Traced, units: Sequence[Sequence[fx.Node]]) -> list[int]:
 
 
 def _balanced(cost: Sequence[float], crossing: Sequence[int], parts: int) -> list[int]:
-    """Return where to cut, so that the largest sum of a part is least, and then the sum of what crosses."""
+    """Return the cuts with the least largest sum of a part, and then the least sum of transfers."""
     total = [0.0, *accumulate(cost)]
     count = len(cost)
     best: list[tuple[float, int, tuple[int, ...]]] = [(total[stop], 0, (0, stop)) for stop in range(count + 1)]
@@ -104,20 +106,15 @@ def _balanced(cost: Sequence[float], crossing: Sequence[int], parts: int) -> lis
 def branches(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
 ) -> dict[fx.Node, int]:
-    """The partition of each node: of each fork, the largest branch goes to the partition with the least work, and so
-    on.
+    """Place each fork's branches, the largest first, at the partition with the least work.
+
+    Other nodes are at partition 0. If two partitions call one module, one has its tensors and sends them.
 
     What lies on no branch is at partition 0. Two calls of one module may be at two partitions: one has its tensors and
     sends them.
 
-    Args:
-        traced: the model.
-        nodes: those to place, in order.
-        partitions: how many partitions.
-        work: by a module's path, what it costs; floating-point operations where it is None.
-
     Raises:
-        UsageError: no fork has as many branches with work as there are partitions.
+        UsageError: no fork has as many branches with work as partitions.
     """
     inside = set(nodes)
     placed: dict[fx.Node, int] = dict.fromkeys(nodes, 0)
@@ -139,10 +136,10 @@ def branches(
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
-    """Find the forks on the way through, and for each the paths from it to where all have joined."""
+    """Return the forks in order, each as its paths up to where all have joined."""
     order = {node: number for number, node in enumerate(nodes)}
     last = len(nodes)
-    joins: dict[int, int] = {last: last}  # by a node's number, the next node that every path from it goes through
+    joins: dict[int, int] = {last: last}  # next node on every path from each node
     for number in reversed(range(last)):
         after = {order.get(user, last) for user in nodes[number].users} or {last}
         joins[number] = _common(after, joins)
@@ -160,7 +157,7 @@ def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.
 
 
 def _common(numbers: set[int], joins: Mapping[int, int]) -> int:
-    """The first node that every path from some nodes goes through; the nodes themselves count."""
+    """Return the first node on every path from some nodes, themselves included."""
     open_yet = set(numbers)
     while len(open_yet) > 1:
         first = min(open_yet)
@@ -170,7 +167,7 @@ def _common(numbers: set[int], joins: Mapping[int, int]) -> int:
 
 
 def _components(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[fx.Node]]:
-    """Nodes that hang together, in order."""
+    """Return connected nodes as groups, in order."""
     group: dict[fx.Node, list[fx.Node]] = {}
     among = set(nodes) & inside
     for node in nodes:
