@@ -43,9 +43,7 @@ class Transfer:
     target: int
     kind: TransferKind
     value: str
-    """Node of the split graph that computes it."""
     path: str
-    """Module that computes it."""
     shape: Shape
 
     def __hash__(self) -> int:
@@ -71,16 +69,13 @@ class SplitGraph:
     partition: dict[fx.Node, int] = field(default_factory=dict)
     shapes: dict[fx.Node, Shape] = field(default_factory=dict)
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
-    """Transfers by the nodes at which they arrive."""
     holdings: dict[str, Holding] = field(default_factory=dict)
-    """Holdings by the targets of their calls."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
     """Model's output by partition, as a structure of whole nodes; one partition has it, or all."""
     loss: fx.Node | None = None
     text: str = ""
-    """Split as on a command line."""
 
     def constant(self, name: str) -> torch.Tensor:
         """Return a tensor that every partition has, outside of the state."""

@@ -94,9 +94,7 @@ class NodeShare:
     borrows: tuple[str, ...] = ()
     """Tensors of the layer that another partition has, and that this one needs whole."""
     fill: float = 0.0
-    """Value of padding."""
     call: Callable[..., object] | None = None
-    """Function that computes it instead of the node's own."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +112,10 @@ class Divided:
 
 
 Placed = dict[fx.Node, int | Divided]
-"""Partition of each node, or its parts at all of them."""
 
 
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
     """Return a layer with the shape of a part, on empty tensors, with only those that it holds.
-
-    Args:
-        layer: whole layer with its own parameters.
-        holds: tensors that stay, and their indices.
-        changed: attributes that differ.
 
     >>> part_of(nn.Linear(4, 6), {"weight": Indices(0, 0, 2)}, out_features=2)
     Linear(in_features=4, out_features=2, bias=False)
@@ -160,7 +152,6 @@ class Borrowing(nn.Module):
 
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
-"""Function of an output and the targets: the mean over the minibatch."""
 
 
 class Loss(nn.Module):
@@ -194,14 +185,7 @@ class Keyed(nn.Module):
 
 
 class DroppedShare(nn.Dropout):
-    """Dropout on a part of a tensor: each partition draws for the whole and takes its part.
-
-    Args:
-        rate: probability that an element becomes zero.
-        share: number of the part of the samples, and number of parts.
-        indices: indices of another dimension; None for all.
-        whole: length of that dimension.
-    """
+    """Dropout on a part of the samples and indices: each partition draws for the whole tensor and takes its part."""
 
     def __init__(
         self, rate: float, share: tuple[int, int] = (0, 1), indices: Indices | None = None, whole: int = 0

@@ -36,7 +36,6 @@ class Split:
     """One way for the whole model, or `auto`; or a way or partition by patterns of modules' names. The first matching
     pattern counts; unmatched modules follow their inputs."""
     partitions: int = 2
-    """At least 2."""
     chunks: int = 0
     """Runs of steps into which `time` cuts a sequence; 0 is four for each partition, but at most one for each step."""
     modules: tuple[str, ...] = ()

@@ -33,7 +33,6 @@ from distbelief.split.ways.samples import before_dense, rounds
 from distbelief.split.ways.time import unrolled
 
 PLACERS = {"stages": stages, "branches": branches}
-"""Ways that place each node at a partition."""
 RULES = (convolutions,)
 """Files that register layers when they are imported."""
 
@@ -55,9 +54,6 @@ def apply(
         targets: example of the targets.
         work: cost by a module's path; floating-point operations by default.
         everywhere: True if each partition receives the loss, or the output without one.
-
-    Raises:
-        UsageError: the model cannot be split so.
     """
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
@@ -95,7 +91,6 @@ def _check_patterns(split: Split, traced: Traced) -> None:
 
 
 def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
-    """Return the model with its recurrent stacks unrolled, if they are split by time."""
     nodes = [node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "time"]
     if not nodes:
         return traced, {}
@@ -104,14 +99,12 @@ def _unrolled(split: Split, traced: Traced) -> tuple[Traced, Placed]:
 
 
 def _by_samples(split: Split, traced: Traced) -> set[fx.Node]:
-    """Return the nodes that each partition computes for its part of the samples."""
     if split.ways == "samples":
         return before_dense(traced)
     return {node for node in traced.graph.nodes if split.of(node.meta.get("path", "")) == "samples"}
 
 
 def _placed(split: Split, traced: Traced, nodes: list[fx.Node], work: Mapping[str, float] | None) -> Placed:
-    """Return the places of nodes that the user's ways name."""
     placed: Placed = {}
     named: dict[str, list[fx.Node]] = {}
     for node in nodes:
@@ -185,7 +178,6 @@ RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
 TOLD = 3
 """Other ways to name beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
-"""Link between two partitions."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +186,8 @@ class Candidate:
 
     split: Split
     seconds: float
-    """Seconds of a step; infinite if it is impossible."""
     reason: str = ""
     graph: SplitGraph | None = field(default=None, compare=False, repr=False)
-    """Split graph of the model; None if it is impossible."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +196,6 @@ class Choice:
 
     split: Split
     graph: SplitGraph = field(compare=False, repr=False)
-    """Split graph of the model."""
     whole: float
     """Guessed seconds of a step of the whole model."""
     candidates: tuple[Candidate, ...]
@@ -235,14 +224,6 @@ def choose(
     everywhere: bool = False,
 ) -> Choice:
     """Return the named way, or for `auto` the possible way with the least price.
-
-    Args:
-        split: split, or `auto`.
-        traced: model; none of its values is read.
-        loss: function of its output and the targets.
-        targets: example of the targets.
-        steps: steps to price.
-        everywhere: True if each partition receives the loss, or the output without one.
 
     Raises:
         UsageError: the model cannot be split so, or in no way; with the reasons.
@@ -299,7 +280,6 @@ def _named(split: Split) -> str:
 
 
 def _price(program: SplitProgram, pipe: Pipeline, scale: float, samples: int) -> float:
-    """Return guessed seconds of a step."""
     parts = pipe.microbatches
     costs = []
     for segment in program.segments:

@@ -23,7 +23,6 @@ class Microbatch(NamedTuple):
     supplied: Mapping[str, Any]
     """Values that segments name `Supplied`."""
     weight: float
-    """Share of the minibatch's samples."""
 
 
 def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int, chance: int = 0) -> list[Microbatch]:
@@ -68,9 +67,7 @@ class _Pending:
     """Microbatch that went forward through a partition and not yet back."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
-    """Inputs of segments, detached from their computation."""
     results: dict[int, Any] = field(default_factory=dict)
-    """Results of segments by their numbers."""
 
 
 class Passes:
@@ -163,7 +160,6 @@ class Passes:
             self._norms.end()
 
     def _backward(self, segment: Segment, number: int) -> None:
-        """Take the gradient of a microbatch's share of the loss back through a segment."""
         pending = self._pending[number]
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
@@ -188,7 +184,6 @@ class Passes:
 
 
 def _read(structure: object, pending: _Pending) -> object:
-    """Return an output from the values of its structure."""
     if isinstance(structure, OwnValue):
         return pending.results[structure.value].detach()
     if isinstance(structure, Supplied | Received):
@@ -236,11 +231,7 @@ class _BatchNorms:
 
 
 def play(partitions: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
-    """Play all partitions of a split model in this process by turns, for oracles and measurements.
-
-    Raises:
-        LocalProtocolError: all partitions wait for each other.
-    """
+    """Play all partitions of a split model in this process by turns, for oracles and measurements."""
     left = [deque(waiting) for waiting in actions]
     lines: dict[Crossing, torch.Tensor] = {}
     while any(left):

@@ -51,7 +51,6 @@ class Result:
     value: int
     """Number at this partition, by which later segments name it."""
     transfers: tuple[Transfer, ...]
-    """Transfers to other partitions."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Segment:
     """Elements of its nodes' outputs, forward, for one sample."""
     nodes: int
     paths: tuple[str, ...]
-    """Modules that it computes, in order."""
 
     @property
     def received(self) -> list[Transfer]:
@@ -147,11 +145,7 @@ class PartitionProgram:
 
 
 def program_of(split: SplitGraph) -> SplitProgram:
-    """Return the segments of all partitions of a split model.
-
-    Raises:
-        LocalProtocolError: partitions wait for each other.
-    """
+    """Return the segments of all partitions of a split model."""
     runs, nodes = _Runs(split), split.nodes
     left = [
         runs.of([node for node in nodes if split.partition[node] == partition]) for partition in range(split.partitions)
@@ -212,7 +206,6 @@ class _Runs:
         fx.map_arg((*split.outputs.values(), split.loss), self._wanted.add)
 
     def of(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """Return the runs of a partition, from its nodes in order."""
         runs: list[list[fx.Node]] = [[]]
         arrived: set[fx.Node] = set()
         left = False
@@ -230,13 +223,11 @@ class _Runs:
         return [run for run in runs if run]
 
     def taken(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """Return the values that a run takes from elsewhere."""
         inside = set(run)
         inputs = (input_node for node in run for input_node in node.all_input_nodes)
         return list(dict.fromkeys(input_node for input_node in inputs if input_node not in inside))
 
     def given(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """Return the values that a run gives to elsewhere."""
         inside = set(run)
         return [
             node
@@ -245,7 +236,6 @@ class _Runs:
         ]
 
     def segment(self, number: int, partition: int, run: Sequence[fx.Node]) -> Segment:
-        """Return a run as a segment."""
         results = (Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in self.given(run))
         return Segment(
             number,
@@ -259,7 +249,6 @@ class _Runs:
         )
 
     def source(self, node: fx.Node) -> Source:
-        """Return the source of a value."""
         if node.op == "placeholder":
             return Supplied(node.meta["input"])
         if node in self._split.transfers:
@@ -285,7 +274,6 @@ class _Builder:
         self._layers = {key: self._filled(key) for key in called}
 
     def program(self) -> PartitionProgram:
-        """Assemble the program."""
         split, partition, runs = self._split, self._partition, _Runs(self._split)
         whole = program_of(split)
         numbers = [segment.number for segment in whole.segments if segment.partition == partition]
@@ -307,7 +295,6 @@ class _Builder:
     def _compiled(
         self, run: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
     ) -> Callable[..., tuple[Any, ...]]:
-        """Return a run as a function of its arguments."""
         graph = fx.Graph()
         copies = {source: graph.placeholder(f"take_{number}") for number, source in enumerate(inputs)}
         for node in run:

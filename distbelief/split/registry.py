@@ -62,9 +62,6 @@ class LayerCall:
             holds: dimension of each parameter that is divided as the output is.
             changed: returns the attributes in which a run's layer differs, from the same two indices.
             bounds: first index of each run, and the end of the last; by default runs are as equal as possible.
-
-        Raises:
-            UsageError: there are fewer indices than partitions.
         """
         from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 
@@ -123,7 +120,6 @@ def ways_of(layer: nn.Module) -> list[str]:
 
 
 def _own(layer: nn.Module) -> Mapping[str, Rule]:
-    """Return the rules of a layer's class by way."""
     divisions: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
     return divisions
 

@@ -471,7 +471,6 @@ class Rewriter:
         return node
 
     def _is_held(self, name: str) -> bool:
-        """Return whether a tensor is part of the state, which one partition has."""
         return name in self._persistent
 
     def _is_constant(self, name: str) -> bool:

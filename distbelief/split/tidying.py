@@ -106,17 +106,12 @@ class InCopy:
 _IN_PLACE = frozenset({
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul, operator.ipow, operator.setitem,
 })  # fmt: skip
-"""Python's own operations in place."""
 
 
 def tidy(
     graph: fx.Graph, observed: NodeValues, layer: Callable[[str], nn.Module]
 ) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
-    """Return the rewritten graph, and the shape of each of its tensors.
-
-    Raises:
-        UsageError: a node writes in place to what a later node has a view of.
-    """
+    """Return the rewritten graph, and the shape of each of its tensors."""
     tidied = _Tidied(observed, layer)
     for node in graph.nodes:
         tidied.take(node)
@@ -139,7 +134,6 @@ class _Tidied:
         self._samples.meta["path"] = ""
 
     def take(self, node: fx.Node) -> None:
-        """Rewrite one node."""
         self._order[node] = len(self._order)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda input_node: self._new[input_node])
         if node.op == "output":
@@ -302,7 +296,6 @@ class _Tidied:
 
 
 def _inplace(node: fx.Node) -> bool:
-    """Return whether a function has a true argument `inplace`."""
     if "inplace" in node.kwargs:
         return bool(node.kwargs["inplace"])
     try:

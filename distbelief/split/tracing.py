@@ -22,7 +22,6 @@ from distbelief.split.tidying import Shape, tidy
 
 OURS = Path(__file__).parent
 EXAMPLES = 2
-"""Samples for tracing."""
 
 
 def examples(samples: int) -> torch.Tensor:
@@ -49,7 +48,6 @@ class Traced:
     graph: fx.Graph
     """Graph with a placeholder for each input leaf, `samples` first; `node.meta["path"]` is a node's module."""
     shapes: Mapping[fx.Node, Shape]
-    """Shapes of the nodes that give tensors."""
     listed: bool
     """True if consecutive modules were named, and run in turn."""
     aliases: Mapping[str, str]
@@ -175,7 +173,6 @@ class _Tracer(fx.Tracer):
         self.within: list[str] = []
         """Modules that are being traced; after a failure, the failing one is last."""
         self.uncomputed = False
-        """True if a node could not be computed."""
         self._computing = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -73,8 +73,8 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise UsageError("it cannot be split")
 
 
-def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> TrainingPlan:
-    return planning.plan(TASK, PlanRequest(machines=machines, network=network or db.NetworkModel(), **more))
+def made(machines: str = "2x2", network: db.NetworkModel | None = None, tell: Any = bool, **more: Any) -> TrainingPlan:
+    return planning.plan(TASK, PlanRequest(machines=machines, network=network or db.NetworkModel(), **more), tell)
 
 
 @pytest.mark.long
@@ -485,7 +485,7 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     said: list[str] = []
     [served] = [row for row in made().rows if row.what == "downpour, 4 replicas, 2 shards"]
     limit = served.memory - 1.0
-    found = made(max_memory=limit, told=said.append)
+    found = made(max_memory=limit, tell=said.append)
     title, head, rows = shown_table(found, monkeypatch)
     shown, first = capsys.readouterr().out, found.first
     assert head == (

@@ -100,13 +100,7 @@ def compress(
 
 
 def read_run(run: str, data_dir: str | None) -> Origin:
-    """Read the task and the model of a run.
-
-    Raises:
-        UsageError: there is no such run, or its model is a script's.
-        CheckpointError: it has no model.
-        DataError: its data are missing.
-    """
+    """Read the task and the model of a run."""
     folder = RunFolder.open(run)
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
@@ -166,7 +160,6 @@ class _Stages:
         return file, alone
 
     def _train(self, file: ModelFile, changed: Mapping[str, Stored], epochs: int) -> ModelFile:
-        """Replace tensors, and have a job train the model within their constraints."""
         file = replace(file, tensors={**file.tensors, **changed})
         if not epochs:
             return file
@@ -204,7 +197,6 @@ def _strategy(options: Compression) -> Strategy:
 
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
-    """Describe the compression, as measured from the file."""
     size = path.stat().st_size
     task, errors = origin.task, dict[str, float]()
     for name, state in (("dense_error", origin.state), ("test_error", read.state())):
@@ -258,13 +250,6 @@ def stored_tensors(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stored]
 def shares_kept(keep: Sequence[float], layers: Sequence[str]) -> dict[str, float]:
     """Return the share of each layer to keep.
 
-    Args:
-        keep: one number for all layers, or one for each.
-        layers: names in the model's order.
-
-    Raises:
-        UsageError: there are neither one number nor one for each layer.
-
     >>> shares_kept([0.5], ["0.weight", "2.weight"])
     {'0.weight': 0.5, '2.weight': 0.5}
     """
@@ -291,11 +276,7 @@ def prune(tensor: Stored, share: float) -> Stored:
 
 
 def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | str:
-    """Make the kept values of a tensor share 2**bits values, or return why it is left alone.
-
-    Raises:
-        UsageError: a value is not finite.
-    """
+    """Make the kept values of a tensor share 2**bits values, or return why it is left alone."""
     check_finite(tensor.values.numpy())
     different = len(torch.unique(tensor.values))
     if tensor.kept <= 1 << bits:
@@ -341,12 +322,7 @@ def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Float
 
 
 def with_trained_values(file: ModelFile, state: Mapping[str, torch.Tensor]) -> ModelFile:
-    """Return the file with the values that training left.
-
-    Args:
-        file: file from which the trained model was built.
-        state: state of that model after training.
-    """
+    """Return the file with the values that training left."""
     tensors = {
         name: replace(tensor, values=state[trained_name(name, tensor)].detach().flatten().clone())
         for name, tensor in file.tensors.items()

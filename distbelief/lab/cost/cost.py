@@ -29,7 +29,6 @@ MARGIN, SPARE = 1.15, 4e6
 """Factor and further bytes of a process's memory over the traced bytes. The benchmark has seen 1.13 times (convolutions
 need work space) and 2.4 MB."""
 MOST_BATCH = 1 << 20
-"""Largest batch size of the search."""
 
 
 class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +47,7 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     updates: list[UpdateCost]
     """Cost of each optimizer's update, the requested one first."""
     process: int
-    """Bytes of the process without a model."""
     samples: int
-    """Samples of an epoch."""
     max_memory: float | None = None
     largest_batch: int | None = None
     """Largest batch that fits `max_memory` with the margin; None without that limit."""
@@ -163,11 +160,7 @@ def processor(device: str) -> str:
 
 
 def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
-    """Refuse amounts out of range.
-
-    Raises:
-        UsageError: with the option and its value.
-    """
+    """Refuse amounts out of range."""
     for name, value in (("batch-size", batch_size), ("epochs", epochs)):
         if not 1 <= value <= MOST_BATCH:
             raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
@@ -227,11 +220,7 @@ def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
 
 
 def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -> int:
-    """Return the largest batch that fits.
-
-    Raises:
-        UsageError: not even the smallest batch fits.
-    """
+    """Return the largest batch that fits."""
 
     def fits(size: int) -> bool:
         return process + needed(tracer, size, optimizer) <= limit
@@ -259,7 +248,6 @@ def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -
 
 
 UNITS = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}
-"""Units of the charges."""
 PER_MILLION = "_per_million_samples"
 
 
@@ -280,11 +268,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
-    """Return the task, and a row for each file: charges for a million samples, and their ratios to the first file's.
-
-    Raises:
-        UsageError: there are fewer than two files, or one is of another kind, task or version.
-    """
+    """Return the task, and a row for each file: charges for a million samples, and their ratios to the first file's."""
     if len(paths) < 2:
         raise UsageError("--compare: name two files of `distbelief cost TASK --json`, or more")
     first, *others = files = [_read(path) for path in paths]

@@ -48,7 +48,6 @@ STEPS_EACH, STEPS_LARGEST = 1 + LEAST_ROUNDS, 1 + 2 * LEAST_ROUNDS
 MOST_ROUNDS = 30
 
 Part = tuple[str, str]
-"""Phase of a step, and a layer."""
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -59,7 +58,6 @@ class StepTime(msgspec.Struct, frozen=True):
     forward: float
     backward: float
     steps: int
-    """Number of measured steps."""
 
     @property
     def step(self) -> float:
@@ -71,7 +69,6 @@ class Profile(msgspec.Struct, frozen=True):
     """Times of a task's steps."""
 
     points: list[StepTime]
-    """By batch size."""
     layers: dict[str, tuple[float, float]]
     """Seconds forward and backward of each layer, at the requested batch size."""
     busy: float
@@ -261,7 +258,6 @@ class _Steps:
         self._marks.append(((phase, layer), self._clock.mark()))
 
     def step(self) -> float:
-        """Compute a step and return its seconds."""
         self._marks.clear()
         begin = time.perf_counter()
         self._mark(INPUT, REST)
@@ -284,7 +280,6 @@ class _Steps:
         self.busy.clear()
 
     def burst(self) -> None:
-        """Compute a few consecutive steps."""
         with _hooked(self._model, self._names, self._mark):
             end = time.perf_counter() + BURST
             if self.step() < BURST:
@@ -296,7 +291,6 @@ class _Steps:
                 self.step()
 
     def _median(self, phase: str, layer: str | None = None) -> float:
-        """Return the median seconds of a phase, or of a layer in it."""
         return statistics.median(
             sum(s for (p, name), s in parts.items() if p == phase and layer in (None, name)) for parts in self._times
         )
@@ -413,9 +407,7 @@ class UpdateCost(msgspec.Struct, frozen=True):
 
     optimizer: str
     seconds: float
-    """Seconds of an update of all parameters."""
     state: int
-    """Bytes of its state."""
 
 
 def measure_update(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateCost:

@@ -50,7 +50,6 @@ class ModulePlacement(msgspec.Struct, frozen=True):
     module: str
     partition: int
     parameters: int
-    """Elements."""
     operations: int
     """Floating-point operations of a sample's forward pass."""
     sends: int
@@ -71,9 +70,7 @@ class PartitionCost(msgspec.Struct, frozen=True):
     """Seconds of a step without work."""
     update: float
     messages: int
-    """Messages that leave it in a step, either way."""
     sent: int
-    """Their bytes."""
 
 
 class SplitGuess(msgspec.Struct, frozen=True):
@@ -83,7 +80,6 @@ class SplitGuess(msgspec.Struct, frozen=True):
     speedup: float | None
     """Speed over one process; None if it is impossible."""
     reason: str = ""
-    """Reason if it is impossible."""
 
 
 class WholeStep(msgspec.Struct, frozen=True):
@@ -107,7 +103,6 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     split: Split
     traced: str
-    """Means of tracing."""
     batch_size: int
     schedule: str
     microbatches: int
@@ -312,7 +307,6 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
 
 
 def _crossings(graph: SplitGraph) -> list[Json]:
-    """Return the transfers in order."""
     return [
         {
             "source": transfer.source,
@@ -404,7 +398,6 @@ class Turns:
         return gathers, computes
 
     def _gathered(self) -> tuple[object, object]:
-        """Return the minibatch on its device."""
         inputs, targets = self._data.batch(self._indices)
         return on_device(inputs, self._device), on_device(targets, self._device)
 
@@ -455,12 +448,10 @@ class _SegmentMeter:
             self._ran.append((self.running, begun, self._clock.mark()))
 
     def add_up(self) -> None:
-        """Sum up the time of each segment."""
         for ran, *moments in self._ran:
             self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
 
     def receive(self, partition: int, tensor: Tensor) -> None:
-        """Note a tensor that came to a partition."""
         self._here.add((partition, _address(tensor)))
         self._alive.append(tensor)
 

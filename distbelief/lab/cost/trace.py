@@ -47,17 +47,13 @@ class Layer(msgspec.Struct, frozen=True):
     """Properties of one layer."""
 
     name: str
-    """Name in the model, such as "features.0"."""
     kind: str
-    """Class, such as "Conv2d"."""
     output: tuple[int, ...]
     """Shape of its output for one sample; () if that is no tensor."""
     parameters: int
     """Elements; the first of several layers counts those that they share."""
     multiply_adds: int
-    """Multiply-adds of a sample's forward pass."""
     calls: int
-    """Calls in a forward pass."""
 
     @property
     def uncounted(self) -> bool:
@@ -84,9 +80,6 @@ class MemoryTrace(msgspec.Struct, frozen=True):
 
 class Tracer:
     """Tracer of a task's training iterations.
-
-    Args:
-        sample: inputs and targets of `COUNTED` samples, as the task's data give them.
 
     Raises:
         TrainingError: the model cannot compute them.
@@ -131,10 +124,6 @@ class Tracer:
 
         If fake tensors fail, two small minibatches are computed, and each of their memories is continued along a line.
 
-        Args:
-            batch_size: samples of the minibatch.
-            optimizer: its state counts, and its work space at the end.
-
         Raises:
             TrainingError: the model cannot compute so many samples, such as a batch norm with a single one.
         """
@@ -148,7 +137,6 @@ class Tracer:
             return {}
 
     def _iteration(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
-        """Trace an iteration whose optimizer keeps and needs these numbers of vectors."""
         if not self._fakes:
             low, high = (self._once(size, vectors) for size in FEW)
             return _continued(low, high, batch_size)
@@ -184,7 +172,6 @@ class Tracer:
         return allocations.followed(hooks.outputs)
 
     def _iterate(self, model: nn.Module, batch_size: int, allocations: _Allocations) -> None:
-        """Compute a replica's step on a minibatch."""
         inputs, targets = _of_size(self._sample, batch_size)
         for leaf in tree_leaves((inputs, targets)):
             allocations.call(leaf, INPUT)
@@ -193,7 +180,6 @@ class Tracer:
         loss.backward()
 
     def _describe(self) -> list[Layer]:
-        """Return the layers in the order of their calls, and the rest."""
         counter = FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
         with self._made() as model:
             calls = _Calls(model, counter)
@@ -317,7 +303,6 @@ class _Calls:
         self._outputs[name] = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
 
     def layers(self, operations: int) -> list[Layer]:
-        """Return the called layers of a pass with this number of floating-point operations."""
         counted: set[Tensor] = set()
         layers, known = [], 0
         for name, calls in self._called.items():
@@ -366,12 +351,10 @@ class _Followed(NamedTuple):
     """Numbers of memories as they are allocated; -1 - number as they are freed."""
     kept: dict[str, int]
     outputs: dict[str, int]
-    """Bytes of each layer's output."""
     work: list[tuple[str, int]]
     """Kind and bytes of each operation's own work space, where known."""
 
     def at_peak(self) -> dict[str, int]:
-        """Return bytes by kind at the peak."""
         held, peak = dict.fromkeys(KINDS, 0), dict[str, int]()
         total = most = 0
         for event in self.events:
@@ -480,7 +463,6 @@ class _Allocations(TorchDispatchMode):
         self._events.append(-1 - number)
 
     def call(self, tensor: object, kind: str) -> None:
-        """Set the kind of a tensor."""
         if isinstance(tensor, Tensor):
             self._note(tensor)
             self._kinds[self._alive[tensor.untyped_storage()._cdata][1]] = kind
@@ -493,5 +475,4 @@ class _Allocations(TorchDispatchMode):
                 self.kept[self._layers[number]] = self.kept.get(self._layers[number], 0) + self._sizes[number]
 
     def followed(self, outputs: dict[str, int]) -> _Followed:
-        """Return the trace, with the bytes of each layer's output."""
         return _Followed(self._sizes, self._kinds, self._events, self.kept, outputs, self._work)

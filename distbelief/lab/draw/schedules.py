@@ -18,7 +18,6 @@ class SymbolicSum(NamedTuple):
     """Sum of the elements that some ranks began with, as symbols."""
 
     ranks: int
-    """Bits of the ranks."""
     expression: int
     """Number of the expression of additions, which a + b and b + a share; equal sums have equal bits."""
 
@@ -149,7 +148,6 @@ def _letters(held: SymbolicSum) -> str:
 
 
 def _price(schedule: Schedule, link: LinkModel, inside: LinkModel | None) -> str:
-    """Say the price of a megabyte, whatever the length of the schedule."""
     scale = schedule.length * 4 / 1e6
     scaled = LinkModel(link.latency, link.bandwidth * scale, link.reduction)
     within = LinkModel(inside.latency, inside.bandwidth * scale, inside.reduction) if inside else None
@@ -205,10 +203,6 @@ def _name(task: SegmentTask) -> str:
 
 def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
     """Draw who computes what when, to the scale of time: a picture as SVG.
-
-    Args:
-        pipeline: what was priced.
-        price: of it, in seconds.
 
     >>> from distbelief.schedules.pipeline import chain
     >>> from distbelief.schedules.pipelines import pipeline

@@ -130,7 +130,6 @@ def _headings(programs: Sequence[PartitionProgram]) -> list[str]:
 
 
 def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
-    """Draw an arrow from below one box to above another."""
     x, y = source.x + WIDTH / 2, source.y + source.height
     to, end = target.x + WIDTH / 2, target.y
     colour, title = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"

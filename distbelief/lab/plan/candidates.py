@@ -19,7 +19,6 @@ MOST_HOSTS, MOST_CORES = 256, 256
 MOST_PARTITIONS = 4
 """Limit of the processes that a model is split over, as each number is measured."""
 SPLIT = ("single", "downpour", "allreduce")
-"""Strategies with split replicas."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
 """Vectors as long as the parameters in a replica and (`SHARD_VECTORS`) in a shard, without an optimizer's state."""
 SHARD_VECTORS = 3
@@ -137,14 +136,7 @@ def _counts(most: int) -> Iterable[int]:
 def memory(
     candidate: PlanCandidate, trace: MemoryTrace, process: int, split: SplitCost | None = None
 ) -> dict[str, int]:
-    """Return the bytes of each kind of process of a candidate.
-
-    Args:
-        candidate: candidate to measure.
-        trace: iteration of a plain loop with the optimizer.
-        process: bytes of a process without a model.
-        split: cost of the split model; without it, partitions have even shares.
-    """
+    """Return the bytes of each kind of process of a candidate."""
     parameters, state = trace.memory[PARAMETERS], trace.memory[STATE]
     passing = max(0, trace.peak - parameters - state - trace.memory[GRADIENTS])
     count, replica = candidate.partitions, "replica" if candidate.partitions == 1 else "partition"

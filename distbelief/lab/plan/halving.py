@@ -34,7 +34,6 @@ from distbelief.tasks import Task
 FINALISTS, TURNS = 3, 2
 """Most candidates of the last rung, and runs of each there."""
 LEAST_SECONDS, LEAST_STEPS = 0.5, 3
-"""Least seconds and steps of training in each run."""
 MOST_EPOCHS = 1_000_000
 """Epochs of a run, whose budget ends it long before."""
 LOCK = "\0distbelief-plan"
@@ -49,7 +48,6 @@ class Measurements(NamedTuple):
     terms: dict[str, Terms]
     """Terms, the best first: later rungs before earlier ones."""
     failed: dict[str, str]
-    """Reasons of candidates without a measurement."""
 
 
 def measure(
@@ -118,12 +116,7 @@ def _mean(measured: Sequence[Terms]) -> Terms:
 
 
 def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, seconds: float) -> Terms:
-    """Train with a candidate for some seconds.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C.
-        DistbeliefError: it cannot run here, or failed.
-    """
+    """Train with a candidate for some seconds."""
     caught: list[object] = []
     # a signal while the folder is created or removed would leave it behind; the job handles signals itself
     with signals.handled(lambda *_: caught.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:

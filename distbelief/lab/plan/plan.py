@@ -34,7 +34,6 @@ from distbelief.transport.virtual import MEMORY
 SPLIT_SECONDS = 3.0
 """Limit of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
-"""Longest text of numbers of hosts and cores."""
 SHARED = LinkModel(Handling().message + MEMORY.latency, Handling().memory / 2)
 """Memory that the processes of a split model share on one host."""
 CONTENDERS = 5
@@ -48,17 +47,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     command: str
     machines: str
-    """hosts x cores."""
     replicas: int
     shards: int
     partitions: int
-    """Processes of each replica."""
     memory: int
-    """Bytes of its largest process."""
     predicted: Terms | None = None
     """Price by the virtual cluster, in plans for other machines than this one."""
     measured: Terms | None = None
-    """Measurement on this machine."""
     reason: str = ""
     """Reason why it is impossible or failed."""
 
@@ -86,9 +81,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     optimizer: str
     seconds: float
-    """Seconds that the plan took."""
     max_memory: float | None = None
-    """Limit of a process's bytes."""
     rows: list[Row]
     """The best first; then impossible ones; then those of this machine that grade the prices."""
     why: str

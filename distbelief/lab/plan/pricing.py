@@ -49,12 +49,7 @@ STRAGGLER = "a straggler"
 
 
 class Counted:
-    """Data without values, for phantoms.
-
-    Args:
-        samples: number of samples.
-        examples: samples with which a model is traced, if any.
-    """
+    """Data without values, for phantoms."""
 
     def __init__(self, samples: int, examples: Data | None = None) -> None:
         self._samples, self._examples = samples, examples
@@ -73,7 +68,6 @@ class Terms(msgspec.Struct, frozen=True):
     """Step of one replica in seconds, as the sum of its parts."""
 
     compute: float
-    """Gradient of its minibatch."""
     update: float
     """Update of parameters by the replica itself, in shared memory or its own."""
     communicate: float
@@ -152,7 +146,6 @@ class PricedCluster:
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
     """Cost of the model split over each number of processes of one host, or why it cannot be."""
     topology: str = ""
-    """Topology between hosts; "" without one."""
 
 
 class Pricing:
@@ -180,7 +173,6 @@ class Pricing:
         return msgspec.structs.replace(terms, spared=spared)
 
     def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, terms: Terms) -> dict[str, float]:
-        """Return the seconds that a step would spare without each bound, on equally fast machines."""
         samples = candidate.replicas * self._batch_size
         seconds = samples / terms.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
@@ -239,7 +231,6 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
-    """Return the machines that the processes of a candidate share."""
     per_host = math.ceil(candidate.replicas / machines.hosts) if candidate.strategy.name != "hogwild" else 0
     alone = 0 if per_host == candidate.replicas else per_host
     return Hosts(machines.cores, alone, together=together if machines.cores > 1 else 1.0)

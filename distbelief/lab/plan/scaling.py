@@ -44,14 +44,11 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Samples a second of all together, on this machine."""
     simulated: float | None
     speedup: float | None
-    """Samples a second over those of one."""
     efficiency: float | None
-    """Speed-up over the number."""
     more: float | None
     """Speed-up for each one more than at the previous point."""
     binds: str
     reason: str
-    """Reason if nothing is known."""
 
 
 class ScalingCurve(msgspec.Struct, frozen=True):
@@ -177,7 +174,6 @@ def scaling(
 
 
 def _hosts(request: PlanRequest, replicas: int) -> Callable[[int], Machines]:
-    """Return the machines for a number of replicas: the named ones, or as many like this one as needed."""
     there, cores = planning.machines_of(request), planning.this_machine().cores
     if request.machines and replicas > there.hosts * there.cores:
         raise UsageError(f"--replicas {replicas}: {there} have {there.hosts * there.cores} cores; name more machines")
@@ -185,7 +181,6 @@ def _hosts(request: PlanRequest, replicas: int) -> Callable[[int], Machines]:
 
 
 def _ways(needs: Needs, named: str) -> list[str]:
-    """Name the ways by which the model was split, unless they are the named one."""
     texts = {count: cost.split.text for count, cost in needs.splits.items() if isinstance(cost, SplitCost)}
     return [f"{count} partitions by {text}" for count, text in texts.items() if text != named]
 
@@ -220,7 +215,6 @@ def _replicated(
 
 
 def _split(split: Partitions, counts: Sequence[int], optimizer: Optimizer) -> dict[str, list[PlanCandidate]]:
-    """Return one process, and the model split over each other number."""
     words = {**vars(split), "optimizer": optimizer}
     kinds = [Single(**{**words, "partitions": count}) for count in counts[1:]]
     return {split.split: [PlanCandidate(kind) for kind in (Single(optimizer=optimizer), *kinds)]}

@@ -18,9 +18,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
 DASHES = {"local": "solid", "simulated": "dot"}
 HEIGHT = 450
-"""Pixels of a chart without a row for each arm."""
 DIGITS = 3
-"""Decimals of a curve's seconds."""
 LINED = "lines+markers"
 MARKED = 10
 """Most points of a curve with marks, as browsers draw thousands of marks slowly."""
@@ -65,7 +63,6 @@ def _layout(x: str, y: str, **more: object) -> Chart:
 
 
 def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
-    """Return the layout of a chart with a row for each arm, the first at the top."""
     axis = {"type": "category", "categoryarray": [arm.name for arm in reversed(arms)], "automargin": True}
     return {**_layout(x, "", height=120 + 26 * len(arms), **more), "yaxis": axis}
 
@@ -91,7 +88,6 @@ def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float
 
 
 def _times(report: Report, target: Target) -> Chart:
-    """Draw every trial's time to a target, the medians, and how many trials reached it."""
     data, notes = [], []
     for arm in report.arms:
         at = arm.at(target)
@@ -136,7 +132,6 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
 
 
 def _seconds(report: Report, arms: Sequence[ArmFigures]) -> list[float]:
-    """Return the seconds of arms to the highest target that one of them reaches."""
     target = highest(report.study.targets, arms)
     return [math.nan if target is None else arm.at(target).median for arm in arms]
 

@@ -40,7 +40,6 @@ class Claim(msgspec.Struct, frozen=True):
     arms: tuple[str, ...] = ()
     """Arms by name; all if none is named."""
     values: tuple[float, ...] = ()
-    """Value of each arm, for the shapes `near` and `most`."""
     within: float = 0.0
     """Fraction by which a value may miss the shape."""
 

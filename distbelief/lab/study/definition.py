@@ -19,7 +19,6 @@ from distbelief.errors import UsageError, unknown
 from distbelief.lab.study.claims import FIGURES, SHAPES, VALUED, Claim
 
 STUDIES = Path(__file__).parent / "studies"
-"""Folder of the package's own studies."""
 MOST_TRIALS = 100_000
 MOST_MEMBERS = 1000
 START = "start"
@@ -46,17 +45,14 @@ class Arm(msgspec.Struct, frozen=True):
     strategy: str
     place: str
     words: tuple[str, ...]
-    """Options as on the command line."""
     tuned: str = ""
     """Option whose best value is chosen first, on other seeds."""
     grid: tuple[float, ...] = ()
-    """Values of that option."""
     members: int = 1
     """Models trained one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
     """Arm whose models it compresses; "" if it trains them itself."""
     problem: str = ""
-    """Its problem, if the study has problems."""
     loss: float = 0.0
     """Test loss of that problem to reach."""
 
@@ -78,7 +74,6 @@ class Study(msgspec.Struct, frozen=True):
     targets: tuple[Target, ...]
     """Targets, reached when two consecutive evaluations meet them; the hardest of a kind come last."""
     baseline: str = ""
-    """Arm that others are compared with; the first by default."""
     tuning_seeds: tuple[int, ...] = ()
     """Seeds for the search of grids, none of them in `seeds`."""
     question: str = ""

@@ -21,9 +21,7 @@ from distbelief.record.summary import PARTS, moved
 BUSY = 0.1
 """Share of a machine taken by others from which it counts as busy."""
 WIDTH = 100
-"""Longest line of a table; longer names are broken."""
 HOW = {"local": "measured", "simulated": "simulated"}
-"""Origin of figures by place."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -43,7 +41,6 @@ class Reached(msgspec.Struct, frozen=True):
     """Statistical efficiency: the median, a miss infinite."""
     samples: float
     epochs: float
-    """Median; a miss is infinite."""
     fewer_epochs: Interval
     """Epochs of the baseline over these."""
 
@@ -56,15 +53,12 @@ class ProblemFigures(msgspec.Struct, frozen=True):
     way: str
     replicas: int
     value: float | None
-    """Best value of the tuned option."""
     seconds: list[float]
     """Seconds of each trial to the loss, in the order of seeds; a miss is infinite."""
     samples: float
-    """Median; a miss is infinite."""
     longer: Interval
     """Time over that of the observed way."""
     staleness: float
-    """Mean."""
     last: float
     """Median final test loss."""
     uneven: float
@@ -90,16 +84,13 @@ class Medians(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of an arm's successful trials; `MEDIANS` defines them."""
 
     accuracy: float
-    """Final accuracy."""
     seconds: float
     samples_per_second: float
     seconds_per_step: float
     seconds_per_update: float
     bytes_per_step: float
     bytes_by_kind: dict[str, float]
-    """Bytes of a step."""
     staleness: float
-    """Mean."""
     most_staleness: float
     momentum: float
     """Momentum equivalent to the staleness."""
@@ -132,12 +123,10 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     baseline: str
     command: str
     value: float | None
-    """Best value of the tuned option."""
     replicas: int
     trials: int
     failed: int
     reason: str
-    """Reason of failures; "" without any."""
     parts: dict[str, float]
     """Parts of a step in seconds; empty if unknown."""
     busy: float
@@ -161,9 +150,7 @@ class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
     of: str
     trials: int
     reason: str
-    """Reason of failures; "" without any."""
     means: dict[str, float]
-    """Means by `SHRUNK`."""
     spreads: dict[str, float]
     """Standard deviations; 0 with one seed."""
 
@@ -187,19 +174,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     study: Study
     machine: Json
     left: int
-    """Trials still to run."""
     arms: list[ArmFigures]
     trials: list[Trial]
     """Trials that count, without those that chose values."""
     shrunk: list[ShrunkFigures] = []
-    """Figures of compressing arms."""
     problems: list[ProblemFigures] = []
-    """Figures of arms on problems."""
     sentences: list[str] = []
     claims: list[Judged] = []
-    """Expectations and results."""
     cost: str = ""
-    """Sentence on the time that the study took."""
 
     def arm(self, name: str) -> ArmFigures:
         """Return the figures of an arm."""
@@ -361,7 +343,6 @@ def efficiencies(arms: Sequence[ArmFigures]) -> dict[str, float]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return cells as lines, the first column to the left; long names there are broken."""
     table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True

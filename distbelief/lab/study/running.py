@@ -33,7 +33,6 @@ from distbelief.record.machine import busy, machine
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 RUN = "run"
-"""Folder of a trial's single model."""
 KEPT = 100_000
 """Checkpoints that a run keeps until its end: practically all."""
 
@@ -109,18 +108,13 @@ class Cost(msgspec.Struct, frozen=True):
     measuring: float = 0.0
     """Seconds of measuring checkpoints afterwards."""
     beside: float = 0.0
-    """Other seconds."""
 
 
 Kind = TypeVar("Kind")
 
 
 def read_kept(file: Path, kind: type[Kind]) -> Kind:
-    """Read a file of a study.
-
-    Raises:
-        UsageError: it is unreadable or corrupt.
-    """
+    """Read a file of a study."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:
@@ -132,11 +126,7 @@ def read_kept(file: Path, kind: type[Kind]) -> Kind:
 
 
 def open_study(path: Path, study: Study) -> None:
-    """Create the folder of a study, or continue in it.
-
-    Raises:
-        UsageError: it holds another study, or something else.
-    """
+    """Create the folder of a study, or continue in it."""
     if (path / STUDY).is_file():
         if read_kept(path / STUDY, Study) != study:
             raise UsageError(
@@ -218,7 +208,6 @@ def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
 
 
 def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
-    """Return the trials that count, each arm with the best value of its grid."""
     best = {arm.name: choose(arm, study.targets, before) for arm in study.arms}
     return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
 
@@ -241,7 +230,6 @@ def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> floa
 
 
 def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
-    """Run one trial and record it, with the reason if it cannot be run."""
     began, arm = time.monotonic(), due.arm
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
     start = study.start(arm)

@@ -114,7 +114,6 @@ def _alike(path: Path) -> tuple[Json, int, float]:
 
 
 def _accuracy(path: Path, result: Json) -> float | None:
-    """Return the job's accuracy, or that measured afterwards by a study of one model."""
     accuracy: float | None = result.get("test_accuracy")
     trial = path.parent / TRIAL
     return read_kept(trial, Trial).accuracy if accuracy is None and path.name == RUN and trial.is_file() else accuracy
@@ -182,7 +181,6 @@ def _short(value: object) -> str:
 
 
 def _trial(name: str, result: Json) -> Trial:
-    """Return a run as a trial with its own evaluations as points."""
     whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
     points = []
     for row in result["history"]:

@@ -31,7 +31,6 @@ from distbelief.lab.study.trials import Interval, Trial, median, ratio_of_median
 
 MOST = 10
 SHOWN = 5
-"""Most arms named in a list; the table has all."""
 WIDE = 1.5
 """Ratio of the slowest seed to the fastest that deserves a sentence without "only"."""
 
@@ -62,7 +61,6 @@ def _several(texts: Sequence[str], between: str = ", ") -> str:
 
 
 def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """Name the fastest arm of each other group, beside its own baseline."""
     groups = [[arm for arm in group if arm in ran] for group in report.groups()]
     others = [group for group in groups if len(group) > 1 and group[0].baseline != report.study.baseline]
     return " ".join(f"Of {kind(group)}: {text}" for group in others if (text := _first(report, group)))
@@ -150,7 +148,6 @@ def _accuracy(alike: Sequence[ArmFigures]) -> str:
 
 
 def _scaling(report: Report) -> str:
-    """Name the largest gain by replicas, among measured and among simulated arms."""
     groups, texts = list(scaled(report.arms)), []
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)

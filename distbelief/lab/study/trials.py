@@ -95,12 +95,10 @@ class Point(msgspec.Struct, frozen=True):
     """Model at one moment of a run."""
 
     seconds: float
-    """Seconds of training so far."""
     epochs: float
     samples: int
     steps: int
     loss: float
-    """Loss on the test set."""
     accuracy: float | None
     """Accuracy on the test set (0 to 1), if the task has one."""
     training_loss: float | None = None
@@ -120,7 +118,6 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: str = str(Outcome.DONE)
     reason: str = ""
-    """Reason of a failure, or of the end."""
     replicas: int = 1
     seconds: float = 0.0
     epochs: int = 0
@@ -128,11 +125,9 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     updates: int = 0
     bytes: int = 0
-    """Bytes moved in training."""
     bytes_by_kind: dict[str, int] = {}
     """These bytes by kind: push, fetch, all_reduce, partitions."""
     staleness: dict[str, int] = {}
-    """Number of pushes of each staleness."""
     parts: dict[str, float] = {}
     """Seconds of a step by `PARTS`; empty if unknown."""
     losses: list[tuple[float, float]] = []
@@ -145,7 +140,6 @@ class Trial(JobFigures, frozen=True, kw_only=True):
     arm: str
     seed: int
     value: float | None = None
-    """Value of the tuned option."""
     tuning: bool = False
     """True if it only helps to choose that value."""
     command: str
@@ -158,9 +152,7 @@ class Trial(JobFigures, frozen=True, kw_only=True):
     cosine: float | None = None
     """Mean cosine of the gradients of minibatches and that of the whole training set, at the end."""
     uneven: float | None = None
-    """`unevenness` of an initial model."""
     shrunk: dict[str, float] = {}
-    """Record by `SHRUNK`, of a compressing trial."""
 
     @property
     def failed(self) -> bool:
@@ -295,7 +287,6 @@ def unevenness(run: Path, task: Task, batch_size: int, seed: int) -> float:
 
 
 def _gradients(run: Path, task: Task, seed: int) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-    """Return the gradient of samples by their numbers in a run's last model, and the number of samples."""
     data, model = load(task, "training"), build_model(task, seed, "cpu")
     model.load_state_dict(load_file(run / "model.safetensors"))
 
@@ -314,7 +305,6 @@ class _Moment:
 
     folder: Path
     seconds: float
-    """Seconds of training so far."""
     samples: int
     steps: int
 

@@ -15,11 +15,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def filters(call: LayerCall) -> Divided:
-    """Give each partition some filters with their groups' inputs; a group's filters may be shared out.
-
-    Raises:
-        UsageError: there are fewer filters than partitions, or the groups do not divide among them.
-    """
+    """Give each partition some filters with their groups' inputs; a group's filters may be shared out."""
     layer = call.layer
     assert isinstance(layer, CONVOLUTIONS)
     each, looks = layer.out_channels // layer.groups, layer.in_channels // layer.groups
@@ -60,11 +56,7 @@ ROWS = 2
 
 
 def regions(call: LayerCall) -> Divided:
-    """Give each partition some rows of a convolution's output; one partition owns the filters and sends them.
-
-    Raises:
-        UsageError: there are fewer rows than partitions, or the padding is not of zeros.
-    """
+    """Give each partition some rows of a convolution's output; one partition owns the filters and sends them."""
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
     if layer.padding_mode != "zeros":
@@ -113,7 +105,6 @@ def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) ->
 
 
 def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
-    """Return rows of padding above, and columns on either side."""
     if layer.padding == "valid":
         return 0, 0
     if isinstance(layer.padding, str):

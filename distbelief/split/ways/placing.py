@@ -22,15 +22,6 @@ def stages(
     A run begins with a layer with parameters; others stay with the layer before them.
 
     A run begins with a layer that has parameters, and what has none stays with the layer before it.
-
-    Args:
-        traced: model.
-        nodes: nodes to place, in order.
-        partitions: number of partitions.
-        work: cost by a module's path, in any unit; floating-point operations by default.
-
-    Raises:
-        UsageError: there are more partitions than layers with parameters.
     """
     units: list[list[fx.Node]] = [[]]
     trained = False
@@ -112,9 +103,6 @@ def branches(
 
     What lies on no branch is at partition 0. Two calls of one module may be at two partitions: one has its tensors and
     sends them.
-
-    Raises:
-        UsageError: no fork has as many branches with work as partitions.
     """
     inside = set(nodes)
     placed: dict[fx.Node, int] = dict.fromkeys(nodes, 0)

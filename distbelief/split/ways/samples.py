@@ -58,9 +58,6 @@ def rounds(
         placed: places of some of its nodes.
         in_parts: nodes whose copies belong to the partition of their part.
         partitions: number of partitions and of parts.
-
-    Raises:
-        UsageError: a node depends on several samples together.
     """
     rewritten = _Rounds(traced, partitions)
     for node in traced.graph.nodes:
@@ -87,7 +84,6 @@ class _Rounds:
         self._whole: dict[fx.Node, fx.Node] = {}
 
     def take(self, node: fx.Node) -> None:
-        """Copy a node for each part, or once."""
         if node.op == "output":
             self.graph.output(fx.map_arg(node.args, self._together)[0])
         elif node.op == "placeholder":
@@ -99,7 +95,6 @@ class _Rounds:
             self.copies[node] = [self._copy(node, None)] * self._parts
 
     def _parts_of(self, node: fx.Node) -> list[fx.Node]:
-        """Return an input in parts; one without samples stays whole."""
         whole = self.graph.placeholder(node.name)
         whole.meta = dict(node.meta)
         shape = self._traced.shapes.get(node)
@@ -146,7 +141,6 @@ class _Rounds:
         return target
 
     def _together(self, node: fx.Node) -> fx.Node:
-        """Return the outputs of all parts, joined."""
         parts = self.copies[node]
         if len(set(parts)) == 1:
             return parts[0]
@@ -196,7 +190,6 @@ class _Rounds:
 
 
 def _normalises(node: fx.Node) -> bool:
-    """Return whether a function is batch norm in training."""
     training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
     return node.op == "call_function" and "batch_norm" in name_of(node) and bool(training)
 

@@ -28,7 +28,6 @@ RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
 State = fx.Node | tuple[fx.Node, ...]
 """State of a stack or a layer between time steps; an LSTM's is two tensors."""
 CHUNKS = 4
-"""Default chunks for each partition."""
 ELEMENTWISE = 320
 """Operations that take as long as the elementwise work of a unit's gate in a step."""
 
@@ -43,9 +42,6 @@ def unrolled(
         nodes: nodes to search for recurrent stacks.
         partitions: number of partitions, each with consecutive layers of a stack.
         chunks: number of chunks; 0 for `CHUNKS` per partition.
-
-    Raises:
-        UsageError: there is no stack to pipeline, or one with too few layers, too few steps or both directions.
     """
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
@@ -103,7 +99,6 @@ class _Unrolling:
         self._new: dict[fx.Node, Any] = {}
 
     def take(self, node: fx.Node, unroll: bool) -> None:
-        """Copy a node, or unroll it."""
         parent = node.args[0] if node.target is operator.getitem and node.args else None
         if isinstance(parent, fx.Node) and isinstance(held := self._new.get(parent), tuple):
             number = node.args[1]
@@ -165,7 +160,6 @@ class _Unrolling:
             raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
 
     def _partitions_of(self, path: str) -> list[int]:
-        """Return the partition of each layer of all stacks."""
         count = len(self._works)
         if count < self._partitions:
             raise UsageError(
@@ -214,7 +208,6 @@ class _Unrolling:
         return target
 
     def _first(self, state: State | None, number: int, path: str) -> State | None:
-        """Return a layer's part of the stack's initial state."""
 
         def own(whole: fx.Node) -> fx.Node:
             shape = Indices(0, number, number + 1).of(self.shapes[whole])
