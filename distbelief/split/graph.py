@@ -71,7 +71,6 @@ class SplitGraph:
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
     """Model's output by partition, as a structure of whole nodes; one partition has it, or all."""
     loss: fx.Node | None = None
@@ -103,7 +102,6 @@ class Value:
     at: dict[int, fx.Node] = field(default_factory=dict)
     """Whole copies by partition; the first is the owner's."""
     parts: dict[int, fx.Node] = field(default_factory=dict)
-    """Parts or summands by partition."""
     cut: Cut | None = None
     free: bool = False
     """True if each partition computes it from inputs."""

@@ -39,7 +39,6 @@ class Split:
     chunks: int = 0
     """Runs of steps into which `time` cuts a sequence; 0 is four for each partition, but at most one for each step."""
     modules: tuple[str, ...] = ()
-    """Consecutive modules of a model that cannot be traced."""
     own: str = field(default="", compare=False, repr=False, kw_only=True)
     """The task's own split as it wrote it, if this is that split; for messages."""
 
@@ -73,9 +72,6 @@ class Split:
             chunks: as of `Split`.
             own: the task's split, which replaces `auto`.
 
-        Raises:
-            UsageError: as `Split`, or the text is neither.
-
         >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
         ('groups', 'stages')
         """
@@ -96,11 +92,7 @@ class Split:
 
     @property
     def text(self) -> str:
-        """Return the split as on a command line.
-
-        >>> Split({"conv*": "filters", "fc*": 1}).text
-        'conv*=filters,fc*=1'
-        """
+        """Return the split as on a command line."""
         if isinstance(self.ways, str):
             return self.ways
         return ",".join(f"{pattern}={way}" for pattern, way in self.ways.items())

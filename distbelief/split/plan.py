@@ -45,15 +45,9 @@ def apply(
     work: Mapping[str, float] | None = None,
     everywhere: bool = False,
 ) -> SplitGraph:
-    """Return the split graph of a model.
+    """Return the split graph of a model, whose split is not `auto`.
 
-    Args:
-        split: split other than `auto`, for which `choose` finds a way.
-        traced: model.
-        loss: function of its output and the targets; None for the output alone.
-        targets: example of the targets.
-        work: cost by a module's path; floating-point operations by default.
-        everywhere: True if each partition receives the loss, or the output without one.
+    `work` is the cost of modules by their paths; by default it is floating-point operations.
     """
     with blamed_on_task(split.own):
         _check_patterns(split, traced)
@@ -176,7 +170,6 @@ def _followed(traced: Traced, rewriter: Rewriter, node: fx.Node) -> int | Divide
 RATE, ELEMENT, NODE = 4e10, 1e-9, 1e-5
 """Operations a second of a core; seconds per element and per node, forward."""
 TOLD = 3
-"""Other ways to name beside the best one."""
 LINE = LinkModel(50e-6, 1.25e9)
 
 
@@ -197,7 +190,6 @@ class Choice:
     split: Split
     graph: SplitGraph = field(compare=False, repr=False)
     whole: float
-    """Guessed seconds of a step of the whole model."""
     candidates: tuple[Candidate, ...]
     """All ways, the best first; a named one stands alone."""
 
@@ -223,11 +215,7 @@ def choose(
     steps: SplitSteps,
     everywhere: bool = False,
 ) -> Choice:
-    """Return the named way, or for `auto` the possible way with the least price.
-
-    Raises:
-        UsageError: the model cannot be split so, or in no way; with the reasons.
-    """
+    """Return the named way, or for `auto` the possible way with the least price."""
     batch_size, scale = steps.batch_size, steps.batch_size / traced.samples
     ways = _ways(traced, split.partitions) if split.ways == AUTO else [split]
     candidates: list[Candidate] = []

@@ -34,9 +34,6 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
         microbatches: 1 or more.
         chance: number of the step, which keys random draws.
 
-    Raises:
-        UsageError: there are more microbatches than samples.
-
     >>> [part.weight for part in cut_minibatch((torch.zeros(5, 2),), torch.zeros(5), 2)]
     [0.6, 0.4]
     """
@@ -217,13 +214,11 @@ class _BatchNorms:
         self._seen = [int(count) for *_, count in self._norms if count is not None]
 
     def begin(self, weight: float) -> None:
-        """Set the momentum of the next microbatch."""
         for (part, momentum, _), seen in zip(self._norms, self._seen, strict=True):
             moved = 1 / (seen + 1) if momentum is None else momentum
             part.momentum = 1 - (1 - moved) ** weight
 
     def end(self) -> None:
-        """Count all microbatches as one minibatch."""
         for (part, momentum, count), seen in zip(self._norms, self._seen, strict=True):
             part.momentum = momentum
             if count is not None:

@@ -63,14 +63,12 @@ class Segment:
     """
 
     number: int
-    """Number among the segments of all partitions."""
     partition: int
     takes: tuple[Source, ...]
     gives: tuple[Result, ...]
     flops: int
     """Floating-point operations of its forward for the traced samples."""
     elements: int
-    """Elements of its nodes' outputs, forward, for one sample."""
     nodes: int
     paths: tuple[str, ...]
 
@@ -129,11 +127,9 @@ class PartitionProgram:
     module: nn.Module
     """Parameters and buffers of this partition, under the names of the whole model."""
     pieces: Mapping[str, Piece]
-    """Piece of the whole tensor that each of them is."""
     computes: Mapping[int, Callable[..., tuple[Any, ...]]]
     """Function of each segment by number, from its arguments to its results."""
     loss: OwnValue | None
-    """Value of the loss, at the partition that computes it."""
     outputs: object
     """Values of the model's output, in its structure, at a partition that has it; else None."""
     layers: tuple[nn.Module, ...]
@@ -170,13 +166,9 @@ def program_of(split: SplitGraph) -> SplitProgram:
 
 
 def build(split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None = None) -> PartitionProgram:
-    """Return the program of one partition.
+    """Return the program of one partition, on the model's whole tensors and on copies of pieces.
 
-    Args:
-        split: split graph of the model.
-        partition: number of the partition.
-        model: model whose tensors it takes: whole ones as they are, pieces as copies; other partitions' may be on meta.
-        device: device of the partition, to which its tensors move; by default they stay.
+    Only the partition's own part of the model moves to the device, if one is named; others' may be on the meta device.
     """
     return _Builder(split, partition, model, device).program()
 

@@ -82,7 +82,7 @@ class Rewriter:
             held[partition] += sizes[path]
             for name in shared[path]:
                 tensor = self._model_tensors[name]
-                self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
+                self._owns(name, _piece(tensor, None, partition))
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -132,16 +132,7 @@ class Rewriter:
         self._values[node] = value
 
     def finish(self, loss: LossFunction | None, targets: object, everywhere: bool = False) -> SplitGraph:
-        """End the graph with the output and the loss, whole at one partition; unused tensors go to partition 0.
-
-        Args:
-            loss: function of the output and the targets: the mean over the minibatch; None for the output alone.
-            targets: example: tensors, or a structure of them.
-            everywhere: True if each partition receives the loss, or the output without one.
-
-        Raises:
-            UsageError: a partition has no parameter to train.
-        """
+        """End the graph with the output and the loss, whole at one partition; unused tensors go to partition 0."""
         output = next(iter(reversed(self._traced.graph.nodes)))
         results = [self._values[input_node] for input_node in output.all_input_nodes]
         partitions = [value.owner for value in results if value.at and not value.free]
@@ -373,14 +364,10 @@ class Rewriter:
             first = self._names[id(tensor)]
             if not self._is_held(first):
                 continue
-            indices = Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-            if part is not None:
-                if name not in part.holds:
-                    if name in part.borrows:
-                        borrowed.append(name)
-                    continue
-                indices = part.holds[name] or indices
-            piece = Piece(indices.dimension, indices.start, indices.stop, partition)
+            if part is not None and name not in part.holds:
+                borrowed += [name] * (name in part.borrows)
+                continue
+            piece = _piece(tensor, part.holds[name] if part is not None else None, partition)
             if self._owns(first, piece):
                 pieces[name] = first, piece
             elif part is None or part.holds[name] is None:
@@ -404,8 +391,7 @@ class Rewriter:
         for name, indices in part.holds.items():
             tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
             if tensor is not None and self._is_held(first := self._names[id(tensor)]):
-                extent = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-                self._owns(first, Piece(extent.dimension, extent.start, extent.stop, partition))
+                self._owns(first, _piece(tensor, indices, partition))
 
     def _owns(self, name: str, piece: Piece) -> bool:
         """Return whether a partition has a piece of a tensor; it gets the piece if no other overlaps it."""
@@ -427,7 +413,7 @@ class Rewriter:
         if name not in self._tensors:
             held = self.split.pieces.setdefault(name, [])
             if not held:
-                held.append(Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
+                held.append(_piece(tensor, None, partition))
             if len(held) > 1:
                 raise UsageError(
                     f"{name} is needed whole at partition {partition}, but it is held in pieces by partitions "
@@ -476,6 +462,12 @@ class Rewriter:
     def _is_constant(self, name: str) -> bool:
         tensor = self._model_tensors.get(name)
         return tensor is None or not self._is_held(self._names[id(tensor)])
+
+
+def _piece(tensor: torch.Tensor, indices: Indices | None, partition: int) -> Piece:
+    if indices is None:
+        return Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition)
+    return Piece(indices.dimension, indices.start, indices.stop, partition)
 
 
 def _inside(name: str, pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:

@@ -76,11 +76,7 @@ def samples_of(samples: int, number: int, parts: int) -> int:
 
 
 def share_of(value: torch.Tensor, number: int, parts: int) -> torch.Tensor:
-    """Return the samples of a part.
-
-    >>> [share_of(torch.arange(2), number, 3).tolist() for number in range(3)]
-    [[0], [1], [1]]
-    """
+    """Return the samples of a part."""
     part = value.tensor_split(parts)[number]
     return part if len(part) else value[-1:]
 

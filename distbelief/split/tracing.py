@@ -25,11 +25,7 @@ EXAMPLES = 2
 
 
 def examples(samples: int) -> torch.Tensor:
-    """Return the numbers of the samples for tracing, of these many: a single one repeats.
-
-    >>> examples(60000), examples(1)
-    (tensor([0, 1]), tensor([0, 0]))
-    """
+    """Return the numbers of the samples for tracing, of these many: a single one repeats."""
     return torch.arange(EXAMPLES) % samples
 
 
@@ -44,7 +40,6 @@ class Traced:
     """
 
     model: nn.Module
-    """Module with the modules and tensors that the graph names."""
     graph: fx.Graph
     """Graph with a placeholder for each input leaf, `samples` first; `node.meta["path"]` is a node's module."""
     shapes: Mapping[fx.Node, Shape]
@@ -53,7 +48,6 @@ class Traced:
     aliases: Mapping[str, str]
     """First name of each tied tensor, by its other names."""
     samples: int
-    """Samples of the trace, for which nodes count operations."""
     copied: bool
     """True if tracing copied the model with all its values."""
 

@@ -46,7 +46,6 @@ class Origin:
     seed: int
     state: Mapping[str, torch.Tensor]
     layers: tuple[str, ...]
-    """Names of the weights that can be pruned and shared."""
 
 
 def compress(

@@ -41,7 +41,6 @@ class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
     trace: MemoryTrace
     profile: Profile
     point: StepTime
-    """Step with the requested batch size."""
     last: StepTime
     """Step with the last minibatch of an epoch."""
     updates: list[UpdateCost]
@@ -107,15 +106,7 @@ def measure(
     seconds: float = 30.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TrainingCost:
-    """Measure the cost of training a task here.
-
-    Args:
-        task: task to train.
-        request: minibatches, epochs and charges.
-        optimizer: updates the parameters.
-        max_memory: limit of a process's bytes, for which the largest batch is searched.
-        seconds: limit of the profile.
-        tell: receives the name of each measurement.
+    """Measure the cost of training a task here, and with a limit of memory the largest batch that fits.
 
     Raises:
         UsageError: a value is out of range, or no batch fits the limit.

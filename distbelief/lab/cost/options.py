@@ -43,9 +43,7 @@ class PlanRequest:
     machines: str = ""
     """Hosts and their cores, such as "4x8"; "" for this machine, and in scaling for as many as it needs."""
     network: NetworkModel = field(default_factory=NetworkModel)
-    """Network between hosts."""
     topology: str = ""
-    """Topology between hosts, such as tree:8x8."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Factors of the time of a step, by replicas on slower machines."""
     strategies: Sequence[str] = ()
@@ -53,7 +51,6 @@ class PlanRequest:
     batch_size: int = 64
     optimizer: Optimizer = field(default_factory=lambda: optim("sgd"))
     max_memory: float | None = None
-    """Bytes that a process may hold."""
     seconds: float = 30.0
     """Limit of all runs together; scaling takes as long again for the segments of all splits."""
     data_dir: str | None = None

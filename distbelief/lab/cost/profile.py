@@ -133,16 +133,10 @@ def measure(
     device: str = "cpu",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profile:
-    """Profile a task.
+    """Profile a task's steps at these batch sizes, and the named layers at the last one that can be measured.
 
-    Args:
-        task: task to profile; a minibatch larger than its training set repeats it.
-        names: layers, as a trace names them.
-        batch_sizes: ascending sizes, each with a reason to leave it out or ""; layers are timed at the last that can be
-            measured.
-        seconds: limit; sizes of which too few steps would fit are left out, but never the first.
-        device: device that computes.
-        tell: receives the name of each measurement.
+    Each size may come with a reason to leave it out. Sizes of which too few steps would fit the seconds are left out
+    too, but never the first. A minibatch larger than the training set repeats it.
 
     Raises:
         TrainingError: the model or the loss raised at every batch size.

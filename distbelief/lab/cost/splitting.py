@@ -51,7 +51,6 @@ class ModulePlacement(msgspec.Struct, frozen=True):
     partition: int
     parameters: int
     operations: int
-    """Floating-point operations of a sample's forward pass."""
     sends: int
     """Bytes of a sample that leave this partition in the forward pass."""
     tensors: int
@@ -59,15 +58,13 @@ class ModulePlacement(msgspec.Struct, frozen=True):
 
 
 class PartitionCost(msgspec.Struct, frozen=True):
-    """Time, traffic and memory of a partition in a step."""
+    """Seconds, messages, bytes and memory of a partition in a step."""
 
     partition: int
     parameters: int
     memory: dict[str, int]
     computes: float
-    """Seconds of its forward and backward work."""
     waits: float
-    """Seconds of a step without work."""
     update: float
     messages: int
     sent: int
@@ -114,7 +111,6 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     sending: float
     """Seconds that a step would save without the time of transfers."""
     crossings: list[Json]
-    """Forward transfers of a step: both ends of each, its kind, its module and bytes of a sample."""
     ways: list[SplitGuess]
     """Considered ways, the best first; only the named one, if one was named."""
     notes: list[str] = []
@@ -163,11 +159,7 @@ class SplitMeasurement(NamedTuple):
 
 
 def _in_ms(seconds: float) -> str:
-    """Return seconds in ms.
-
-    >>> _in_ms(1.0234), _in_ms(0.001234)
-    ('1,023', '1.23')
-    """
+    """Return seconds in ms."""
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
@@ -180,14 +172,6 @@ def measure(
     tell: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
     """Measure the step of a split task here, and predict it with a process for each partition.
-
-    Args:
-        task: task to train.
-        split: division of its model.
-        request: steps to measure.
-        optimizer: updates the parameters.
-        link: link between any two partitions.
-        tell: receives the name of each measurement.
 
     Raises:
         UsageError: the model cannot be split so.
@@ -431,10 +415,8 @@ class _SegmentMeter:
         self.took: dict[Ran, float] = {}
         self.running: Ran | None = None
         self.kept: dict[Ran | None, int] = {}
-        """Bytes by segment; None is the whole model."""
         self._held = {*held}
         self._here: set[tuple[int, int]] = set()
-        """Tensors that each partition has received or already keeps."""
         self._alive: list[Tensor] = []
         """Tensors that must stay alive, so that no two share an address."""
 
@@ -466,8 +448,6 @@ class _SegmentMeter:
 
 
 class _Watched(Passes):
-    """Passes through a partition with timed segments."""
-
     def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch], watch: _SegmentMeter) -> None:
         super().__init__(program, batches)
         self._watch = watch

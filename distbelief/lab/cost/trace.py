@@ -49,9 +49,7 @@ class Layer(msgspec.Struct, frozen=True):
     name: str
     kind: str
     output: tuple[int, ...]
-    """Shape of its output for one sample; () if that is no tensor."""
     parameters: int
-    """Elements; the first of several layers counts those that they share."""
     multiply_adds: int
     calls: int
 
@@ -80,9 +78,6 @@ class MemoryTrace(msgspec.Struct, frozen=True):
 
 class Tracer:
     """Tracer of a task's training iterations.
-
-    Raises:
-        TrainingError: the model cannot compute them.
 
     >>> from distbelief.core.optimizer import optim
     >>> task = Task(model=lambda: nn.Linear(100, 10), train=lambda: [])
@@ -352,7 +347,6 @@ class _Followed(NamedTuple):
     kept: dict[str, int]
     outputs: dict[str, int]
     work: list[tuple[str, int]]
-    """Kind and bytes of each operation's own work space, where known."""
 
     def at_peak(self) -> dict[str, int]:
         held, peak = dict.fromkeys(KINDS, 0), dict[str, int]()

@@ -95,14 +95,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def draw_schedule(schedule: Schedule, link: LinkModel, inside: LinkModel | None = None) -> str:
-    """Draw what a schedule sends, step by step, and what each rank holds after that; with the price of a megabyte.
+    """Draw what a schedule of at most 26 ranks sends in each step, what each rank then holds, and a megabyte's price.
 
     A cell is one part of the vector, and holds a letter for each rank whose elements are in its sum; `=` is the whole.
-
-    Args:
-        schedule: of at most 26 ranks.
-        link: between two ranks.
-        inside: between two of one host.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> print(draw_schedule(schedule("butterfly", 2, 2), LinkModel(20e-6, 1.25e9)))
@@ -202,14 +197,7 @@ def _name(task: SegmentTask) -> str:
 
 
 def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
-    """Draw who computes what when, to the scale of time: a picture as SVG.
-
-    >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
-    >>> made = pipeline("gpipe", chain(2), 2)
-    >>> draw_svg(made, price_pipeline(made, [SegmentCost(1e-3, 2e-3)] * 2)).count("<rect")
-    9
-    """
+    """Draw who computes what when, to the scale of time: a picture as SVG."""
     graph, scale = pipeline.graph, WIDTH / (price.seconds or 1.0)
     height = ROW * (graph.partitions + 2)
     heading = (
@@ -217,9 +205,6 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
         f"of which partitions wait {100 * price.idle:.0f} %"
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LABEL + WIDTH + 8} {height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{LABEL + WIDTH + 8}" height="{height}" fill="white"/>',
         f'<text x="4" y="{ROW - 9}">{escape(heading)}</text>',
         *(
             f'<text x="4" y="{ROW * (partition + 2) - 9}">partition {partition}</text>'
@@ -239,4 +224,11 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
     axis = ROW * (graph.partitions + 1) + 14
     parts.append(f'<text x="{LABEL}" y="{axis}">0</text>')
     parts.append(f'<text x="{LABEL + WIDTH}" y="{axis}" text-anchor="end">{1e3 * price.seconds:.3g} ms</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    return svg(LABEL + WIDTH + 8, height, parts)
+
+
+def svg(width: int, height: int, parts: Iterable[str]) -> str:
+    """Return a picture of these parts on white."""
+    font = 'font-family="sans-serif" font-size="11"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>'
+    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="white"/>', *parts, "</svg>\n"])

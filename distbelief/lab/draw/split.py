@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from distbelief.lab.draw.schedules import svg
 from distbelief.split.graph import Transfer, TransferKind
 from distbelief.split.program import PartitionProgram, Segment
 
@@ -56,18 +57,13 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
     boxes = _laid_out(segments, texts)
     width = ASIDE + len(programs) * (WIDTH + ASIDE)
     height = max(box.y + box.height for box in boxes) + 16
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        *_headings(programs),
-    ]
+    parts = _headings(programs)
     givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     for number, transfers in enumerate(arrivals):
         parts += [_arrow(boxes[givers[transfer]], boxes[number], transfer) for transfer in transfers]
     for box in boxes:
         parts += _drawn(box)
-    return "\n".join([*parts, "</svg>\n"])
+    return svg(width, height, parts)
 
 
 def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:

@@ -17,7 +17,6 @@ from distbelief.strategies.base import Partitioned, Replicated, Served
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
 MOST_HOSTS, MOST_CORES = 256, 256
 MOST_PARTITIONS = 4
-"""Limit of the processes that a model is split over, as each number is measured."""
 SPLIT = ("single", "downpour", "allreduce")
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
 """Vectors as long as the parameters in a replica and (`SHARD_VECTORS`) in a shard, without an optimizer's state."""
@@ -61,11 +60,14 @@ class PlanCandidate:
         """Return the number of processes of each replica."""
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
+    def _numbers(self) -> dict[str, int]:
+        numbers = {"replica": self.replicas} if isinstance(self.strategy, Replicated) else {}
+        more = {"partition": self.partitions * (self.partitions > 1), "shard": self.shards}
+        return {**numbers, **{what: number for what, number in more.items() if number}}
+
     def __str__(self) -> str:
-        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
-        shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
-        many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
-        return f"{self.strategy.name}{many}{partitions}{shards}"
+        texts = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in self._numbers().items())
+        return ", ".join([self.strategy.name, *texts])
 
     @property
     def command(self) -> str:
@@ -74,15 +76,7 @@ class PlanCandidate:
         >>> PlanCandidate(Downpour(replicas=4, shards=1)).command
         'downpour --replicas 4 --shards 1'
         """
-        words = [self.strategy.name]
-        words += ["--replicas", str(self.replicas)] if isinstance(self.strategy, Replicated) else []
-        words += ["--partitions", str(self.partitions)] if self.partitions > 1 else []
-        words += ["--shards", str(self.shards)] if self.shards else []
-        return " ".join(words)
-
-
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+        return " ".join([self.strategy.name, *(f"--{what}s {number}" for what, number in self._numbers().items())])
 
 
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
@@ -125,11 +119,7 @@ def strategies_of(
 
 
 def _counts(most: int) -> Iterable[int]:
-    """Return the powers of two up to a number, and the number.
-
-    >>> list(_counts(6))
-    [1, 2, 4, 6]
-    """
+    """Return the powers of two up to a number, and the number."""
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 

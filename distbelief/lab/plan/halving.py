@@ -59,12 +59,7 @@ def measure(
 ) -> Measurements:
     """Run candidates on this machine within the request's seconds, if each gets a few steps in them.
 
-    Args:
-        task: task to train.
-        candidates: candidates that this machine can hold.
-        request: batch size, limit and data.
-        tell: receives each run.
-        halved: True if only the best go on to longer runs; else all have equal ones, by turns.
+    If halved, only the best go on to longer runs; else all have equal ones, by turns.
     """
     seconds = request.seconds
     terms: dict[str, Terms] = {}
@@ -143,11 +138,7 @@ def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, second
 
 @contextlib.contextmanager
 def only_plan() -> Iterator[None]:
-    """Hold the machine's lock for plans: two would measure each other.
-
-    Raises:
-        UsageError: another plan holds it.
-    """
+    """Hold the machine's lock for plans: two would measure each other."""
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             lock.bind(LOCK)

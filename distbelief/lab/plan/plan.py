@@ -52,7 +52,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     memory: int
     predicted: Terms | None = None
-    """Price by the virtual cluster, in plans for other machines than this one."""
     measured: Terms | None = None
     reason: str = ""
     """Reason why it is impossible or failed."""
@@ -178,11 +177,7 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 class Needs:
-    """Memory that a task's processes need for an iteration, whole or split.
-
-    Raises:
-        UsageError: a minibatch does not fit this machine, or no replica could compute it.
-    """
+    """Memory that a task's processes need for an iteration, whole or split; a minibatch must fit here."""
 
     def __init__(self, task: Task, request: PlanRequest, tell: Callable[[str], None]) -> None:
         batch_size, optimizer = request.batch_size, request.optimizer
@@ -308,11 +303,7 @@ def machines_of(request: PlanRequest) -> Machines:
 
 
 def parse_machines(text: str) -> Machines:
-    """Return hosts and their cores.
-
-    >>> parse_machines("4x8")
-    Machines(hosts=4, cores=8)
-    """
+    """Return hosts and their cores."""
     hosts, times, cores = text.partition("x")
     if not (times and hosts.isdecimal() and cores.isdecimal() and len(text) <= LONGEST_NUMBERS):
         raise UsageError(f"--machines {text!r}: write hosts and the cores of each, such as 4x8")

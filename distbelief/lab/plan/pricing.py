@@ -41,7 +41,6 @@ MOST_SENDS = 2400
 NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
 """Network without costs; a local latency of 0 would mean the default inside of hosts."""
 TOUCHED = 2
-"""Vectors that an update reads or writes beside the optimizer's state: gradient and parameters."""
 
 
 STRAGGLER = "a straggler"
@@ -77,7 +76,6 @@ class Terms(msgspec.Struct, frozen=True):
     bytes_per_step: float
     """Bytes of gradients, parameters and transfers between partitions: sent, or read in shared memory."""
     network: str = ""
-    """Busiest link of a topology, and its users."""
     waits_for: str = ""
     """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
@@ -134,7 +132,6 @@ class PricedCluster:
     machines: Machines
     network: NetworkModel
     step: float
-    """Seconds of a minibatch's gradient in one process of this machine."""
     handling: Handling
     """Costs of messages between processes, and of memory that other processes wrote."""
     private: Handling
@@ -142,7 +139,6 @@ class PricedCluster:
     together: float = 1.0
     """Speed of a core while all cores of its host compute, over that of a core alone."""
     slow: tuple[tuple[int, float], ...] = ()
-    """Slower replicas, and the factors of their time."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
     """Cost of the model split over each number of processes of one host, or why it cannot be."""
     topology: str = ""
@@ -151,11 +147,7 @@ class PricedCluster:
 class Pricing:
     """Prices of a task's candidates; the model is built once, for its layout.
 
-    Args:
-        task: task to train.
-        batch_size: samples of a replica's minibatch.
-        least_steps: least steps of each replica in a priced job; if the network binds, few may be 15 % slower or 10 %
-            faster than many.
+    With few steps of each replica, prices on a slow network may be 15 % higher or 10 % lower than with many.
     """
 
     def __init__(self, task: Task, batch_size: int, least_steps: int = LEAST_STEPS) -> None:

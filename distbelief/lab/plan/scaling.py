@@ -15,6 +15,7 @@ from distbelief.errors import UsageError
 from distbelief.lab.cost.cost import beyond
 from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import SplitCost
+from distbelief.lab.draw.schedules import svg
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategies_of
@@ -41,7 +42,6 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     step: float | None
     """Seconds of a step: measured if possible, else simulated; so are the figures below."""
     measured: float | None
-    """Samples a second of all together, on this machine."""
     simulated: float | None
     speedup: float | None
     efficiency: float | None
@@ -56,7 +56,6 @@ class ScalingCurve(msgspec.Struct, frozen=True):
 
     name: str
     of: str
-    """replica or partition."""
     points: list[ScalingPoint]
     enough: int | None
     """Number beyond which one more brings less than `ENOUGH`; None if it never does."""
@@ -244,8 +243,6 @@ def draw_scaling(figures: Scaling) -> str:
     width, below = WIDTH + 2 * ASIDE, HEIGHT + 4 * LINE
     height = below + LINE * (len(drawn) + 1)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>',
         line([at(1, 1), at(counts[-1], counts[-1])], f'stroke="{GREY}" stroke-dasharray="5 4"'),
         text(ASIDE, below, "ideal; filled points were measured, others simulated", f'fill="{GREY}"'),
     ]
@@ -263,4 +260,4 @@ def draw_scaling(figures: Scaling) -> str:
             how, fill = ("measured", colour) if point.measured else ("simulated", "white")
             title = f"<title>{escape(point.what)}: {speedup:.3g}, {how}</title>"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">{title}</circle>')
-    return "\n".join([*parts, "</svg>\n"])
+    return svg(width, height, parts)

@@ -32,7 +32,6 @@ class Claim(msgspec.Struct, frozen=True):
     """Expectation of some arms in order."""
 
     says: str
-    """Words of the paper, and their place."""
     of: str
     """Its figure: one of `FIGURES`."""
     shape: str
@@ -52,11 +51,7 @@ class Judged(msgspec.Struct, frozen=True):
     agrees: bool
 
     def line(self) -> str:
-        """Return the verdict as one sentence.
-
-        >>> Judged("it rises", "accuracy: a 1, b 2", True).line()
-        'agrees: it rises (accuracy: a 1, b 2)'
-        """
+        """Return the verdict as one sentence."""
         return f"{'agrees' if self.agrees else 'does not agree'}: {self.says} ({self.found})"
 
 

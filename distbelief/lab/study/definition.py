@@ -22,10 +22,8 @@ STUDIES = Path(__file__).parent / "studies"
 MOST_TRIALS = 100_000
 MOST_MEMBERS = 1000
 START = "start"
-"""Name of the arm that trains the initial model of all others."""
 PLACES = ("local", "simulated")
 COMPRESSING = ("name", "compress", "options", "each")
-"""Keys of an arm that compresses another arm's models."""
 
 Target = float | str
 """Test accuracy (0 to 1), or a loss in words: "loss=0.1" on the test set, "training-loss=0.1"."""
@@ -54,14 +52,9 @@ class Arm(msgspec.Struct, frozen=True):
     """Arm whose models it compresses; "" if it trains them itself."""
     problem: str = ""
     loss: float = 0.0
-    """Test loss of that problem to reach."""
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
-        """Return its words with the tuned option at a value.
-
-        >>> Arm("a", "digits", "single", "local", ("--epochs", "3"), "--lr", (0.1,)).with_value(0.1)
-        ('--epochs', '3', '--lr', '0.1')
-        """
+        """Return its words with the tuned option at a value."""
         return (*self.words, self.tuned, f"{value:g}") if value is not None else self.words
 
 
@@ -79,7 +72,6 @@ class Study(msgspec.Struct, frozen=True):
     question: str = ""
     claims: tuple[Claim, ...] = ()
     starts: tuple[Arm, ...] = ()
-    """Arms that train the initial models of all others of their tasks, with the same seeds."""
     cosine: bool = False
     """True if each trial finally compares a minibatch's gradient with the whole one."""
     observed: str = ""
@@ -196,11 +188,7 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """Return the study in a file, if named with this number of seeds and these numbers of replicas.
-
-    Raises:
-        UsageError: it is invalid; with the file, the table and the nearest correct word.
-    """
+    """Return the study in a file, if named with this number of seeds and these numbers of replicas."""
     try:
         table = tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin a file with a byte order mark
     except OSError as error:
@@ -261,8 +249,8 @@ def _study(file: StudyFile) -> Study:
         with at(f"claim {claim.says!r}"):
             claims.append(_claim(claim, names))
     targets = tuple(sorted(file.targets, key=hardness))
-    return Study(file.title, tuple(arms), file.seeds, targets, baseline, file.tuning_seeds, file.question,
-                 tuple(claims), starts, file.cosine, file.observed)  # fmt: skip
+    same = {name: getattr(file, name) for name in ("title", "seeds", "tuning_seeds", "question", "cosine", "observed")}
+    return Study(arms=tuple(arms), targets=targets, baseline=baseline, claims=tuple(claims), starts=starts, **same)
 
 
 def _claim(claim: Claim, names: Sequence[str]) -> Claim:

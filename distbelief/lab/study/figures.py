@@ -34,7 +34,6 @@ class Reached(msgspec.Struct, frozen=True):
     """Seconds of each trial in the order of seeds; a miss is infinite, null in JSON."""
     median: float
     speed_up: Interval
-    """Ratio over the baseline of the same task and place."""
     seconds_per_step: float
     """Hardware efficiency in the median trial."""
     steps: float
@@ -42,7 +41,6 @@ class Reached(msgspec.Struct, frozen=True):
     samples: float
     epochs: float
     fewer_epochs: Interval
-    """Epochs of the baseline over these."""
 
 
 class ProblemFigures(msgspec.Struct, frozen=True):
@@ -57,12 +55,9 @@ class ProblemFigures(msgspec.Struct, frozen=True):
     """Seconds of each trial to the loss, in the order of seeds; a miss is infinite."""
     samples: float
     longer: Interval
-    """Time over that of the observed way."""
     staleness: float
     last: float
-    """Median final test loss."""
     uneven: float
-    """Median `trials.unevenness` of the problem over its seeds."""
 
     @property
     def gain(self) -> str:
@@ -93,9 +88,7 @@ class Medians(msgspec.Struct, frozen=True, kw_only=True):
     staleness: float
     most_staleness: float
     momentum: float
-    """Momentum equivalent to the staleness."""
     cosine: float
-    """Cosine of a minibatch's gradient and the whole one, in studies that measure it."""
 
 
 MEDIANS: Mapping[str, Callable[[Trial], float | None]] = {
@@ -128,7 +121,6 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     failed: int
     reason: str
     parts: dict[str, float]
-    """Parts of a step in seconds; empty if unknown."""
     busy: float
     """Largest share of the machine that others took."""
     targets: list[Reached]
@@ -152,7 +144,6 @@ class ShrunkFigures(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     means: dict[str, float]
     spreads: dict[str, float]
-    """Standard deviations; 0 with one seed."""
 
     def row(self) -> list[str]:
         """Return its cells in a table below `SHRUNK_HEAD`."""
@@ -413,11 +404,7 @@ def named(target: Target) -> str:
 
 
 def percent(value: float) -> str:
-    """Return an accuracy in percent.
-
-    >>> percent(0.97531)
-    '97.53 %'
-    """
+    """Return an accuracy in percent."""
     return f"{100 * value:.2f} %" if math.isfinite(value) else "-"
 
 

@@ -55,8 +55,8 @@ def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:
     )
     report = msgspec.structs.replace(make_report(study, trials, read_kept(path / MACHINE, Json)), cost=text)
     write_atomically(path / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
-    kept = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas", "seconds", "epochs", "steps",
-            "samples", "updates", "bytes", "busy")  # fmt: skip
+    texts = ("arm", "seed", "value", "command", "place", "outcome", "reason", "replicas")
+    kept = (*texts, "seconds", "epochs", "steps", "samples", "updates", "bytes", "busy")
     till = [(what, target) for target in study.targets for what in ("seconds", "epochs")]
     rows = [
         [

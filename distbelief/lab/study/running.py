@@ -34,7 +34,6 @@ from distbelief.record.machine import busy, machine
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 RUN = "run"
 KEPT = 100_000
-"""Checkpoints that a run keeps until its end: practically all."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class Cost(msgspec.Struct, frozen=True):
 
     jobs: float = 0.0
     measuring: float = 0.0
-    """Seconds of measuring checkpoints afterwards."""
     beside: float = 0.0
 
 

@@ -104,7 +104,6 @@ def efficiency_of(path: Path) -> str:
 
 
 def _alike(path: Path) -> tuple[Json, int, float]:
-    """Return settings that runs with other numbers of replicas share, the number, and samples a second."""
     run = RunFolder(path)
     job, result = run.read_job(), _result(run)
     common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster", "carrier", "path", "compute")}
@@ -132,12 +131,7 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
 
 
 def study_of(paths: Sequence[Path], targets: Sequence[Target]) -> tuple[Study, list[Trial]]:
-    """Return the study that some runs make: one arm for runs that differ only in seeds.
-
-    Raises:
-        UsageError: a path is no run folder, has no result yet or a corrupt one, or a target is invalid.
-        CheckpointError: a `job.json` is corrupt.
-    """
+    """Return the study that some runs make: one arm for runs that differ only in seeds."""
     targets = sorted(targets, key=hardness)
     results: list[Json] = []
     for path in paths:

@@ -42,12 +42,10 @@ def sentences(report: Report) -> list[str]:
     target = highest(report.study.targets, alike)
     # success at the highest target that an arm with the study's baseline reaches
     at = {} if target is None else {arm.name: arm.at(target) for arm in alike}
-    rules = [
-        _failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran),
-        _missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike),
-        _accuracy(alike), _staleness(alike), _spread(at), _bytes(alike),
-    ]  # fmt: skip
-    return [text for text in rules if text][:MOST]
+    main = [_failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran)]
+    more = [_missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike)]
+    rest = [_accuracy(alike), _staleness(alike), _spread(at), _bytes(alike)]
+    return [text for text in (*main, *more, *rest) if text][:MOST]
 
 
 def _several(texts: Sequence[str], between: str = ", ") -> str:

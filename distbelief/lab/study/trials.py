@@ -126,7 +126,6 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     bytes: int = 0
     bytes_by_kind: dict[str, int] = {}
-    """These bytes by kind: push, fetch, all_reduce, partitions."""
     staleness: dict[str, int] = {}
     parts: dict[str, float] = {}
     """Seconds of a step by `PARTS`; empty if unknown."""
@@ -150,7 +149,6 @@ class Trial(JobFigures, frozen=True, kw_only=True):
     """Share of this machine that others took just before and after; None if simulated."""
     points: list[Point] = []
     cosine: float | None = None
-    """Mean cosine of the gradients of minibatches and that of the whole training set, at the end."""
     uneven: float | None = None
     shrunk: dict[str, float] = {}
 
@@ -225,16 +223,6 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int, targets: Sequenc
 
     Several runs count as one after another: their mean prediction is measured at their first checkpoints, their second
     ones, and so on, and their last ones, with the sums of time, samples and steps.
-
-    Args:
-        runs: run folders with checkpoints.
-        task: their task.
-        seed: seed of their models.
-        targets: the study's targets; the training loss is measured only if one names it.
-
-    Raises:
-        CheckpointError: a checkpoint is missing or corrupt.
-        UsageError: the task has no accuracy to measure.
     """
     if task.test is None:
         return []
@@ -326,7 +314,6 @@ def _kept(run: RunFolder) -> tuple[list[_Moment], int]:
 
 
 def _together(kept: Sequence[Sequence[_Moment]]) -> list[tuple[_Moment, ...]]:
-    """Return the first checkpoints of all, the second ones, and so on, and the last ones; none if one has none."""
     if not all(kept):
         return []
     return [*zip(*(moments[:-1] for moments in kept), strict=False), tuple(moments[-1] for moments in kept)]

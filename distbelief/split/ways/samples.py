@@ -26,11 +26,7 @@ from distbelief.split.ways.following import is_elementwise
 
 
 def before_dense(traced: Traced) -> set[fx.Node]:
-    """Return the nodes that depend on no fully connected layer.
-
-    Raises:
-        UsageError: none of them calls a layer with parameters.
-    """
+    """Return the nodes that depend on no fully connected layer."""
     nodes: set[fx.Node] = set()
     for node in traced.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
@@ -53,11 +49,7 @@ def rounds(
 ) -> tuple[Traced, Placed]:
     """Return the model with a copy of each node for each part of the minibatch, and the places of copies.
 
-    Args:
-        traced: model.
-        placed: places of some of its nodes.
-        in_parts: nodes whose copies belong to the partition of their part.
-        partitions: number of partitions and of parts.
+    Copies of `in_parts` belong to the partition of their part, others to the places of their nodes.
     """
     rewritten = _Rounds(traced, partitions)
     for node in traced.graph.nodes:

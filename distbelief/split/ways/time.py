@@ -35,14 +35,7 @@ ELEMENTWISE = 320
 def unrolled(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, chunks: int
 ) -> tuple[Traced, dict[fx.Node, int]]:
-    """Return the model with a node for each recurrent layer and chunk, and the partitions of those nodes.
-
-    Args:
-        traced: model.
-        nodes: nodes to search for recurrent stacks.
-        partitions: number of partitions, each with consecutive layers of a stack.
-        chunks: number of chunks; 0 for `CHUNKS` per partition.
-    """
+    """Return the model with a node for each recurrent layer and chunk, and the partitions of those nodes."""
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
