@@ -47,11 +47,11 @@ class Split:
             raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
         ways = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
         if self.chunks < 0:
-            raise UsageError(f"--chunks {self.chunks}: a sequence is cut in 1 chunk or more")
+            raise UsageError(f"--chunks {self.chunks}: a sequence is cut into 1 chunk or more")
         if self.chunks and "time" not in ways:
             raise UsageError(
-                f"--chunks {self.chunks}: cuts the sequence of a split by time, and {self.text} is none: name the way "
-                "(--split time, or PATTERN=time), or leave it off"
+                f"--chunks {self.chunks}: is for a split by time, and {self.text} is none: name one (--split time, or "
+                "PATTERN=time), or leave it off"
             )
         for way in ways:
             if isinstance(way, str):
@@ -86,7 +86,7 @@ class Split:
             if not (pattern and equals and way):
                 raise UsageError(f"--split {text}: {part!r} is not PATTERN=WAY, as in conv*=filters")
             if pattern in ways:
-                raise UsageError(f"--split {text}: {pattern} stands there twice; leave one out")
+                raise UsageError(f"--split {text}: {pattern} is listed twice; leave one out")
             ways[pattern] = int(way) if way.isdecimal() else way
         return cls(ways, partitions, chunks)
 

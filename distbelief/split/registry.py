@@ -19,13 +19,13 @@ PLACING = {
     "stages": "runs of consecutive layers, balanced by work",
     "branches": "the paths between a fork and where they join",
     "time": "the layers of a recurrent stack, over chunks of the sequence",
-    "samples": "what comes before fully connected layers by samples, these by neurons, in a round for each part",
+    "samples": "layers before fully connected ones by samples, these by neurons, part after part",
 }
 """Ways that place each node at a partition."""
 DIVIDING = {
     "neurons": "fully connected layers by neurons, two at a time: columns, then rows",
-    "columns": "fully connected layers by what they give",
-    "rows": "fully connected layers by what they take",
+    "columns": "fully connected layers by outputs",
+    "rows": "fully connected layers by inputs",
     "filters": "convolutions by filters",
     "regions": "convolutions and pooling by rows of the image",
     "groups": "convolutions by groups, or filters where they have none; fully connected layers by columns",
@@ -67,7 +67,7 @@ class LayerCall:
 
         length = self.gives.fixed[gives]
         if length < self.partitions:
-            raise self.refuse(f"indices in dimension {gives} of what it gives", length)
+            raise self.refuse(f"indices in dimension {gives} of its output", length)
         bounds, parts = bounds or edges(length, self.partitions), []
         for start, stop in pairwise(bounds):
             extents: dict[str, Indices | None] = {name: Indices(at, start, stop) for name, at in holds.items()}

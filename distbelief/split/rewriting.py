@@ -175,8 +175,8 @@ class Rewriter:
         shape, path = self.split.shapes.get(node), node.meta["path"]
         if shape is None:
             raise UsageError(
-                f"{path or 'the model'}: {node.name} of what it gives is no tensor that it computes, and cannot reach "
-                "every partition: give tensors alone"
+                f"{path or 'the model'}: {node.name} in its output is no computed tensor, and cannot reach "
+                "every partition: return tensors alone"
             )
         if at != partition:
             shape = replace(shape, differentiable=False)
@@ -213,11 +213,9 @@ class Rewriter:
             owner = value.owner
             if shape is None:
                 raise UsageError(
-                    f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at partitions "
-                    f"{owner} "
-                    f"and {partition}, between which tensors alone cross: make it a tensor, compute it where it is "
-                    f"used, or "
-                    f"give both nodes one partition (--split PATTERN={owner})"
+                    f"{node.meta['path'] or 'the model'}: {node.name} is no tensor and is needed at partitions {owner} "
+                    f"and {partition}, between which only tensors cross: make it a tensor, compute it where it is "
+                    f"used, or give both nodes one partition (--split PATTERN={owner})"
                 )
             return self._transfer(value.at[owner], partition, TransferKind.SEND)
         kind = TransferKind.GATHER if value.cut else TransferKind.SUM
@@ -374,8 +372,8 @@ class Rewriter:
                 borrowed.append(name)
             else:
                 raise UsageError(
-                    f"{path}.{name} is also {first}, which is held otherwise ({self.split.pieces[first]}): split both "
-                    "alike, or leave one of them whole"
+                    f"{path}.{name} is also {first}, which is divided otherwise ({self.split.pieces[first]}): split "
+                    "both alike, or leave one of them whole"
                 )
         key = f"{node.name}@{partition}"
         computing = part.layer if part is not None and part.layer is not None else layer
@@ -417,7 +415,7 @@ class Rewriter:
             if len(held) > 1:
                 raise UsageError(
                     f"{name} is needed whole at partition {partition}, but it is held in pieces by partitions "
-                    f"{[piece.partition for piece in held]}: split what uses it alike"
+                    f"{[piece.partition for piece in held]}: split its users alike"
                 )
             piece_node = self.split.graph.get_attr(name)
             shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)

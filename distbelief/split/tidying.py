@@ -286,8 +286,8 @@ class _Tidied:
                 continue
             if any(user not in self._order for user in view.users):
                 raise UsageError(
-                    f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to what "
-                    f"{view.name} is a view of, and that is used after it: write it out of place"
+                    f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to a "
+                    f"tensor whose view {view.name} is used later: write it out of place"
                 )
 
 

@@ -54,7 +54,7 @@ class Traced:
     @property
     def told(self) -> str:
         """Return a note on the cost of tracing, to append to another note; "" without one."""
-        return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
+        return "; each partition copied the whole model in memory, as tracing needed its values" * self.copied
 
     @property
     def layers(self) -> list[fx.Node]:
@@ -239,7 +239,7 @@ def _buffers_kept() -> Iterator[None]:
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         if module._buffers.get(name, value) is not value:
-            raise UsageError(f"buffer {name!r} is assigned anew: write it in place, self.{name}.copy_(...)")
+            raise UsageError(f"buffer {name!r} is replaced by assignment: write it in place, self.{name}.copy_(...)")
         plain(module, name, value)
 
     nn.Module.__setattr__ = assign  # type: ignore[assignment]  # as torch.fx does with __getattr__ and __call__
@@ -273,7 +273,6 @@ def _told(model: nn.Module, failure: BaseException) -> str:
     if isinstance(failure, UsageError):  # it names the remedy already
         return f"{kind} cannot be traced{where}: {reason}"
     return (
-        f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put what depends on values, or on "
-        "the number of samples, into a module of its own, or name the modules that follow each other "
-        "(Split(..., modules=[...]))"
+        f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put code that depends on values, "
+        "or on the number of samples, into its own module, or name consecutive modules (Split(..., modules=[...]))"
     )

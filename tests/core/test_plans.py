@@ -537,7 +537,9 @@ def test_what_is_priced_is_graded_by_what_was_measured_here_in_the_same_table(mo
 def test_what_is_measured_here_is_shown_without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made("1x2", strategies=("single", "hogwild"))
     assert [row.predicted for row in found.rows] == [None] * len(found.rows)
-    assert found.why.startswith("hogwild, 2 replicas: 128,000 samples/s, measured; 100% of a step computes; 2.00 times")
+    assert found.why.startswith(
+        "hogwild, 2 replicas: 128,000 samples/s, measured; computing takes 100% of a step; 2.00 times"
+    )
     assert found.changes == []
     _, head, rows = shown_table(found, monkeypatch)
     assert head[:4] == ("", "what", "samples/s", "step, ms")
@@ -557,7 +559,10 @@ def test_the_first_is_first_for_a_reason() -> None:
     assert single.terms is not None
     rate, other = found.first.terms.samples_per_second, single.terms.samples_per_second
     assert found.why.startswith(f"allreduce, 4 replicas: {rate:,.0f} samples/s, predicted; ")
-    assert f"and what binds is {found.first.terms.binds}; {rate / other:.2f} times single, of whose step " in found.why
+    assert (
+        f"and its bound is {found.first.terms.binds}; {rate / other:.2f} times single, in which computing takes "
+        in found.why
+    )
     told = [line.partition(":")[0] for line in found.changes]
     assert told == ["with twice the bandwidth", "with half the latency", "with a straggler (replica 0 half as fast)"]
     assert all(": still allreduce, 4 replicas, " in line for line in found.changes)
@@ -713,9 +718,9 @@ def test_what_one_more_brings_is_worked_out_of_rates() -> None:
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
     assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
     assert curve.enough == 8
-    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of what one makes"
+    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of the rate of one"
     growing = curve_of("rounds", (1, 2), [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
-    assert growing.told == "rounds: up to 2, one more replica brings 5 % of what one makes, or more"
+    assert growing.told == "rounds: up to 2, one more replica brings 5 % of the rate of one, or more"
     # what dips and grows again has not ended to pay
     dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
     assert curve_of("rounds", (1, 2, 4), dips).enough is None

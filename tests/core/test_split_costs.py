@@ -198,7 +198,7 @@ def _whole(made: dict[str, dict[str, float]]) -> float:
     [
         ("--split stage", "did you mean 'stages'?"),
         ("--schedule gpip --microbatches 2", "did you mean 'gpipe'?"),
-        ("--split stages --chunks 2", "--chunks 2: cuts the sequence of a split by time, and stages is none"),
+        ("--split stages --chunks 2", "--chunks 2: is for a split by time, and stages is none"),
         ("--seconds 0", "--seconds 0: must be more than 0"),
         ("--partitions 1", "partitions=1: a model is split over 2"),
     ],

@@ -87,7 +87,7 @@ def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compare
     found = made_report()
     assert 3 <= len(found.sentences) <= 10
     alone = found.arm("alone").at(0.95)
-    assert f"alone is first at 95.00 %, after {number(alone.median)} s" in " ".join(found.sentences)
+    assert f"alone reaches 95.00 % first, after {number(alone.median)} s" in " ".join(found.sentences)
     assert (found.arm("alone").at(0.95).speed_up.low, found.arm("alone").at(0.95).speed_up.high) == (1.0, 1.0)
     assert found.arm("many, replicas 4").baseline == "many, replicas 1"
     assert found.arm("many, replicas 4").at(0.95).speed_up.ratio == pytest.approx(2 / 4, rel=0.01)
@@ -171,9 +171,9 @@ def test_arms_are_compared_with_a_baseline_of_their_task_and_place_only() -> Non
     }  # fmt: skip
     assert [[one.task for one in group] for group in found.groups()] == [["mnist"] * 4, ["mnist"] * 2, ["lenet"] * 2]
     first, others, *more = found.sentences
-    assert first.startswith("MLP, downpour, replicas 2 is first at 90.00 %")
+    assert first.startswith("MLP, downpour, replicas 2 reaches 90.00 % first")
     assert first.endswith("2 (2 to 2) times as fast as MLP, serial.")
-    assert others.count(" is first at 90.00 %") == 2
+    assert others.count(" reaches 90.00 % first") == 2
     assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 is first" in others
     assert "times as fast as MLP, simulated downpour with Adagrad, replicas 1." in others
     assert "Of lenet, measured: LeNet, downpour is first" in others
@@ -188,7 +188,7 @@ def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> No
     assert told == (
         "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
         "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
-        "is ideal (simulated); no arm grows by more."
+        "is ideal (simulated); no other arm gains more."
     )
 
 
@@ -228,7 +228,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     study = msgspec.structs.replace(found.study, arms=arms)
     told = make_report(study, [msgspec.structs.replace(one, value=0.1) for one in (*trials[:-1], broken)], {"cores": 2})
     assert len(told.sentences) == 10
-    assert any("took up to 50 %: they are no clean measurement" in one for one in told.sentences)
+    assert any("took up to 50 %: the measurement is not clean" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
 

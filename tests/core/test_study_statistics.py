@@ -53,7 +53,7 @@ def test_the_hardest_of_a_kind_is_the_last_and_accuracies_are_behind_losses() ->
 
 @pytest.mark.parametrize("target", ["loss=-1", "loss=0", "lost=0.1", "loss", 0.0, 1.0, "97", "loss=nan", "loss=1e999"])
 def test_what_is_no_target_is_refused(target: str | float) -> None:
-    with pytest.raises(UsageError, match="is a test accuracy, a fraction from 0 to 1"):
+    with pytest.raises(UsageError, match="is neither a test accuracy from 0 to 1"):
         parse_target(target)
 
 

@@ -138,7 +138,7 @@ def test_a_layer_smaller_than_its_codebook_is_left_alone_and_told(run: Path, tmp
     result = compress(run, tmp_path / "it.dbz", options, HERE, lines.append)
     (name, why), *more = result["left_alone"].items()
     assert not more
-    assert why == "it has 640 values, and a codebook would have 1024"
+    assert why == "it has 640 values, and a codebook has 1024"
     assert f"{name} shares nothing: {why}" in lines
     assert torch.equal(db.load(tmp_path / "it.dbz").state_dict()[name], load_file(run / "model.safetensors")[name])
 

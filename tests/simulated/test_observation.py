@@ -184,7 +184,7 @@ def test_what_is_found_is_by_the_intervals_and_by_ranks(study: definition.Study)
     [text, *_] = findings(study, [*ones, nobody])
     assert text == (
         "With 16 replicas Adagrad beside fixed rate is sooner on a (2 (1.5 to 3)), b (never); not told apart on "
-        "c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). The gain goes with how uneven gradients are by a rank "
+        "c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). Gain and unevenness of gradients have a rank "
         "correlation of 1.00."
     )
 

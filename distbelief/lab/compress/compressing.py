@@ -104,11 +104,11 @@ def read_run(run: str, data_dir: str | None) -> Origin:
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
     if reference == "script":
-        raise UsageError(f"{run} trained the model of a script, which has no task to train it on: write one for it")
+        raise UsageError(f"{run} trained a script's model, which has no task for further training: write one for it")
     if MARK in reference:
-        raise UsageError(f"{run} trained {reference}, which is compressed: compress the run that it was made of")
+        raise UsageError(f"{run} trained {reference}, which is compressed: compress the original run")
     if not folder.model.is_file():
-        raise CheckpointError(f"{run} has no {folder.model.name}: train it on with --out {run} --resume")
+        raise CheckpointError(f"{run} has no {folder.model.name}: continue it with --out {run} --resume")
     data_dir = data_dir or options.get("data_dir")
     if why := available(reference, data_dir):
         raise DataError(why)
@@ -117,7 +117,9 @@ def read_run(run: str, data_dir: str | None) -> Origin:
     model.load_state_dict(load_weights(folder.model, layout_of(model)))
     able = tuple(name for name in layers(model) if model.get_parameter(name).dtype == torch.float32)
     if not able:
-        raise UsageError(f"the model of {run} has no layer that can be compressed: linear or convolutional, of float32")
+        raise UsageError(
+            f"the model of {run} has no layer that can be compressed: a linear or convolutional one of float32"
+        )
     return Origin(run, task, seed, model.state_dict(), able)
 
 
@@ -183,7 +185,9 @@ class _Stages:
         if result["outcome"] == Outcome.INTERRUPTED:
             raise Interrupted(f"compressing {origin.run} was interrupted; nothing was written")
         if result["outcome"] != Outcome.DONE:
-            raise JobFailed(f"training on at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}")
+            raise JobFailed(
+                f"further training at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}"
+            )
         model = constrain(build_model(origin.task, origin.seed, "cpu"), file)
         return with_trained_values(file, load_weights(RunFolder.open(run).model, layout_of(model)))
 
@@ -279,7 +283,7 @@ def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | s
     check_finite(tensor.values.numpy())
     different = len(torch.unique(tensor.values))
     if tensor.kept <= 1 << bits:
-        return f"it has {tensor.kept} values, and a codebook would have {1 << bits}"
+        return f"it has {tensor.kept} values, and a codebook has {1 << bits}"
     if different < 1 << bits:
         return f"it has {different} different values, fewer than {1 << bits} clusters"
     codebook, ids = cluster(tensor.values.numpy(), 1 << bits, start, seed)

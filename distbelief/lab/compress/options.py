@@ -68,11 +68,11 @@ class Compression:
     def _check_idle(self) -> None:
         fields = getattr(find(self.strategy), "__dataclass_fields__", {})
         if "optimizer" not in fields:
-            raise UsageError(f"--strategy {self.strategy}: steps by no optimizer; name another, such as downpour")
+            raise UsageError(f"--strategy {self.strategy}: has no optimizer; name another, such as downpour")
         if self.replicas > 1 and "replicas" not in fields:
             raise UsageError(f"--replicas {self.replicas}: strategy {self.strategy} has none; name one with --strategy")
         if not self.bits and self.start != "linear":
-            raise UsageError(f"--start {self.start}: is of k-means, and nothing is shared: set --bits")
+            raise UsageError(f"--start {self.start}: is for shared values, and there are none: set --bits")
         if self.huffman and not (self.bits or any(share < 1 for share in self.keep)):
             raise UsageError("--huffman codes ids and gaps, and there are none: set --bits or --keep")
         if not (self.bits or self.keep or self.rest != "float32"):

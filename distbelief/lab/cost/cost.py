@@ -164,15 +164,15 @@ def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
     notes = [tracer.note] if tracer.note else []
     if kinds := dict.fromkeys(layer.kind or REST for layer in tracer.layers if layer.uncounted):
         notes.append(
-            f"no multiply-adds are known of what {', '.join(kinds)} do with their parameters: torch counts "
-            "convolutions, products of matrices and attention"
+            f"multiply-adds of {', '.join(kinds)} are unknown: torch counts only convolutions, matrix products and "
+            "attention"
         )
     notes += busy_notes(profile.busy)
     notes += [f"a batch of {size} was not profiled: {reason}" for size, reason in profile.left_out.items()]
     if batch_size in profile.left_out:
         notes.append(
-            f"times are continued from {profile.points[-1].batch_size} samples to {batch_size}, those of layers are "
-            f"shares of a step with {profile.points[-1].batch_size}"
+            f"times are extrapolated from {profile.points[-1].batch_size} samples to {batch_size}, with the "
+            "same shares of layers"
         )
     return notes
 

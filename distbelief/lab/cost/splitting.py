@@ -140,7 +140,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
         held = f"the largest partition holds {self.share:.0%} of what one process holds"
         if self.speedup > 1:
             return f"splitting pays: {times}; {held}"
-        return f"splitting does not pay in time: {times}; {held}, and that is what it may be for"
+        return f"splitting does not pay in time: {times}; {held}, which may be the reason to split"
 
     def as_json(self) -> Json:
         """Return the fields of `--json`."""
@@ -226,7 +226,7 @@ def measure(
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
-        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
+        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has a part of one")
     return notes + busy_notes(busy)
 
 

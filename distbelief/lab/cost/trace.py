@@ -101,17 +101,15 @@ class Tracer:
         except _Failed as failed:
             self._fakes = False
             self.note = (
-                f"{failed}: it needs more than shapes, so memory is what was held as it computed "
-                f"{FEW[0]} and {FEW[1]} samples, continued to as many as are asked for"
+                f"{failed}: fake tensors do not suffice, so memory is extrapolated from computing "
+                f"{FEW[0]} and {FEW[1]} samples"
             )
             try:
                 self.layers = self._describe()
             except _Failed as again:
                 raise TrainingError(f"task {task.reference!r}: {again}") from again
         if self._closed:
-            closed = (
-                f"what {', '.join(self._closed)} computes is counted between layers: TorchScript cannot be looked into"
-            )
+            closed = f"what {', '.join(self._closed)} computes is counted between layers, as TorchScript is opaque"
             self.note = f"{self.note}; {closed}" if self.note else closed
 
     def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:

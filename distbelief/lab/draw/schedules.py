@@ -166,7 +166,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     >>> from distbelief.schedules.pipeline import chain
     >>> from distbelief.schedules.pipelines import pipeline
     >>> print(draw_pipeline(pipeline("1f1b", chain(2), 3)))
-    1f1b, 2 partitions, 3 microbatches: 6 crossings; partitions wait 25 % of the time where all takes as long
+    1f1b, 2 partitions, 3 microbatches: 6 crossings; partitions wait 25 % of the time if all segments take equally long
       partition 0  F0 F1 .  B0 F2 B1 .  B2    2 in flight
       partition 1  .  F0 B0 F1 B1 F2 B2 .     1 in flight
     """
@@ -180,7 +180,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     lines = [
         f"{pipeline.algorithm}, {_count(graph.partitions, 'partition')}, "
         f"{_count(pipeline.microbatches, 'microbatch')}: "
-        f"{crossings} crossings; partitions wait {100 * price.idle:.0f} % of the time where all takes as long"
+        f"{crossings} crossings; partitions wait {100 * price.idle:.0f} % of the time if all segments take equally long"
     ]
     for partition, row in enumerate(rows):
         cells = " ".join(cell.ljust(width) for cell in row)

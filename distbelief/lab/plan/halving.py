@@ -143,7 +143,9 @@ def only_plan() -> Iterator[None]:
         try:
             lock.bind(LOCK)
         except OSError:
-            raise UsageError("another plan measures on this machine, and two measure each other: let it end") from None
+            raise UsageError(
+                "another plan measures on this machine, and two would disturb each other: wait for its end"
+            ) from None
         yield
 
 

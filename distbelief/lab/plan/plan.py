@@ -170,9 +170,10 @@ def check_rows(rows: Sequence[Row]) -> None:
     """Refuse a plan without a possible candidate, with reasons and the least memory that one needs."""
     if all(row.reason for row in rows):
         least = min(rows, key=lambda row: row.memory)
+        reasons = "; ".join(f"{row.what}: {row.reason}" for row in rows[:3])
         raise UsageError(
-            f"nothing can be done on {least.machines}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; "
-            f"least is needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
+            f"no candidate is possible on {least.machines}: {reasons}; least is needed by {least.what}, "
+            f"{least.memory / 1e9:.2f} GB for a process"
         )
 
 
@@ -295,7 +296,7 @@ def machines_of(request: PlanRequest) -> Machines:
     there = parse_machines(request.machines) if request.machines else this_machine()
     if request.topology and there.hosts == 1:
         raise UsageError(
-            f"--topology {request.topology}: is between hosts, and there is one; name several, as --machines 4x8"
+            f"--topology {request.topology}: connects hosts, and there is one; name several, as --machines 4x8"
         )
     if request.topology:
         topologies.topology(request.topology).first(there.hosts, f"--machines {there}")
@@ -326,14 +327,15 @@ def _why(rows: Sequence[Row]) -> str:
         return f"{first.what}, since no candidate has run here: {first.reason}"
     why = (
         f"{first.what}: {terms.samples_per_second:,.0f} samples/s, {'measured' if first.measured else 'predicted'}; "
-        f"{terms.compute / terms.step:.0%} of a step computes{f', and what binds is {terms.binds}' * bool(terms.binds)}"
+        f"computing takes {terms.compute / terms.step:.0%} of a step"
+        f"{f', and its bound is {terms.binds}' * bool(terms.binds)}"
     )
     rows = [row for row in rows if row.terms and bool(row.measured) == bool(first.measured)]
     second = next((row for row in rows if row.strategy != first.strategy), None)
     if second is not None and second.terms is not None:
         why += (
-            f"; {first.rate / second.rate:.2f} times {second.what}, of whose step "
-            f"{second.terms.compute / second.terms.step:.0%} computes"
+            f"; {first.rate / second.rate:.2f} times {second.what}, in which computing takes "
+            f"{second.terms.compute / second.terms.step:.0%}"
         )
     return why
 

@@ -63,7 +63,7 @@ class ScalingCurve(msgspec.Struct, frozen=True):
     @property
     def told(self) -> str:
         """Say beyond which number one more hardly pays."""
-        brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of what one makes"
+        brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of the rate of one"
         if self.enough is None:
             known = [point.count for point in self.points if point.more is not None]
             return f"{self.name}: up to {known[-1]}, {brings} {part}, or more" if known else ""

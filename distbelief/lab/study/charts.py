@@ -40,16 +40,16 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
     if groups := list(scaled(report.arms)):
         yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(report, groups)
     if any(arm.parts for arm in report.arms):
-        yield "parts", "What a step takes", _parts(report)
+        yield "parts", "Parts of a step", _parts(report)
     if any(arm.bytes_per_step for arm in report.arms):
         yield "bytes", "Bytes that a step moves", _bars(report, lambda arm: arm.bytes_per_step / 1e6, "MB a step")
     for number, of in enumerate(dict.fromkeys(claim.of for claim in report.study.claims)):
         if any(math.isfinite(FIGURES[of](arm)) for arm in report.arms):
-            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(report, FIGURES[of], of)
+            yield f"claimed-{number}", f"Figure of a claim: {of}", _bars(report, FIGURES[of], of)
     if stale := [arm for arm in report.arms if arm.most_staleness > 0]:
-        yield "staleness", "How stale gradients were", _staleness(report, stale)
+        yield "staleness", "Staleness of gradients", _staleness(report, stale)
     if held := next((target for target in reversed(report.study.targets) if _points(report, target)), None):
-        yield "efficiency", f"What the time to {named(held)} is the product of", _efficiency(report, held)
+        yield "efficiency", f"Factors of the time to {named(held)}", _efficiency(report, held)
 
 
 def _colour(report: Report, name: str) -> str:
@@ -108,13 +108,13 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
     data: list[Chart] = []
     most = max(arm.replicas for group in groups for arm in group)
     line: list[float | None] = [1, most]
-    by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
+    by: dict[str, list[list[float | None]]] = {"samples a second": [], "share of the ideal": [], "time to target": []}
     for number, arms in enumerate(groups):
         place, replicas = arms[0].place, [arm.replicas for arm in arms]
         rates, times = [arm.samples_per_second for arm in arms], _seconds(report, arms)
         several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
         by["samples a second"].append(several)
-        by["a part of the ideal"].append(
+        by["share of the ideal"].append(
             [_ratio(value or math.nan, n) for value, n in zip(several, replicas, strict=True)]
         )
         by["time to target"].append([_ratio(times[0] * replicas[0], seconds) for seconds in times])
@@ -123,9 +123,13 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
         name = f"{without_replicas(arms[0].name)} ({HOW[place]})"
         data.append(_series(name, replicas, several, LINED, line=drawn, marker=marker))
     data.append(_series("ideal", line, line, "lines", line={"dash": "dash", "color": "#999"}))
-    titles = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    titles = (
+        "samples a second over those of one",
+        "efficiency: speed-up over replicas",
+        "speed-up in time to the target",
+    )
     buttons = [
-        _button(name, {"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title})
+        _button(name, {"y": [*ys, [1, 1] if name == "share of the ideal" else line]}, {"yaxis.title.text": title})
         for (name, ys), title in zip(by.items(), titles, strict=True)
     ]
     return {"data": data, "layout": _layout("replicas", titles[0], updatemenus=[_menu(buttons)])}

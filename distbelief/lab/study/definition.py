@@ -150,8 +150,8 @@ def parse_target(target: Target) -> tuple[str, float]:
     of = of or TARGETS[-1]
     if of not in TARGETS or not 0 < number < (1 if of == TARGETS[-1] else float("inf")):
         raise UsageError(
-            f"target {target}: is a test accuracy, a fraction from 0 to 1 such as 0.97, or a loss: loss=0.1 on the "
-            "test set, training-loss=0.1"
+            f"target {target}: is neither a test accuracy from 0 to 1 such as 0.97, nor a loss: loss=0.1 on the test "
+            "set, training-loss=0.1"
         )
     return of, number
 
@@ -201,7 +201,7 @@ def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
         file.seeds = tuple(range(file.seeds[0], file.seeds[0] + seeds)) or file.seeds
         scaled = [arm.each for arm in file.arms if "replicas" in arm.each]
         if replicas and not scaled:
-            raise UsageError("--replicas: no arm is there with several numbers of them; leave it off")
+            raise UsageError("--replicas: no arm has several numbers of replicas; leave it off")
         for each in scaled:
             each["replicas"] = [*replicas] or each["replicas"]
         return _study(file)
@@ -234,7 +234,7 @@ def _study(file: StudyFile) -> Study:
     names = [arm.name for arm in arms]
     for key, seeds in (("seeds", file.seeds), ("tuning_seeds", file.tuning_seeds)):
         if len({*seeds}) < len(seeds):
-            raise UsageError(f"{key}: one of them is there twice")
+            raise UsageError(f"{key}: one seed is listed twice")
     if both := {*file.seeds} & {*file.tuning_seeds}:
         raise UsageError(f"seed {min(both)} is in seeds and in tuning_seeds: tune on others")
     if len(arms) * len(file.seeds) > MOST_TRIALS:
@@ -269,7 +269,7 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
     if claim.shape in VALUED and len(claim.values) != len(arms):
         raise UsageError(f"{len(claim.values)} values for {len(arms)} arms: give one for each")
     if claim.shape not in VALUED and len(arms) < 2:
-        raise UsageError(f"{claim.of} {claim.shape}: of two arms at least")
+        raise UsageError(f"{claim.of} {claim.shape}: needs two arms or more")
     return msgspec.structs.replace(claim, arms=tuple(arms))
 
 
@@ -285,7 +285,7 @@ def _starts(file: StudyFile, arms: Sequence[Arm]) -> tuple[Arm, ...]:
             tasks = ", ".join(named.values()) or "which names none"
             raise UsageError(f"arm {arm.name!r}: its task is not that of [start], {tasks}")
         if "--init-from" in arm.words:
-            raise UsageError(f"arm {arm.name!r}: init-from: all begin with what [start] trains")
+            raise UsageError(f"arm {arm.name!r}: init-from: all begin with the model of [start]")
     words = _words({**_cluster(file, file.place), **_underscored(start.options)})
     return tuple(Arm(name, task, start.strategy, file.place, words) for name, task in named.items())
 
@@ -298,7 +298,7 @@ def _check_arms(arms: Sequence[Arm], starts: Sequence[Arm], file: StudyFile) -> 
     if odd := next((arm for arm in tuned if len(arm.grid) != len(tuned[0].grid)), None):
         raise UsageError(
             f"arm {odd.name!r}: its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}: "
-            "give all as many"
+            "give all equally many"
         )
     if tuned and not file.tuning_seeds:
         raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")

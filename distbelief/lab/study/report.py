@@ -172,21 +172,21 @@ def _rules(report: Report) -> str:
     study = report.study
     rules = [
         f"Seeds: {', '.join(map(str, study.seeds))}, the same for all arms, which take turns.",
-        "A target is reached when two evaluations in a row hold it, at the first of them; a miss is infinite in the "
-        "median, and the ratios' intervals are of 95 % (percentile bootstrap).",
-        "Models were measured after each run, as they were at its checkpoints: that cost no arm anything.",
-        "An arm is compared with a baseline of its own task only, and what was measured (circles, solid) never with "
-        "what was simulated (diamonds, dotted).",
+        "A target is reached at the first of two consecutive evaluations that meet it. A miss counts as infinite in "
+        "the median. Intervals of ratios have a confidence of 95 % (percentile bootstrap).",
+        "Models were measured after each run at its checkpoints, which cost the arms no time.",
+        "An arm is compared only with a baseline of its own task, and a measured arm (circles, solid) never with a "
+        "simulated one (diamonds, dotted).",
     ]
     if study.starts:
         start = study.starts[0]
         rules.append(
-            f"All arms begin with the model that {start.strategy} {' '.join(start.words)} has trained with the same "
-            "seed, which counts for none of them."
+            f"All arms begin with the model that {start.strategy} {' '.join(start.words)} trained with the same seed; "
+            "that training counts for none of them."
         )
     rules += [
         f"{arm.name}: {arm.members} models are trained one after another, and their outputs averaged; seconds, samples "
-        "and steps are of all together."
+        "and steps are sums."
         for arm in study.arms
         if arm.members > 1
     ]

@@ -118,9 +118,7 @@ def read_kept(file: Path, kind: type[Kind]) -> Kind:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}; name the folder of a study") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{file} is spoilt, or of another version: {error}; delete it to have that run again"
-        ) from error
+        raise UsageError(f"{file} is corrupt, or of another version: {error}; delete it to repeat its run") from error
 
 
 def open_study(path: Path, study: Study) -> None:
@@ -128,12 +126,12 @@ def open_study(path: Path, study: Study) -> None:
     if (path / STUDY).is_file():
         if read_kept(path / STUDY, Study) != study:
             raise UsageError(
-                f"--out {path} holds another study than this one, or an earlier state of it: targets, seeds and arms "
+                f"--out {path} holds another study, or an earlier version of this one: targets, seeds and arms "
                 "are fixed before anything is run; name another folder"
             )
         return
     if path.exists() and any(path.iterdir()):
-        raise UsageError(f"--out {path} is not empty, and no study: name another folder")
+        raise UsageError(f"--out {path} is not empty, and holds no study: name another folder")
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / MACHINE, msgspec.json.encode(machine()))
     write_atomically(path / STUDY, msgspec.json.encode(study))
@@ -308,7 +306,7 @@ def _play(prepared: Prepared, run: Path) -> Json:
     if result["outcome"] == Outcome.INTERRUPTED:
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
-        raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
+        raise Interrupted("the study was interrupted; finished trials are kept, and the same command continues")
     if result["cause"] == Cause.CHECKPOINT_FAILED:
-        raise OSError(f"{result['reason']}; the same command goes on with the study")
+        raise OSError(f"{result['reason']}; the same command continues the study")
     return result

@@ -71,12 +71,12 @@ def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
     first = min(alike, key=lambda arm: arm.at(target).median)
     at = first.at(target)
     seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
-    text = f"{first.name} is first at {named(target)}, after {number(at.median)} s {seeds}"
+    text = f"{first.name} reaches {named(target)} first, after {number(at.median)} s {seeds}"
     if first.name == first.baseline:
         return f"{text}; nothing is faster than the baseline."
     if not math.isfinite(at.speed_up.ratio):
-        return f"{text}; the baseline, {first.baseline}, does not get there in its budget."
-    sure = "" if at.speed_up.low > 1 else ", so that these seeds cannot tell them apart"
+        return f"{text}; the baseline, {first.baseline}, does not reach it in its budget."
+    sure = "" if at.speed_up.low > 1 else ", a difference within the noise of these seeds"
     return f"{text}: {told_interval(at.speed_up)} times as fast as {first.baseline}{sure}."
 
 
@@ -119,8 +119,8 @@ def _fewest(at: Mapping[str, Reached]) -> str:
         return ""
     least, most = (pick(samples, key=lambda name: samples[name]) for pick in (min, max))
     return (
-        f"{least} needs the fewest samples to {named(at[least].target)}, {number(samples[least])}; {most} the most "
-        f"that get there, {number(samples[most])}."
+        f"{least} needs the fewest samples to {named(at[least].target)}, {number(samples[least])}, and {most} the "
+        f"most, {number(samples[most])}."
     )
 
 
@@ -155,7 +155,7 @@ def _scaling(report: Report) -> str:
                 f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
                 f"samples a second, {100 * ratio * few / many:.0f} % of what is ideal ({how})"
             )
-    return f"{'. '.join(texts)}; no arm grows by more." if texts else ""
+    return f"{'. '.join(texts)}; no other arm gains more." if texts else ""
 
 
 def _growth(group: Sequence[ArmFigures]) -> float:
@@ -192,7 +192,7 @@ def _bytes(alike: Sequence[ArmFigures]) -> str:
 
 def _failed(report: Report) -> str:
     failed = [f"{arm.name} ({arm.failed} of {arm.trials}: {arm.reason})" for arm in report.arms if arm.failed]
-    return f"Some trials could not be run to their end: {_several(failed, '; ')}." if failed else ""
+    return f"Some trials failed: {_several(failed, '; ')}." if failed else ""
 
 
 def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
@@ -200,12 +200,12 @@ def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
     if not local:
         return "All times are those of a simulated cluster." if ran else ""
     if not report.machine:
-        return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
+        return "Times of real processes come from the runs: their machine and its other load are unknown."
     busy = max((arm.busy for arm in local if math.isfinite(arm.busy)), default=0.0)
     where = f"Times of real processes are of one machine with {report.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
-    return f"{where}, of which something else took up to {100 * busy:.0f} %: they are no clean measurement."
+    return f"{where}, of which other work took up to {100 * busy:.0f} %: the measurement is not clean."
 
 
 SOONER, ALIKE, LATER = "sooner on", "not told apart on", "later on"
@@ -262,7 +262,7 @@ def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
         uneven, gains = _ranks([figure.uneven for figure in known]), _ranks([figure.longer.ratio for figure in known])
         if len({*uneven}) > 2 and len({*gains}) > 1:
             how = f"{correlation(uneven, gains):.2f}"
-            text += f" The gain goes with how uneven gradients are by a rank correlation of {how}."
+            text += f" Gain and unevenness of gradients have a rank correlation of {how}."
         texts.append(text)
     return texts
 

@@ -239,7 +239,7 @@ def measure_points(runs: Sequence[Path], task: Task, seed: int, targets: Sequenc
             model.load_state_dict(load_weights(moment.folder, layout))
         figures = measure(task, farm)
         if figures.accuracy is None and (TARGETS[-1] in wanted or not wanted):
-            raise UsageError(f"task {task.reference!r} has no accuracy to compare ways to train by: give it a metric")
+            raise UsageError(f"task {task.reference!r} has no accuracy to compare arms by: give it a metric")
         seconds, samples, steps = (
             sum(getattr(moment, name) for moment in moments) for name in ("seconds", "samples", "steps")
         )

@@ -60,7 +60,7 @@ def regions(call: LayerCall) -> Divided:
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
     if layer.padding_mode != "zeros":
-        raise UsageError(f"{call.path}: padding_mode={layer.padding_mode!r} looks around the image; regions need zeros")
+        raise UsageError(f"{call.path}: padding_mode={layer.padding_mode!r} is not for regions, which need zeros")
     before, aside = _padding(layer, call.path)
     parts = []
     names = [name for name, _ in layer.named_parameters()]
@@ -110,7 +110,7 @@ def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
     if isinstance(layer.padding, str):
         above, aside = ((size - 1) * spread for size, spread in zip(layer.kernel_size, layer.dilation, strict=True))
         if aside % 2:
-            raise UsageError(f"{path}: padding='same' of an even kernel is not alike on both sides; name the padding")
+            raise UsageError(f"{path}: padding='same' of an even kernel differs between its sides; name the padding")
         return above // 2, aside // 2
     above, aside = layer.padding[0], layer.padding[1]
     return above, aside

@@ -33,7 +33,7 @@ def stages(
         units[-1].append(node)
     if len(units) < partitions:
         raise UsageError(
-            f"--partitions {partitions}: there are {len(units)} layers with parameters to make stages of; name at most "
+            f"--partitions {partitions}: there are {len(units)} layers with parameters for stages; name at most "
             f"{len(units)}"
         )
     cost = [sum(work_of(traced, node, work) for node in unit) for unit in units]

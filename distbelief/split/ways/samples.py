@@ -176,7 +176,7 @@ class _Rounds:
     def _refusal(self, node: fx.Node) -> UsageError:
         what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
         return UsageError(
-            f"{node.meta['path'] or 'the model'}: {what} computes something of all samples together, and a part has "
+            f"{node.meta['path'] or 'the model'}: {what} depends on all samples together, and a part has "
             "some of them: split otherwise, or (for batch norm) normalise by groups or layers"
         )
 

@@ -146,7 +146,7 @@ class _Unrolling:
 
     def _check(self, stack: nn.RNNBase, path: str) -> None:
         if stack.bidirectional:
-            raise UsageError(f"{path} runs both ways through its sequence: it cannot be pipelined over time")
+            raise UsageError(f"{path} is bidirectional: it cannot be pipelined over time")
         if stack.dropout and stack.training:
             raise UsageError(f"{path} has dropout={stack.dropout} inside: put nn.Dropout between stacks instead")
         if stack.proj_size:
@@ -156,7 +156,7 @@ class _Unrolling:
         count = len(self._works)
         if count < self._partitions:
             raise UsageError(
-                f"--partitions {self._partitions}: {path} and what follows it have {count} layers; split over at most "
+                f"--partitions {self._partitions}: {path} and later stacks have {count} layers; split over at most "
                 f"{count}, or another way"
             )
         return [
