@@ -52,7 +52,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Holding:
-    """Module of a partition, and the piece of a model's tensor that each of its tensors is."""
+    """Module of a partition, and the piece of the model that each of its tensors holds."""
 
     layer: nn.Module
     path: str
@@ -86,7 +86,7 @@ class SplitGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """Return nodes in an order of computation: those that wait for no transfer, then those that wait for one."""
+        """Return the nodes in order of computation: those that wait for no transfer, then for one, and so on."""
         depth: dict[fx.Node, int] = {}
         for node in self.graph.nodes:
             before = [depth[input_node] + (node in self.transfers) for input_node in node.all_input_nodes]
@@ -104,7 +104,7 @@ class Value:
     parts: dict[int, fx.Node] = field(default_factory=dict)
     cut: Cut | None = None
     free: bool = False
-    """True if each partition computes it from inputs."""
+    """True if every partition can compute it from inputs."""
     ranges: dict[tuple[int, Indices], fx.Node] = field(default_factory=dict)
 
     @property

@@ -27,7 +27,7 @@ class Indices:
     stop: int
 
     def covers(self, shape: Shape) -> bool:
-        """Return whether they are all indices of a shape."""
+        """Return whether they cover their dimension of a shape."""
         at = self.dimension
         return not shape.growth[at] and self.start <= 0 and self.stop >= shape.fixed[at]
 
@@ -78,8 +78,6 @@ class NodeShare:
     """One partition's part of a node: inputs, tensors and result.
 
     Missing inputs are brought from partitions that have them.
-
-    Everything that it needs and does not have is brought from the partitions that have it.
     """
 
     needs: tuple[Indices | None, ...] = ()
@@ -102,8 +100,6 @@ class Divided:
     """Node divided over all partitions.
 
     The outputs of its parts follow each other along a dimension, cut at `edges`, or are summed if `gives` is None.
-
-    What their parts give follows each other along a dimension, cut at `edges`; or, where `gives` is None, is added up.
     """
 
     parts: tuple[NodeShare, ...]

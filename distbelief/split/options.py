@@ -21,9 +21,6 @@ MOST = 1 << 10
 class Split:
     """Split of a model over the partitions of a replica.
 
-    Raises:
-        UsageError: a way is unknown, a partition is out of range, or there are fewer than two.
-
     >>> Split("stages", partitions=2)
     Split(ways='stages', partitions=2, chunks=0, modules=())
     >>> Split.parse("conv*=filters,fc*=neurons", 4).ways
@@ -40,7 +37,7 @@ class Split:
     """Runs of steps into which `time` cuts a sequence; 0 is four for each partition, but at most one for each step."""
     modules: tuple[str, ...] = ()
     own: str = field(default="", compare=False, repr=False, kw_only=True)
-    """The task's own split as it wrote it, if this is that split; for messages."""
+    """Text of the task's split, if this is it; for messages."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:

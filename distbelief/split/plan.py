@@ -25,7 +25,6 @@ from distbelief.split.program import SplitProgram, elements, program_of
 from distbelief.split.registry import DIVIDING, PLACING, LayerCall, rule_of, ways_of
 from distbelief.split.rewriting import Rewriter
 from distbelief.split.tracing import Traced
-from distbelief.split.ways import convolutions
 from distbelief.split.ways.following import follow
 from distbelief.split.ways.neurons import pairs
 from distbelief.split.ways.placing import branches, stages
@@ -33,8 +32,6 @@ from distbelief.split.ways.samples import before_dense, rounds
 from distbelief.split.ways.time import unrolled
 
 PLACERS = {"stages": stages, "branches": branches}
-RULES = (convolutions,)
-"""Files that register layers when they are imported."""
 
 
 def apply(

@@ -72,19 +72,12 @@ class Passes:
 
     A pipeline's actions are played in order: inputs are taken before they are needed, and outputs given once they
     exist. The minibatch's gradient is added to the parameters' `.grad`.
-
-    Its actions are played in the order of a pipeline: what is taken before it is needed, what is given once it is
-    there. The gradient of the minibatch is added to what the parameters' `.grad` hold.
-
-    Args:
-        program: partition's program.
-        batches: microbatches from `cut_minibatch`, the same at every partition.
     """
 
     def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch]) -> None:
         self.program, self.batches = program, batches
         self.begins: Mapping[int, torch.Tensor] = {}
-        """Gradients of values that come from outside of the model, by the values' numbers."""
+        """Gradients from outside of the model, by the numbers of its values."""
         self.outputs: dict[int, Any] = {}
         """Model's output for each microbatch, at a partition that has it."""
         self._losses: dict[int, torch.Tensor] = {}
@@ -105,7 +98,7 @@ class Passes:
         return sum(float(loss) * self.batches[number].weight for number, loss in sorted(self._losses.items()))
 
     def sends(self, crossing: Crossing) -> bool:
-        """Return whether a crossing leaves this partition, else it arrives here."""
+        """Return whether a crossing leaves this partition; else it arrives."""
         transfer = self._own[crossing.boundary]
         return self.program.partition == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
 

@@ -58,8 +58,6 @@ class Segment:
     """Part of a split model that one partition computes without waiting.
 
     It begins at a transfer that no earlier segment needed, or after a value that leaves.
-
-    It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
     """
 
     number: int

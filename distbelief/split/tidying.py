@@ -41,11 +41,11 @@ class Shape:
         return tuple(side + count * more for side, more in zip(self.fixed, self.growth, strict=True))
 
     def elements(self, samples: int) -> int:
-        """Return how many elements for so many samples."""
+        """Return the elements for a number of samples."""
         return math.prod(self.at(samples))
 
     def bytes(self, samples: int) -> int:
-        """Return how many bytes for so many samples."""
+        """Return the bytes for a number of samples."""
         return self.elements(samples) * self.dtype.itemsize
 
     @property
@@ -65,7 +65,9 @@ class Shape:
 
 
 def samples_of(samples: int, number: int, parts: int) -> int:
-    """Return the number of samples in one of some parts, as equal as possible, the first ones larger.
+    """Return the samples of one part; parts are as equal as possible, the first ones larger.
+
+    If there are fewer samples than parts, the last parts get a copy of one, as a layer may refuse none.
 
     Without enough samples for all, the last parts get a copy of one, as a layer may refuse none.
 
@@ -236,7 +238,6 @@ class _Tidied:
         return new
 
     def _written(self, node: fx.Node) -> fx.Node | None:
-        """Return the node whose value a node writes to, if any."""
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         if first is None:
             return None

@@ -25,7 +25,7 @@ EXAMPLES = 2
 
 
 def examples(samples: int) -> torch.Tensor:
-    """Return the numbers of the samples for tracing, of these many: a single one repeats."""
+    """Return the numbers of the samples for tracing; a single sample repeats."""
     return torch.arange(EXAMPLES) % samples
 
 
@@ -34,9 +34,6 @@ class Traced:
     """Model as a graph whose nodes give one tensor each, or are followed by nodes that take tensors out of them.
 
     Sizes are functions of the number of samples, so that no number passes between nodes, and no node writes in place.
-
-    Sizes are functions of the number of samples, so that no number goes from node to node, and nothing is written in
-    place.
     """
 
     model: nn.Module

@@ -34,7 +34,7 @@ from distbelief.tasks.task import ACCURACY
 from distbelief.tasks.worker import build_model, measure
 
 STAGES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
-"""Stages of pruning: a layer that is to keep a share d has kept d**s of its weights after stage s."""
+"""Exponents of pruning stages: after stage s, a layer whose final share is d keeps d**s."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ ROUNDS = 300
 
 
 def stored_tensors(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Return the tensors of a state dict, each once, and the first name of each tied one by its other names.
+    """Return each tensor of a state dict once, and the first name of each tied tensor by its other names.
 
     >>> weight = torch.ones(1, 2)
     >>> stored_tensors({"a": weight, "b": weight})[1]
@@ -265,7 +265,7 @@ def shares_kept(keep: Sequence[float], layers: Sequence[str]) -> dict[str, float
 
 
 def prune(tensor: Stored, share: float) -> Stored:
-    """Keep this share of a tensor's values: the largest ones, at least one, and of equals the first.
+    """Keep the largest values of a tensor up to a share of all, at least one; ties go to the first.
 
     >>> prune(Stored((4,), torch.tensor([0.1, -3.0, 0.2, 1.0])), 0.5).dense()
     tensor([ 0., -3.,  0.,  1.])

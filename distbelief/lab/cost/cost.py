@@ -26,8 +26,8 @@ from distbelief.tasks.worker import load, with_data
 PROCESS = "process"
 """Kind of memory that Python, torch and the data hold before a model exists."""
 MARGIN, SPARE = 1.15, 4e6
-"""Factor and further bytes of a process's memory over the traced bytes. The benchmark has seen 1.13 times (convolutions
-need work space) and 2.4 MB."""
+"""Factor, and bytes, by which a process's memory may exceed the traced memory. The benchmark has seen 1.13 times
+(convolutions need work space) and 2.4 MB."""
 MOST_BATCH = 1 << 20
 
 
@@ -106,13 +106,7 @@ def measure(
     seconds: float = 30.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TrainingCost:
-    """Measure the cost of training a task here, and with a limit of memory the largest batch that fits.
-
-    Raises:
-        UsageError: a value is out of range, or no batch fits the limit.
-        DataError: the task's data are missing.
-        TrainingError: the model or the loss raised.
-    """
+    """Measure the cost of training a task here, and with a limit of memory the largest batch that fits."""
     amounts = {"watts": request.watts, "price-per-hour": request.price_per_hour}
     check_amounts(request.batch_size, request.epochs, amounts | {"max-memory": max_memory, "seconds": seconds})
     tell("loading the data")

@@ -45,7 +45,7 @@ class PlanRequest:
     network: NetworkModel = field(default_factory=NetworkModel)
     topology: str = ""
     slow: Mapping[int, float] = field(default_factory=dict)
-    """Factors of the time of a step, by replicas on slower machines."""
+    """Factors by which steps take longer, by replica."""
     strategies: Sequence[str] = ()
     """Strategies to choose from; all planned ones by default."""
     batch_size: int = 64

@@ -36,7 +36,7 @@ PHASES = (INPUT, FORWARD, BACKWARD)
 PHASE_OF = {trace.INPUT: INPUT, trace.MAPS: FORWARD, trace.GRADIENTS: BACKWARD, trace.MAP_GRADIENTS: BACKWARD}
 """Phase that allocates each kind of memory."""
 SMALLEST, SPACING = (1, 2, 4), 4
-"""First batch sizes to profile, where the time per sample changes most, and the factor between all further ones."""
+"""First batch sizes to profile, where the time per sample changes most, and the ratio of consecutive further ones."""
 BUSY = 1.05
 """Ratio of wall time to thread time above which the machine counts as busy."""
 BURST = 0.02
@@ -81,10 +81,8 @@ class Profile(msgspec.Struct, frozen=True):
     def at(self, batch_size: int, mapped: Callable[[int], Mapping[str, int]] = lambda _: {}) -> StepTime:
         """Return a step of any batch size, from the line through the neighbouring profiled sizes, or the last two.
 
-        Args:
-            batch_size: size of the minibatch.
-            mapped: returns a step's bytes from the kernel by kind (`Tracer.mapped`); their time is no part of the line,
-                as it begins at a tensor's size.
+        `mapped` returns a step's bytes from the kernel by kind; their time is added to the line, as only large tensors
+        need it.
 
         >>> profile = Profile([StepTime(1, 0.0, 1.0, 1.0, 9), StepTime(4, 0.0, 4.0, 4.0, 9)], {}, 1.0)
         >>> profile.at(2).step, profile.at(16).step
@@ -137,9 +135,6 @@ def measure(
 
     Each size may come with a reason to leave it out. Sizes of which too few steps would fit the seconds are left out
     too, but never the first. A minibatch larger than the training set repeats it.
-
-    Raises:
-        TrainingError: the model or the loss raised at every batch size.
     """
     begin = time.perf_counter()
     with threads(1):
@@ -290,7 +285,7 @@ class _Steps:
         )
 
     def point(self) -> StepTime:
-        """Return the lower quartile of the steps' times, divided into phases by their medians."""
+        """Return the lower quartile of the steps' times, divided into phases in proportion to their medians."""
         totals = sorted(sum(seconds.values()) for seconds in self._times)
         parts = {phase: self._median(phase) for phase in PHASES}
         scale = totals[len(totals) // 4] / max(1e-12, sum(parts.values()))
@@ -393,7 +388,7 @@ def clock_of(device: str) -> StepClock:
 MEASURED = 1 << 24
 """Limit of the elements to step: beyond the caches, time grows in proportion."""
 STEPS, SECONDS = 5, 0.05
-"""Least steps, and least seconds of stepping; their lower quartile counts."""
+"""Least number of measured steps, and their least total seconds; the lower quartile counts."""
 
 
 class UpdateCost(msgspec.Struct, frozen=True):

@@ -171,12 +171,7 @@ def measure(
     link: LinkModel = LINE,
     tell: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
-    """Measure the step of a split task here, and predict it with a process for each partition.
-
-    Raises:
-        UsageError: the model cannot be split so.
-        DataError: the task's data are missing.
-    """
+    """Measure the step of a split task here, and predict it with a process for each partition."""
     batch_size, parts = request.batch_size, request.microbatches
     if batch_size < max(1, parts):
         raise UsageError(f"--batch-size {batch_size}: {parts} microbatches need a sample each")
@@ -411,14 +406,13 @@ class _SegmentMeter:
     def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
         self._clock = clock
         self._ran: list[tuple[Ran, Any, Any]] = []
-        """Segments that ran, with their first and last moments; the time between them would wait for a device."""
+        """Segments with their first and last moments; computing the time between these would wait for the device."""
         self.took: dict[Ran, float] = {}
         self.running: Ran | None = None
         self.kept: dict[Ran | None, int] = {}
         self._held = {*held}
         self._here: set[tuple[int, int]] = set()
-        self._alive: list[Tensor] = []
-        """Tensors that must stay alive, so that no two share an address."""
+        self._alive: list[Tensor] = []  # so that no two tensors share an address
 
     def begin(self, ran: Ran | None) -> Any:
         """Return the moment at which a segment begins, or (None) the whole model."""
@@ -438,7 +432,6 @@ class _SegmentMeter:
         self._alive.append(tensor)
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that autograd keeps for the backward pass."""
         address, partition = _address(tensor), self.running.partition if self.running else -1
         if address not in self._held and (partition, address) not in self._here:
             self._here.add((partition, address))

@@ -24,9 +24,9 @@ from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model
 
 REST = "(between layers)"
-"""Name of what no layer computes: operations of a model's own `forward`, and the loss."""
+"""Name of operations outside of layers: those of a model's own `forward`, and the loss."""
 WHOLE = "(model)"
-"""Name of a model that is one layer."""
+"""Name of the only layer, if the model itself is one."""
 COUNTED = 2
 """Samples with which multiply-adds are counted; a batch norm refuses a single one."""
 FEW = (2, 4)
@@ -55,7 +55,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     @property
     def uncounted(self) -> bool:
-        """Return whether it has parameters, and unknown operations."""
+        """Return whether it has parameters and its operations are unknown."""
         return self.parameters > 0 and not self.multiply_adds
 
 
@@ -116,9 +116,6 @@ class Tracer:
         """Trace an iteration after the first, so that the optimizer has its state.
 
         If fake tensors fail, two small minibatches are computed, and each of their memories is continued along a line.
-
-        Raises:
-            TrainingError: the model cannot compute so many samples, such as a batch norm with a single one.
         """
         return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
 
@@ -279,7 +276,6 @@ class _Calls:
 
     @property
     def last(self) -> str:
-        """Name the layer that was computed last."""
         kind = type(self._model.get_submodule(self._innermost)).__name__
         return f"layer {self._innermost} ({kind})" if self._innermost else f"the model ({kind})"
 
@@ -421,7 +417,6 @@ class _Allocations(TorchDispatchMode):
         self.hooks: _Hooks | None = None
         self.kept: dict[str, int] = {}
         self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        """Live storages by address, each with its number."""
         self._sizes: list[int] = []
         self._kinds: list[str] = []
         self._layers: list[str] = []

@@ -19,7 +19,7 @@ class SymbolicSum(NamedTuple):
 
     ranks: int
     expression: int
-    """Number of the expression of additions, which a + b and b + a share; equal sums have equal bits."""
+    """Number of the sum's expression, which a + b and b + a share; sums of one number have equal bits."""
 
 
 State = list[list[SymbolicSum]]
@@ -28,10 +28,6 @@ State = list[list[SymbolicSum]]
 
 def execute(schedule: Schedule) -> Iterator[State]:
     """Yield the sums that ranks hold at the beginning, and after each step.
-
-    Raises:
-        LocalProtocolError: a move names elements or ranks out of range, adds elements twice, or meets another move at
-            one step.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> [[bin(row[0].ranks) for row in state] for state in execute(schedule("tree", 2, 1))]
@@ -158,10 +154,9 @@ ROW, LABEL, WIDTH = 26, 64, 1000
 
 
 def draw_pipeline(pipeline: Pipeline) -> str:
-    """Draw who computes what when: a row for each partition, a column for the time of a segment, as long either way.
+    """Draw a row for each partition, and a column for the time of a segment, forward or backward.
 
-    `F2` is microbatch 2 on its way forward, `B2` on its way back, and `.` waits. A partition's segments stand side by
-    side.
+    `F2` is microbatch 2 forward, `B2` the same backward, and `.` a wait. A partition's segments stand side by side.
 
     >>> from distbelief.schedules.pipeline import chain
     >>> from distbelief.schedules.pipelines import pipeline
@@ -197,7 +192,7 @@ def _name(task: SegmentTask) -> str:
 
 
 def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
-    """Draw who computes what when, to the scale of time: a picture as SVG."""
+    """Draw the tasks of each partition to the scale of time, as SVG."""
     graph, scale = pipeline.graph, WIDTH / (price.seconds or 1.0)
     height = ROW * (graph.partitions + 2)
     heading = (

@@ -36,20 +36,6 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
 
     Gradients take the same arrows back. A box begins with what it takes from other partitions: tensors, and bytes of
     one sample of each (or of the whole parameter).
-
-    Going back, gradients take the same arrows the other way. A box says first what it takes from others: how many
-    tensors, and bytes of one sample of each (all bytes of a tensor of the model).
-
-    >>> import torch
-    >>> from distbelief.split.options import Split
-    >>> from distbelief.split.plan import apply
-    >>> from distbelief.split.program import build
-    >>> from distbelief.split.tracing import trace
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    >>> split = apply(Split("stages"), trace(model, (torch.zeros(2, 4),)), None, None)
-    >>> picture = draw_split([build(split, partition, model) for partition in (0, 1)])
-    >>> "takes send 12 B" in picture, picture.count("<path")
-    (True, 1)
     """
     segments = programs[0].split.segments
     arrivals = _arrivals(segments)

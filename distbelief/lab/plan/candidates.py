@@ -80,13 +80,11 @@ class PlanCandidate:
 
 
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
-    """Return each strategy with powers of two of replicas, and one for each core; shards are one on each host.
+    """Return each strategy with 1, 2, 4, ... replicas and with one for each core; each host has a shard.
+
+    Models are also split over up to four processes of one host, in the way with the least price.
 
     Models and replicas are also split over up to four processes of one host, in the way with the least price.
-
-    >>> [str(way) for way in candidates(Machines(1, 2), ["single", "downpour"], Optimizer())]
-    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
-     'downpour, 1 replica, 2 partitions, 2 shards']
     """
     return [
         PlanCandidate(strategy)

@@ -100,11 +100,6 @@ def plan(
 ) -> TrainingPlan:
     """Plan the training of a task: run candidates on this machine, and price those for other machines.
 
-    Args:
-        task: task to train.
-        request: machines, strategies and limits; this machine by default.
-        tell: receives each step of the plan.
-
     Raises:
         UsageError: a value is out of range, no candidate is possible, or another plan measures here.
         DataError: the task's data are missing.

@@ -1,7 +1,7 @@
 """Prices of candidates on machines beyond this one, from the virtual cluster, which computes nothing.
 
-Replicas report the parts of a step as real processes do. What binds is what the same cluster would spare without a
-network, and with free messages and updates.
+Replicas report the parts of a step as real processes do. The bound of a step is the cost whose removal from the same
+cluster saves the most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from distbelief.transport.processors import Hosts
 STEPS, LEAST_STEPS = 24, 4
 """Steps of each replica in a priced job, and the least with many replicas."""
 MOST_SENDS = 2400
-"""Limit of all replicas' sends in these steps, which the price's own time grows with."""
+"""Limit of all replicas' sends in these steps, as each takes time to simulate."""
 NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
 """Network without costs; a local latency of 0 would mean the default inside of hosts."""
 TOUCHED = 2
@@ -79,8 +79,8 @@ class Terms(msgspec.Struct, frozen=True):
     waits_for: str = ""
     """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """Seconds that a priced step would spare: without a network, with free messages and updates, without a straggler,
-    and without the remaining waits."""
+    """Seconds that a priced step would save without a network, then with free messages and updates, without a
+    straggler, and without the remaining waits."""
 
     @property
     def step(self) -> float:
@@ -89,7 +89,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     @property
     def binds(self) -> str:
-        """Return the bound that spares the most."""
+        """Return the bound whose removal saves the most."""
         return max(self.spared, key=lambda name: self.spared[name], default="")
 
 
@@ -98,12 +98,6 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
 
     A replica's times run from its first gradient to its last, with one gap fewer than gradients. The short job's first
     fetch and last push do not count: among many steps they are negligible.
-
-    A replica times its steps from its first gradient to its last: what lies between two gradients is there once less
-    often than they are. A short job also begins with a fetch and ends with a push, which are nothing beside many steps.
-
-    Raises:
-        JobFailed: no replica has timed a step.
     """
     timed = [replica for replica in result["per_replica"] if replica["times"]]
     if not timed:

@@ -46,7 +46,7 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None
     efficiency: float | None
     more: float | None
-    """Speed-up for each one more than at the previous point."""
+    """Added speed-up per added replica or partition since the previous point."""
     binds: str
     reason: str
 

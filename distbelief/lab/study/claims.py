@@ -25,7 +25,7 @@ FIGURES: Mapping[str, Callable[[Any], float]] = {
     "momentum": lambda arm: arm.momentum,
     "cosine": lambda arm: arm.cosine,
 }
-"""Figures of `ArmFigures` that a claim may name, without that class, so that files can be read alone."""
+"""Figures that a claim may name; reading a file needs no `ArmFigures`."""
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ COMPRESSING = ("name", "compress", "options", "each")
 Target = float | str
 """Test accuracy (0 to 1), or a loss in words: "loss=0.1" on the test set, "training-loss=0.1"."""
 TARGETS = ("training-loss", "loss", "accuracy")
-"""Figures of a target, in the order in which they are hard: a study's main target is the last."""
+"""Figures of a target, the hardest last; a study's main target is its last one."""
 
 Seeds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 Value = str | int | float | bool | list[str | int | float]
@@ -188,7 +188,7 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """Return the study in a file, if named with this number of seeds and these numbers of replicas."""
+    """Return the study in a file, with another number of seeds and other numbers of replicas if these are named."""
     try:
         table = tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin a file with a byte order mark
     except OSError as error:
@@ -353,7 +353,7 @@ def _underscored(options: Mapping[str, Value]) -> Options:
 
 
 def _part(budget: str, members: int) -> str:
-    """Return one member's part of a budget; options are checked elsewhere.
+    """Return one member's part of a budget; an invalid budget stays as it is.
 
     >>> _part("45s", 4), _part("soon", 4)
     ('11.25s', 'soon')

@@ -19,7 +19,7 @@ from distbelief.lab.study.trials import SHRUNK, Interval, Trial, median, ratio_o
 from distbelief.record.summary import PARTS, moved
 
 BUSY = 0.1
-"""Share of a machine taken by others from which it counts as busy."""
+"""Least share of other work at which a machine counts as busy."""
 WIDTH = 100
 HOW = {"local": "measured", "simulated": "simulated"}
 
@@ -327,7 +327,7 @@ def scaled(arms: Sequence[ArmFigures]) -> Iterator[list[ArmFigures]]:
 
 
 def efficiencies(arms: Sequence[ArmFigures]) -> dict[str, float]:
-    """Return samples a second of N replicas over N times those of one, by names of arms with a one-replica twin."""
+    """Return samples a second of N replicas over N times those of one, for arms that also ran with one replica."""
     with_one = [several for several in scaled(arms) if several[0].replicas == 1 and several[0].samples_per_second]
     rates = {arm.name: (arm, several[0].samples_per_second) for several in with_one for arm in several}
     return {name: arm.samples_per_second / (arm.replicas * rate) for name, (arm, rate) in rates.items()}

@@ -153,13 +153,7 @@ def run(
     tell: Callable[[str], None] = lambda _: None,
     minutes: float = float("inf"),
 ) -> list[Trial]:
-    """Run the rest of a study, and return all its trials.
-
-    Raises:
-        UsageError: the folder belongs to another study; nothing has been run.
-        Interrupted: Ctrl-C; the same call continues.
-        OSError: the disk is full.
-    """
+    """Run the rest of a study, and return all its trials; after Ctrl-C the same call continues."""
     until = time.monotonic() + 60 * minutes
     open_study(path, study)
     lock = RunFolder(path)

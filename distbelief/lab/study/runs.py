@@ -25,7 +25,7 @@ RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
 STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
 """States of a run: its outcome, or that it runs, has no result, or is unreadable."""
 BESIDE = 100
-"""Limit of the newest neighbouring runs among which one with one replica is searched."""
+"""Number of newest neighbouring runs to search for one with one replica."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -81,9 +81,10 @@ def _result(run: RunFolder) -> Json:
 
 
 def efficiency_of(path: Path) -> str:
-    """Say how many samples a second a run of several replicas took, over those of one times its replicas.
+    """Compare a run's samples a second with those of one replica times its number of replicas.
 
-    One is the newest run beside it that is alike but for replicas, seed and epochs; "" without such a run.
+    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; "" without
+    one.
     """
     dated: list[tuple[float, Path]] = []
     for result in path.resolve().parent.glob("*/result.json"):

@@ -32,11 +32,11 @@ from distbelief.lab.study.trials import Interval, Trial, median, ratio_of_median
 MOST = 10
 SHOWN = 5
 WIDE = 1.5
-"""Ratio of the slowest seed to the fastest that deserves a sentence without "only"."""
+"""Ratio of the slowest to the fastest seed below which a finding says "only"."""
 
 
 def sentences(report: Report) -> list[str]:
-    """Return at most ten sentences, the most wanted first."""
+    """Return at most ten sentences, the most important first."""
     ran = [arm for arm in report.arms if arm.trials > arm.failed]
     alike = [arm for arm in ran if arm.baseline == report.study.baseline]
     target = highest(report.study.targets, alike)

@@ -62,9 +62,6 @@ def ratio_of_medians(
     Each side's trials are drawn anew with replacement. A draw in which neither side reached the target counts as 0 for
     the lower bound, and as infinite for the upper.
 
-    Each side's trials are drawn anew, with replacement. A draw in which neither side reached the target counts as 0
-    for the lower bound, and as infinite for the upper.
-
     >>> ratio_of_medians([4.0, 4.0, 4.0], [2.0, 2.0, 2.0])
     Interval(low=2.0, ratio=2.0, high=2.0)
     """
@@ -174,8 +171,8 @@ class Trial(JobFigures, frozen=True, kw_only=True):
 
 
 def of_result(*results: Json) -> Json:
-    """Return a trial's figures from `result.json`, summed over several runs; the outcome is the first that was not
-    done.
+    """Return a trial's figures from `result.json`, summed over several runs, with the outcome of the first unfinished
+    one.
     """
     first = next((result for result in results if result["outcome"] != Outcome.DONE), results[0])
     rows = [row for row in results[0]["history"] if row["train_loss"] is not None]

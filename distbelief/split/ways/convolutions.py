@@ -15,7 +15,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def filters(call: LayerCall) -> Divided:
-    """Give each partition some filters with their groups' inputs; a group's filters may be shared out."""
+    """Give each partition some filters with their groups' inputs; a group's filters may be divided."""
     layer = call.layer
     assert isinstance(layer, CONVOLUTIONS)
     each, looks = layer.out_channels // layer.groups, layer.in_channels // layer.groups

@@ -51,9 +51,6 @@ def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
     """Choose columns or rows for each layer, or (an int) the partition at which it stays whole.
 
     Rows take the output of columns in place if only elementwise operations lie between: one transfer instead of two.
-
-    A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
-    one message where two by columns need two and their gradients.
     """
     partitions: dict[fx.Node, str | int] = {}
     total = sum(parameter.numel() for parameter in traced.model.parameters())

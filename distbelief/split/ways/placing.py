@@ -17,11 +17,9 @@ TOUCHED = 4
 def stages(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, work: Mapping[str, float] | None = None
 ) -> dict[fx.Node, int]:
-    """Place runs of layers with the least largest work, and then the least transfers.
+    """Place consecutive layers so that the largest work of a partition is least, and then the transfers.
 
     A run begins with a layer with parameters; others stay with the layer before them.
-
-    A run begins with a layer that has parameters, and what has none stays with the layer before it.
     """
     units: list[list[fx.Node]] = [[]]
     trained = False
@@ -75,7 +73,7 @@ def _crossing(traced: Traced, units: Sequence[Sequence[fx.Node]]) -> list[int]:
 
 
 def _balanced(cost: Sequence[float], crossing: Sequence[int], parts: int) -> list[int]:
-    """Return the cuts with the least largest sum of a part, and then the least sum of transfers."""
+    """Return cuts that minimise the largest sum of a part, and then the transfers."""
     total = [0.0, *accumulate(cost)]
     count = len(cost)
     best: list[tuple[float, int, tuple[int, ...]]] = [(total[stop], 0, (0, stop)) for stop in range(count + 1)]
@@ -100,9 +98,6 @@ def branches(
     """Place each fork's branches, the largest first, at the partition with the least work.
 
     Other nodes are at partition 0. If two partitions call one module, one has its tensors and sends them.
-
-    What lies on no branch is at partition 0. Two calls of one module may be at two partitions: one has its tensors and
-    sends them.
     """
     inside = set(nodes)
     placed: dict[fx.Node, int] = dict.fromkeys(nodes, 0)

@@ -164,7 +164,6 @@ class _Unrolling:
         ]
 
     def _growth(self, partitions: Sequence[int]) -> float:
-        """Return the mean factor between the works of consecutive partitions."""
         if self._partitions == 1:
             return 1.0
         works = list(zip(partitions, self._works, strict=True))
@@ -213,7 +212,6 @@ class _Unrolling:
     def _step(
         self, node: fx.Node, name: str, flow: fx.Node, state: State | None, partition: int, chunks: int
     ) -> tuple[fx.Node, State]:
-        """Call one layer on one chunk, and return its output and state."""
         stack = self._traced.layer(node)
         assert isinstance(stack, nn.RNNBase)
         call = self.graph.call_module(name, (flow,) if state is None else (flow, state))
