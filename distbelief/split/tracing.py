@@ -94,7 +94,7 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
                 graph, shapes = tidy(tracer.trace(model), tracer.values, model.get_submodule)
         except Exception as error:  # a model's forward may raise anything under a tracer
             if tracer.uncomputed and not real and not any(tensor.is_meta for tensor in _tensors(model)):
-                real = True  # some nodes depend on values, which meta tensors lack
+                real = True  # some nodes depend on values, which fake tensors lack
             elif tracer.within and tracer.within[-1] not in leaves and not tracer.uncomputed:
                 leaves.add(tracer.within[-1])
             else:

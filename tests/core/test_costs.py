@@ -461,7 +461,7 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
     assert sizes == [2, 4]
     assert tracer.mapped(64) == {}
     assert sizes[2:] == [2, 4]  # with an optimizer that keeps nothing
-    assert "held as it computed 2 and 4 samples, continued" in tracer.note
+    assert "memory is extrapolated from computing 2 and 4 samples" in tracer.note
     plain = tracer_of(task_of(lambda: [Forwards(wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(wide,)))
     for size, one in found.items():
         # with few samples most is held at the end of the way back, with many at its beginning

@@ -231,7 +231,7 @@ def of_an_array() -> nn.Module:
     ("make", "told"),
     [
         (of_an_array, "each partition built more than its own part in memory, and dropped the rest, as '0.weight'"),
-        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory to trace it"),
+        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory, as tracing"),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), ""),
     ],
 )

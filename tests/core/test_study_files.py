@@ -135,7 +135,7 @@ def test_a_study_is_run_with_more_seeds_and_other_numbers_of_replicas_where_aske
     with pytest.raises(UsageError, match="seed 7 is in seeds and in tuning_seeds"):
         definition.read(file, 8)
     file.write_text(WHOLE.replace("each = {replicas = [1, 4]}\n", ""))
-    with pytest.raises(UsageError, match="--replicas: no arm is there with several numbers of them"):
+    with pytest.raises(UsageError, match="--replicas: no arm has several numbers of replicas"):
         definition.read(file, 0, [2])
 
 
@@ -260,7 +260,7 @@ def test_a_wrong_file_is_refused_with_its_place_and_the_nearest_word(
         (("options = {epochs = 1}", "options = {epocs = 1}"), r"a\.toml: arm 'start': .*did you mean --epochs"),
         (("options = {epochs = 1}", "optionz = {epochs = 1}"), r"a\.toml: unknown key of start 'optionz'"),
         (('task = "digits"', 'task = "mnist"', 1), r"a\.toml: arm 'serial': its task is not that of \[start\], mnist"),
-        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r"a\.toml: arm 'serial': init-from: all begin with what"),
+        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r"a\.toml: arm 'serial': init-from: all begin with the model"),
         (('name = "serial"', 'name = "start"'), r"a\.toml: two arms are called 'start'"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_page_says_what_arms_begin_with_and_what_a_farm_costs() -> None:
     farm = msgspec.structs.replace(first, members=4)
     study = msgspec.structs.replace(made.study, starts=(start,), arms=(farm, *others))
     told = page(make_report(study, made.trials, {}), "")
-    assert "All arms begin with the model that single --epochs 1 has trained with the same seed" in told
+    assert "All arms begin with the model that single --epochs 1 trained with the same seed" in told
     assert "alone: 4 models are trained one after another, and their outputs averaged" in told
     assert "begin with" not in page(made, "")
 
@@ -174,9 +174,9 @@ def test_arms_are_compared_with_a_baseline_of_their_task_and_place_only() -> Non
     assert first.startswith("MLP, downpour, replicas 2 reaches 90.00 % first")
     assert first.endswith("2 (2 to 2) times as fast as MLP, serial.")
     assert others.count(" reaches 90.00 % first") == 2
-    assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 is first" in others
+    assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 reaches" in others
     assert "times as fast as MLP, simulated downpour with Adagrad, replicas 1." in others
-    assert "Of lenet, measured: LeNet, downpour is first" in others
+    assert "Of lenet, measured: LeNet, downpour reaches" in others
     assert others.endswith("times as fast as LeNet, serial.")
     alike = [one for one in more if "simulated" in one or "LeNet" in one]
     assert [one for one in alike if not one.startswith("From ")] == [], "others are in no sentence of the baseline's"
@@ -236,7 +236,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
 def test_of_runs_nobody_knows_the_machine() -> None:
     found = two_tasks()
     of_runs = make_report(found.study, found.trials, {})
-    assert any("what machine, and what else it did, is not known" in one for one in of_runs.sentences)
+    assert any("their machine and its other load are unknown" in one for one in of_runs.sentences)
     assert not any("cores" in one for one in of_runs.sentences)
     assert "Machine:" in page(make_report(found.study, found.trials, {"cores": 2}), "")
     assert "Machine:" not in page(of_runs, "")

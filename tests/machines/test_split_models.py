@@ -401,11 +401,11 @@ class Item(nn.Module):
         ),
         (
             Item(lambda h: h.detach().sum().item()),
-            "first: item gives no tensor .*: make it a tensor, compute it where it",
+            "first: item is no tensor .*: make it a tensor, compute it where it",
         ),
         (
             Item(lambda h: h.detach()[0].tolist()[1]),
-            r"first: getitem_1 gives no tensor .* one partition \(--split PATTERN=0\)",
+            r"first: getitem_1 is no tensor .* one partition \(--split PATTERN=0\)",
         ),
     ],
 )

@@ -363,12 +363,15 @@ class Judge(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        (Counted(), "truediv computes something of all samples together"),
-        (Judged(), "judge: getitem_1 computes something of all samples together"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)), "1: BatchNorm2d comp"),
-        (Means(), "mean computes something of all samples together"),
-        (Alike(), "matmul computes something of all samples together"),
-        (Normed(), "batch_norm computes something of all samples together"),
+        (Counted(), "truediv depends on all samples together"),
+        (Judged(), "judge: getitem_1 depends on all samples together"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)),
+            "1: BatchNorm2d depends",
+        ),
+        (Means(), "mean depends on all samples together"),
+        (Alike(), "matmul depends on all samples together"),
+        (Normed(), "batch_norm depends on all samples together"),
         (Thrown(), "dropout draws at random for all samples together: to split by samples, use nn.Dropout"),
         (nn.Sequential(nn.Flatten(), nn.Linear(81, 8), nn.Linear(8, 5)), "no layer with weights comes before"),
     ],

@@ -122,7 +122,7 @@ def test_a_report_of_runs_is_a_page(
         (["report", "nowhere"], "nowhere is not a run folder"),
         (["report", "spoilt"], "is corrupt"),
         (["report", "short"], "has no result.json"),
-        (["report", "single-0", "--targets", "97"], "target 97: is a test accuracy"),
+        (["report", "single-0", "--targets", "97"], "target 97: is neither a test accuracy"),
         (["runs", "nowhere"], "nowhere is no folder"),
         (["runs", "--sort", "acuracy"], "unknown column 'acuracy'; did you mean 'accuracy'"),
         (["runs", "--state", "cut"], "unknown state 'cut'; did you mean 'cut short'"),

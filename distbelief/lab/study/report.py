@@ -134,38 +134,45 @@ def page(report: Report, script: str) -> str:
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
         "<meta name='viewport' content='width=device-width,initial-scale=1'><link rel='icon' href='data:,'>",
         f"<style>{STYLE}</style></head><body><main><h1>{title}</h1><p>{escape(report.study.question)}</p>",
-        "<h2>What was found</h2><ol>", *(f"<li>{escape(sentence)}</li>" for sentence in report.sentences), "</ol>",
+        "<h2>What was found</h2><ol>",
+        *(f"<li>{escape(sentence)}</li>" for sentence in report.sentences),
+        "</ol>",
         *(["<h2>What was expected</h2>"] if report.claims else []),
         *(f"<p>{escape(claim.line())}.</p>" for claim in report.claims),
         f"<p>{report.left} trials are still to be run.</p>" if report.left else "",
         "<h2>The arms</h2>",
-        *(f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
-          + "".join(f"<div class='wide'>{_cells(rows)}</div>" for rows in tables(group, report.study.targets))
-          for group in report.groups()),
-        *(f"<h3>{escape(heading)}</h3><div class='wide'>{_cells(rows)}</div>"
-          for heading, rows in report.problem_tables()),
-        f"<h2>What became of their models</h2><div class='wide'>{_cells(shrunk)}</div>" if report.shrunk else "",
+        *(
+            f"<h3>{escape(kind(group))}; speed-ups are over {escape(group[0].baseline)}</h3>"
+            + "".join(map(_cells, tables(group, report.study.targets)))
+            for group in report.groups()
+        ),
+        *(f"<h3>{escape(heading)}</h3>{_cells(rows)}" for heading, rows in report.problem_tables()),
+        f"<h2>What became of their models</h2>{_cells(shrunk)}" if report.shrunk else "",
         "<details><summary>The command of each arm</summary><ul>",
-        *(f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"
-          for arm in report.arms if arm.command),
+        *(
+            f"<li>{escape(arm.name)}<br><code>{escape(arm.command)}</code>{escape(arm.reason)}</li>"
+            for arm in report.arms
+            if arm.command
+        ),
         "</ul></details>",
         # the height reserves space until a chart is drawn
-        *(f"<h2>{escape(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'>"
-          "</div>"
-          for name, heading, chart in drawn),
+        *(
+            f"<h2>{escape(heading)}</h2><div class='chart' id='{name}' style='height:{chart['layout']['height']}px'>"
+            "</div>"
+            for name, heading, chart in drawn
+        ),
         f"<h2>How it was made</h2>{_rules(report)}</main>",
         f"<script type='text/plain' id='plotly'>{script}</script>",
         f"<script>const CHARTS={figures};{SCRIPT}</script></body></html>",
-    ]  # fmt: skip
+    ]
     return "\n".join(parts)
 
 
 def _cells(rows: Sequence[Sequence[str]]) -> str:
     [head, *body] = [[html.escape(cell) for cell in row] for row in rows]
     cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body)
-    return (
-        f"<table><thead><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead><tbody>{cells}</tbody></table>"
-    )
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    return f"<div class='wide'><table><thead><tr>{top}</tr></thead><tbody>{cells}</tbody></table></div>"
 
 
 def _rules(report: Report) -> str:
