@@ -151,12 +151,12 @@ def measure(
             now = time.perf_counter()
             if rounds and now + least > begin + seconds and (rounds >= LEAST_ROUNDS or now > begin + seconds):
                 break
-            for steps_of_size in contenders[:: -1 if rounds % 2 else 1]:
-                steps_of_size.burst()
+            for contender in contenders[:: -1 if rounds % 2 else 1]:
+                contender.burst()
             rounds, least = rounds + 1, time.perf_counter() - now
             tell(f"round {rounds} of steps with {', '.join(map(str, steps))} samples")
-    points = [steps_of_size.point() for steps_of_size in steps.values()]
-    busy = statistics.median(ratio for steps_of_size in contenders for ratio in steps_of_size.busy)
+    points = [contender.point() for contender in steps.values()]
+    busy = statistics.median(ratio for contender in contenders for ratio in contender.busy)
     return Profile(points, layered.layers(points[-1]), max(1.0, busy), left_out, 0.0 if device != "cpu" else fresh())
 
 

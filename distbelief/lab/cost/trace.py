@@ -405,8 +405,8 @@ def _laid_out(func: OpOverload, args: Sequence[Any], result: Any) -> Iterator[in
     if func is torch.ops.aten.convolution.default:
         yield from (args[0].nbytes, result.nbytes)
     elif func is torch.ops.aten.convolution_backward.default:
-        gradient, inputs, gradients = args[0], args[1], args[-1]
-        yield from (gradient.nbytes, inputs.nbytes) * sum(gradients[:2])
+        gradient, inputs, wanted = args[0], args[1], args[-1]
+        yield from (gradient.nbytes, inputs.nbytes) * sum(wanted[:2])
 
 
 class _Allocations(TorchDispatchMode):
