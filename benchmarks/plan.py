@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,9 +25,10 @@ from benchmarks.parts.timing import (
 from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan.candidates import PLANNED, candidates
 from distbelief.lab.plan.halving import MOST_EPOCHS
-from distbelief.lab.plan.plan import SECONDS, plan, this_machine
+from distbelief.lab.plan.plan import plan, this_machine
 
 OF_BEST = 0.95
 """What of the best the first of a plan is to reach, or else the slowest of that best's own runs."""
@@ -84,10 +85,11 @@ def run(options: PlanBenchOptions) -> Measured:
 
 def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
     """A plan, and then jobs of each of its candidates."""
-    seconds = SECONDS
+    request = PlanRequest(strategies=model.strategies, batch_size=BATCH, optimizer=SGD)
     if options.quick:
-        seconds, model = 1.0, PlannedModel(QUICK_TASK, model.strategies[:2])
-    planned = plan(model.task, strategies=model.strategies, batch_size=BATCH, optimizer=SGD, seconds=seconds)
+        model = PlannedModel(QUICK_TASK, model.strategies[:2])
+        request = replace(request, strategies=model.strategies, seconds=1.0)
+    planned = plan(model.task, request)
     known = {str(one): one for one in candidates(this_machine(), model.strategies, SGD)}
     rate = partial(workloads.rate, model.task, epochs=MOST_EPOCHS, batch_size=BATCH, budget=f"{options.seconds}s")
     jobs = {row.what: partial(rate, known[row.what].strategy) for row in planned.rows if row.measured}

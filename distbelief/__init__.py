@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from distbelief.errors import CheckpointError, DataError, DistbeliefError, JobFailed, TrainingError, UsageError
     from distbelief.integrations.hook import Reduce, comm_hook
     from distbelief.job import Job
-    from distbelief.lab.compress.compressing import compress
-    from distbelief.lab.compress.expanding import expand
+    from distbelief.lab.compress.compressing import compress, expand
     from distbelief.lab.compress.options import Compression
+    from distbelief.lab.cost.options import PlanRequest
     from distbelief.lab.plan.plan import plan
     from distbelief.places.cluster.cluster import Cluster, Ray, Slurm
     from distbelief.places.compute_model import ComputeModel
@@ -72,10 +72,11 @@ _PLACES = {
     "evaluate": "places.evaluate",
     "predict": "places.prediction.predict",
     "compress": "lab.compress.compressing",
-    "expand": "lab.compress.expanding",
+    "expand": "lab.compress.compressing",
     "Compression": "lab.compress.options",
     "load": "tasks.files.loading",
     "plan": "lab.plan.plan",
+    "PlanRequest": "lab.cost.options",
     "Job": "job",
     **dict.fromkeys(
         ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
@@ -97,8 +98,8 @@ _NAMED = {"local": "Local", "simulated": "Simulated"}
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
     "Downpour", "Handling", "Hogwild", "Hosts", "INSTANT", "Job", "JobFailed", "LeavingHost", "Local", "Locking",
-    "Outage", "ComputeModel", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Slurm", "Softsync", "Split",
-    "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__",
+    "Outage", "ComputeModel", "PlanRequest", "Ray", "Reduce", "Sandblaster", "Simulated", "Single", "Slurm", "Softsync",
+    "Split", "Synchronous", "Task", "TensorData", "TrainingError", "UsageError", "View", "NetworkModel", "__version__",
     "comm_hook", "compress", "evaluate", "expand", "integrations", "join", "load", "optim", "plan", "predict", "run",
     "split", "tasks",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from benchmarks.parts.timing import interleave
 from distbelief.codecs.file import ModelFile
 from distbelief.core.effects import Batch
 from distbelief.core.settings import Settings
-from distbelief.lab.compress import shrinking
+from distbelief.lab.compress import compressing
 from distbelief.tasks import Task, as_data, resolve
 from distbelief.tasks.files.constrained import fill, layers
 from distbelief.tasks.files.lean import held_bytes, lean
@@ -90,10 +90,10 @@ def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
 def model(task: Task, how: str) -> torch.nn.Module:
     """An untrained model whose layers share 16 values, of all weights or of a part."""
     made = build_model(task, 0, "cpu").eval()
-    tensors, aliases = shrinking.stored(made.state_dict())
+    tensors, aliases = compressing.stored_tensors(made.state_dict())
     for name in layers(made):
-        kept = shrinking.pruned(tensors[name], 0.085 if "kept" in how else 1.0)
-        shared = shrinking.shared(kept, 4, "linear", 0)
+        kept = compressing.prune(tensors[name], 0.085 if "kept" in how else 1.0)
+        shared = compressing.share_values(kept, 4, "linear", 0)
         tensors[name] = kept if isinstance(shared, str) else shared
     file = ModelFile(task.reference, tensors, True, aliases)
     return lean(fill(made, file), how.partition(",")[0], file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distbelief.errors import LocalProtocolError
-from distbelief.lab.draw.execution import execute, names, place, wanted_ranks
+from distbelief.lab.draw.schedules import execute, names, place, wanted_ranks
 from distbelief.schedules.schedule import Schedule
 
 

@@ -192,10 +192,10 @@ def check_buffers(played: Played, whole: nn.Module, atol: float) -> None:
 PARTITIONS = (2, 3, 4)
 WAYS = (*PLACING, *DIVIDING)
 REFUSED = {
-    "stages": "there are . layers with parameters to make stages of; name at most|has no parameter to train",
+    "stages": "there are . layers with parameters for stages; name at most|has no parameter to train",
     "branches": "the widest fork has . branch|partition . of . has no parameter to train",
-    "time": "there is no nn.GRU, nn.LSTM or nn.RNN|and what follows it have 2 layers; split over at most 2",
-    "samples": "no layer with weights comes before the fully connected|computes something of all samples together"
+    "time": "there is no nn.GRU, nn.LSTM or nn.RNN|and later stacks have 2 layers; split over at most 2",
+    "samples": "no layer with weights comes before the fully connected|depends on all samples together"
     "|has no parameter to train",
 }
 """Why a model cannot be split so, by way."""

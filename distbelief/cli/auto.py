@@ -39,11 +39,12 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
                 "off"
             )
     from distbelief.cli.cost_tables import progress
+    from distbelief.lab.cost.options import PlanRequest
     from distbelief.lab.plan import plan as planning
 
     with progress(f"planning {task}") as show:
         data = {name: single.values[name] for name in ("batch_size", "data_dir")}
-        plan = planning.plan(task, optimizer=single.optimizer(), told=show, **data)
+        plan = planning.plan(task, PlanRequest(optimizer=single.optimizer(), **data), show)
     if not (single.showing.quiet or single.showing.json):
         command = f"distbelief train {task} {plan.first.command}"
         print(f"{plan.why}\nplanned in {plan.seconds:.0f} s\n{command}", flush=True)

@@ -26,10 +26,8 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import OnDevice, Threaded
-from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, SplitRequest
-from distbelief.lab.draw.allreduce import LETTERS
-from distbelief.lab.draw.allreduce import draw as draw_schedule
-from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
+from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest
+from distbelief.lab.draw.schedules import LETTERS, draw_pipeline, draw_schedule, draw_svg
 from distbelief.network.routes import Routes
 from distbelief.places.processes.script import name_of
 from distbelief.places.topologies import topology
@@ -252,7 +250,7 @@ def _compare(settings: CostOptions) -> int:
     if settings != CostOptions(compare=settings.compare, json=settings.json):
         raise UsageError("--compare measures nothing, and has only --json beside it: leave the other options off")
     from distbelief.cli.cost_tables import show_comparison
-    from distbelief.lab.cost.comparing import compare
+    from distbelief.lab.cost.cost import compare
 
     task, rows = compare(settings.compare)
     return _show(settings.json, {"task": task, "machines": rows}, lambda: show_comparison(task, rows))
@@ -306,21 +304,21 @@ def plan(args: list[str]) -> int:
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.network_model import NetworkModel
 
-    known: dict[str, Any] = {"slow": slow, "optimizer": chosen, "max_memory": memory}
-    known |= {name: getattr(settings, name) for name in ("topology", "batch_size", "seconds", "data_dir")}
-    if settings.strategies:
-        known["strategies"] = settings.strategies
-    network = NetworkModel(**line)
+    known = {
+        name: getattr(settings, name)
+        for name in ("machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
+    }
+    request = PlanRequest(network=NetworkModel(**line), slow=slow, optimizer=chosen, max_memory=memory, **known)
     with cost_tables.progress(f"planning {task}") as show:
         if counts:
-            return _scaling(scaling(task, counts, network, machines=settings.machines, told=show, **known), settings)
-        plan = planning.plan(task, settings.machines or None, network, told=show, **known)
+            return _scaling(scaling(task, counts, request, tell=show), settings)
+        plan = planning.plan(task, request, show)
     return _show(settings.json, plan, lambda: plan_tables.show_plan(plan))
 
 
 def _scaling(found: Scaling, settings: PlanOptions | SplitOptions) -> int:
     from distbelief.cli import plan_tables
-    from distbelief.lab.draw.scaling import draw_scaling
+    from distbelief.lab.plan.scaling import draw_scaling
 
     if settings.draw:
         _write_picture("--draw", settings.draw, draw_scaling(found))
@@ -386,17 +384,14 @@ def _split_scaling(
 
     way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
     with cost_tables.progress(f"splitting {task}") as show:
-        found = scaling(
-            task,
-            counts,
-            NetworkModel(**line),
-            split=Partitions(**way),
+        request = PlanRequest(
+            network=NetworkModel(**line),
             batch_size=settings.batch_size,
             optimizer=optimizer,
             seconds=settings.seconds,
             data_dir=settings.data_dir,
-            told=show,
         )
+        found = scaling(task, counts, request, Partitions(**way), show)
     return _scaling(found, settings)
 
 

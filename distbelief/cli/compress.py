@@ -83,7 +83,7 @@ class ExpandOptions:
 def expand(args: list[str]) -> int:
     """`distbelief expand FILE [options]`."""
     file, settings = ask_of("distbelief expand FILE", "file", ExpandOptions, args)
-    from distbelief.lab.compress.expanding import expand as write
+    from distbelief.lab.compress.compressing import expand as write
 
     print(write(file, settings.out or None))
     return 0

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from distbelief.cli.tables import count, number, show
 from distbelief.core.records import Json
-from distbelief.lab.cost.comparing import PER_MILLION, UNITS
-from distbelief.lab.cost.cost import MARGIN, SPARE, TrainingCost
+from distbelief.lab.cost.cost import MARGIN, PER_MILLION, SPARE, UNITS, TrainingCost
 from distbelief.lab.cost.trace import KINDS, REST
 
 
@@ -65,7 +64,7 @@ def _show_layers(cost: TrainingCost) -> None:
     rows.append(["all", "", "", *sums, *seconds, *sizes])
     what = "output and multiply-adds (forward) of one sample; times, maps and gradients of a minibatch of"
     columns = ("layer", "kind", "output", "parameters", "multiply-adds", "forward, ms", "backward, ms", "maps, MB")
-    show(f"{cost.task}: {what} {cost.asked.batch_size}", (*columns, "gradients, MB"), rows)
+    show(f"{cost.task}: {what} {cost.request.batch_size}", (*columns, "gradients, MB"), rows)
 
 
 def _mega(size: float) -> str:
@@ -112,10 +111,10 @@ def _words(cost: TrainingCost) -> Iterator[str]:
         f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are of this thread's processor, each the lower "
         f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"
     )
-    for epochs in dict.fromkeys((1, cost.asked.epochs)):
+    for epochs in dict.fromkeys((1, cost.request.epochs)):
         charges = cost.charges(epochs)
-        more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.asked.watts is not None else []
-        more += [f"a price of {charges['price']:.3g}"] if cost.asked.price_per_hour is not None else []
+        more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.request.watts is not None else []
+        more += [f"a price of {charges['price']:.3g}"] if cost.request.price_per_hour is not None else []
         yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
     charges = cost.charges(1)
     million = [f"{charges[name + PER_MILLION]:.3g} {unit}" for name, unit in UNITS.items() if name in charges]

@@ -31,8 +31,7 @@ def report(args: list[str]) -> int:
         raise UsageError(f"which runs? Write their folders, or that of a study: {prog}")
     from distbelief.lab.study.definition import Study
     from distbelief.lab.study.figures import Report
-    from distbelief.lab.study.page import PAGE, write_page
-    from distbelief.lab.study.report import make_report, write_report
+    from distbelief.lab.study.report import PAGE, make_report, write_page, write_report
     from distbelief.lab.study.running import STUDY, kept_trials, read_kept
     from distbelief.lab.study.runs import study_of
 

@@ -59,8 +59,7 @@ def study(args: list[str]) -> int:
     check(read, file, more)
     out = Path(settings.out or f"studies/{file.stem}")
     forkserver.start()
-    from distbelief.lab.study.page import PAGE, write_page
-    from distbelief.lab.study.report import write_report
+    from distbelief.lab.study.report import PAGE, write_page, write_report
     from distbelief.lab.study.running import run
 
     tell = teller(settings.quiet)

@@ -24,10 +24,10 @@ from distbelief.errors import UsageError
 from distbelief.replica.part import ScriptedPart
 from distbelief.schedules.pipeline import Action, Pass
 from distbelief.sharding.layout import Layout
-from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import Split, SplitSteps
+from distbelief.split.plan import choose
 from distbelief.split.play import cut_minibatch
 from distbelief.split.program import build, mapped
 from distbelief.split.tidying import Shape

@@ -1,41 +1,24 @@
-"""The split graph: each node has one partition, and the only thing that crosses from partition to partition is a
-transfer.
+"""Split graph: each node has one partition, and only transfers cross between partitions.
 
-A value is *whole* at one partition, or *cut* along a dimension into a part for each partition, or left as *summands*,
-one at each partition. What a partition needs of a value is brought there: slices at their owners, a transfer each, and
-a `cat` or an `add` where they arrive. So a gather is transfers and a cat, a sum is transfers and additions, a halo is
-slices, transfers and a cat; the adjoint of each follows from the one rule that a transfer's gradient goes back to its
-source and is added there. Inputs and targets are at every partition.
+A value is *whole* at one partition, *cut* along a dimension into a part for each partition, or left as *summands*, one
+at each. What a partition needs of a value comes by slices at the owners, a transfer each, and a `cat` or `add` where
+they arrive: a gather is transfers and a cat, a sum transfers and additions, a halo slices, transfers and a cat. All
+adjoints follow from one rule: a transfer's gradient goes back to its source and is added there. Every partition has
+the inputs and targets.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from torch import fx, nn
 from torch.fx.node import Argument
-from torch.utils import _pytree as pytree
 
-from distbelief.errors import UsageError
 from distbelief.sharding.layout import Piece
-from distbelief.split.layers import (
-    Borrowing,
-    Cut,
-    Divided,
-    DroppedShare,
-    Indices,
-    Keyed,
-    Loss,
-    LossFunction,
-    NodeShare,
-    draws,
-    node_number,
-)
+from distbelief.split.layers import Cut, Indices
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
 
@@ -48,30 +31,28 @@ class TransferKind(Enum):
     SUM = "sum"
     HALO = "halo"
     TENSOR = "tensor"
-    """A parameter or buffer that another partition owns."""
+    """A parameter or buffer of another partition."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from one partition to another; where it is differentiable, its gradient comes back."""
+    """Tensor from one partition to another; if it is differentiable, its gradient comes back."""
 
     number: int
     source: int
     target: int
     kind: TransferKind
     value: str
-    """The node of the split graph that gives it."""
     path: str
-    """The module that gives it."""
     shape: Shape
 
     def __hash__(self) -> int:
-        return self.number  # which is its own: it is looked up many times in a step
+        return self.number  # unique, and cheap: a step looks transfers up often
 
 
 @dataclass(frozen=True)
 class Holding:
-    """A module that computes at a partition, and which piece of which of the model's tensors each of its tensors is."""
+    """Module of a partition, and the piece of the model that each of its tensors holds."""
 
     layer: nn.Module
     path: str
@@ -80,7 +61,7 @@ class Holding:
 
 @dataclass
 class SplitGraph:
-    """A model's graph, rewritten for its partitions."""
+    """Graph of a model, rewritten for its partitions."""
 
     traced: Traced
     partitions: int
@@ -88,19 +69,15 @@ class SplitGraph:
     partition: dict[fx.Node, int] = field(default_factory=dict)
     shapes: dict[fx.Node, Shape] = field(default_factory=dict)
     transfers: dict[fx.Node, Transfer] = field(default_factory=dict)
-    """Transfers by the node at which each arrives."""
     holdings: dict[str, Holding] = field(default_factory=dict)
-    """Holdings by the target of the nodes that call each."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    """Pieces of each tensor, by its first name."""
     outputs: dict[int, Argument] = field(default_factory=dict)
-    """Outputs of the model by partition: a structure of nodes, each whole there. One partition has it, or all."""
+    """Model's output by partition, as a structure of whole nodes; one partition has it, or all."""
     loss: fx.Node | None = None
     text: str = ""
-    """The split as on a command line."""
 
     def constant(self, name: str) -> torch.Tensor:
-        """A tensor that each partition has, and that is no part of the state."""
+        """Return a tensor that every partition has, outside of the state."""
         attribute: object = self.traced.model
         for part in name.split("."):
             attribute = getattr(attribute, part)
@@ -109,7 +86,7 @@ class SplitGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """In the order in which they can be computed: first what waits for no transfer, then what waits for one."""
+        """Return the nodes in order of computation: those that wait for no transfer, then for one, and so on."""
         depth: dict[fx.Node, int] = {}
         for node in self.graph.nodes:
             before = [depth[input_node] + (node in self.transfers) for input_node in node.all_input_nodes]
@@ -117,495 +94,20 @@ class SplitGraph:
         return sorted(depth, key=lambda node: depth[node])
 
 
-def arrive(value: torch.Tensor) -> torch.Tensor:
-    """Return what a transfer computes."""
-    return value
-
-
-def as_number(loss: torch.Tensor) -> torch.Tensor:
-    """A loss of any dtype, as all partitions are told it."""
-    return loss.detach().double()
-
-
 @dataclass
 class Value:
     """Places of a value."""
 
     node: fx.Node
-    """Node of the traced graph."""
     at: dict[int, fx.Node] = field(default_factory=dict)
-    """Whole copies, by partition; the first is its owner's."""
+    """Whole copies by partition; the first is the owner's."""
     parts: dict[int, fx.Node] = field(default_factory=dict)
-    """Nodes by partition, where it is cut or left as summands."""
     cut: Cut | None = None
     free: bool = False
-    """Any partition makes it itself, from what every partition has."""
+    """True if every partition can compute it from inputs."""
     ranges: dict[tuple[int, Indices], fx.Node] = field(default_factory=dict)
 
     @property
     def owner(self) -> int:
-        """The partition that has it whole."""
+        """Return the partition that first has it whole."""
         return next(iter(self.at))
-
-
-class Rewriter:
-    """Makes the split graph of a traced one, node after node.
-
-    Args:
-        traced: the model.
-        partitions: how many partitions there are.
-    """
-
-    def __init__(self, traced: Traced, partitions: int) -> None:
-        self.split = SplitGraph(traced, partitions)
-        self._traced = traced
-        self._values: dict[fx.Node, Value] = {}
-        self._crossed: dict[tuple[fx.Node, int], fx.Node] = {}
-        self._inputs: dict[tuple[int, str], fx.Node] = {}
-        self._tensors: dict[str, fx.Node] = {}
-        self._names = {id(tensor): name for name, tensor in _tensors(traced.model, remove_duplicate=True)}
-        self._model_tensors = dict(_tensors(traced.model, remove_duplicate=False))
-        self._persistent = set(traced.model.state_dict())
-        for node in traced.graph.nodes:
-            self._make_free(node)
-
-    def value(self, node: fx.Node) -> Value:
-        """Return where a value of the traced graph is."""
-        return self._values[node]
-
-    def share_out(self, partitions: Mapping[fx.Node, int]) -> None:
-        """Give the tensors of modules that several partitions call to one of these each, so that all have some to hold.
-
-        Args:
-            partitions: of nodes that are to be computed whole.
-        """
-        users: dict[str, set[int]] = {}
-        for node, partition in partitions.items():
-            if node.op == "call_module":
-                for _, tensor in _tensors(self._traced.layer(node), remove_duplicate=True):
-                    users.setdefault(self._names[id(tensor)], set()).add(partition)
-        held = [0] * self.split.partitions
-        shared: dict[str, list[str]] = {}
-        for name, at in users.items():
-            if len(at) == 1:
-                held[min(at)] += self._model_tensors[name].numel()
-            elif self._is_held(name):
-                shared.setdefault(name.rpartition(".")[0], []).append(name)
-        sizes = {path: sum(self._model_tensors[name].numel() for name in names) for path, names in shared.items()}
-        for path in sorted(shared, key=lambda path: -sizes[path]):
-            partition = min(users[shared[path][0]], key=lambda partition: (held[partition], partition))
-            held[partition] += sizes[path]
-            for name in shared[path]:
-                tensor = self._model_tensors[name]
-                self._owns(name, Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
-
-    # what a node becomes
-
-    @property
-    def nodes(self) -> list[fx.Node]:
-        """The nodes to place, in order: those that are not made of the inputs alone, and left to whoever needs them."""
-        return [node for node in self._traced.graph.nodes if node.op != "output" and node not in self._values]
-
-    def _make_free(self, node: fx.Node) -> None:
-        computed = node.op in ("call_function", "call_method") and not draws(node)
-        if (
-            node.op == "placeholder"
-            or (node.op == "get_attr" and self._is_constant(str(node.target)))
-            or (computed and all(input_node in self._values for input_node in node.all_input_nodes))
-        ):
-            self._values[node] = Value(node, free=True)
-
-    def place(self, node: fx.Node, partition: int) -> None:
-        """Compute a node as it is, at one partition."""
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
-        if node.op == "get_attr":
-            self._values[node] = Value(node)  # at partition where it is needed first
-            return
-        computed = self._call(node, partition, None, args, kwargs)
-        self._values[node] = Value(node, {partition: computed})
-
-    def divide(self, node: fx.Node, divided: Divided) -> None:
-        """Compute a node in parts, one at each partition."""
-        flows = list(node.all_input_nodes)
-        value = Value(node, cut=Cut(divided.gives, divided.edges) if divided.gives is not None else None)
-        for partition, part in enumerate(divided.parts):
-            self._claim(node, partition, part)
-        for partition, part in enumerate(divided.parts):
-            needs = dict(zip(flows, part.needs, strict=True)) if part.needs else {}
-
-            def bring(
-                input_node: fx.Node,
-                partition: int = partition,
-                part: NodeShare = part,
-                needs: Mapping[fx.Node, Indices | None] = needs,
-            ) -> fx.Node:
-                need = needs.get(input_node)
-                if need is None:
-                    return self.whole(self._values[input_node], partition)
-                return self._padded(self._values[input_node], partition, need, part.fill)
-
-            args, kwargs = fx.map_arg((node.args, node.kwargs), bring)
-            value.parts[partition] = self._call(node, partition, part, args, kwargs)
-        self._values[node] = value
-
-    def finish(self, loss: LossFunction | None, targets: object, everywhere: bool = False) -> SplitGraph:
-        """End the graph with the output and the loss, whole at one partition; what nothing uses is at partition 0.
-
-        Args:
-            loss: of the output and the targets: a scalar, the mean over the minibatch; None for the output alone.
-            targets: an example: tensors, or a structure of them.
-            everywhere: whether each partition is given the loss, or the output where there is none.
-
-        Raises:
-            UsageError: a partition has no parameter to train.
-        """
-        output = next(iter(reversed(self._traced.graph.nodes)))
-        results = [self._values[input_node] for input_node in output.all_input_nodes]
-        partitions = [value.owner for value in results if value.at and not value.free]
-        partition = partitions[-1] if partitions else 0
-        (structure,) = fx.map_arg(output.args, lambda input_node: self.whole(self._values[input_node], partition))
-        self.split.outputs = {partition: structure}
-        if loss is not None:
-            leaves, spec = pytree.tree_flatten(targets)
-            wanted = [self._input(partition, f"target_{number}") for number in range(len(leaves))]
-            self.split.holdings["loss"] = Holding(Loss(loss), "loss", {})
-            loss_node = self.split.graph.call_module("loss", (structure, pytree.tree_unflatten(wanted, spec)))
-            self.split.loss = self._known(loss_node, partition, "loss", None)
-        if everywhere:
-            self._hand_out(partition)
-        for tensor in self._model_tensors.values():
-            first = self._names[id(tensor)]
-            if self._is_held(first) and first not in self.split.pieces:
-                self._borrow(first, 0)
-        self._refuse_idle()
-        return self.split
-
-    def _hand_out(self, partition: int) -> None:
-        """Give each partition what one has: the loss, or the output. Of the others no gradient comes back."""
-        structure = self.split.outputs[partition]
-        if self.split.loss is not None:
-            number = self.split.graph.call_function(as_number, (self.split.loss,))
-            structure = self._known(number, partition, "loss", Shape((), (), torch.float64, False))
-        copies: dict[tuple[fx.Node, int], fx.Node] = {}
-
-        def copied(at: int, node: fx.Node) -> fx.Node:
-            if (node, at) not in copies:
-                copies[node, at] = self._copied(node, partition, at)
-            return copies[node, at]
-
-        for at in range(self.split.partitions):
-            (self.split.outputs[at],) = fx.map_arg((structure,), functools.partial(copied, at))
-
-    def _copied(self, node: fx.Node, partition: int, at: int) -> fx.Node:
-        """A value of one partition, with memory of its own, at another; or there."""
-        shape, path = self.split.shapes.get(node), node.meta["path"]
-        if shape is None:
-            raise UsageError(
-                f"{path or 'the model'}: {node.name} of what it gives is no tensor that it computes, and cannot reach "
-                "every partition: give tensors alone"
-            )
-        if at != partition:
-            shape = replace(shape, differentiable=False)
-            cut = self._known(self.split.graph.call_function(torch.detach, (node,)), partition, path, shape)
-            node = self._transfer(cut, at, TransferKind.SEND)
-        return self._known(self.split.graph.call_function(torch.clone, (node,)), at, path, shape)
-
-    def _refuse_idle(self) -> None:
-        trained = {name for name, tensor in self._model_tensors.items() if tensor.requires_grad}
-        for partition in range(self.split.partitions):
-            held_here = [
-                name for name, held in self.split.pieces.items() if any(piece.partition == partition for piece in held)
-            ]
-            if not trained & set(held_here):
-                raise UsageError(
-                    f"partition {partition} of {self.split.partitions} has no parameter to train: split over fewer "
-                    "partitions, or otherwise"
-                )
-
-    # bringing values to partitions
-
-    def whole(self, value: Value, partition: int) -> fx.Node:
-        """The whole value at a partition."""
-        if partition not in value.at:
-            value.at[partition] = self._bring(value, partition)
-        return value.at[partition]
-
-    def _bring(self, value: Value, partition: int) -> fx.Node:
-        node = value.node
-        if value.free:
-            return self._remake(node, partition)
-        if node.op == "get_attr":
-            return self._borrow(str(node.target), partition)
-        shape = self._traced.shapes.get(node)
-        if not value.parts:
-            owner = value.owner
-            if shape is None:
-                raise UsageError(
-                    f"{node.meta['path'] or 'the model'}: {node.name} gives no tensor and is needed at partitions "
-                    f"{owner} "
-                    f"and {partition}, between which tensors alone cross: make it a tensor, compute it where it is "
-                    f"used, or "
-                    f"give both nodes one partition (--split PATTERN={owner})"
-                )
-            return self._transfer(value.at[owner], partition, TransferKind.SEND)
-        kind = TransferKind.GATHER if value.cut else TransferKind.SUM
-        brought = [self._transfer(part, partition, kind) for part in value.parts.values()]
-        return self._together(brought, partition, value.cut, shape, kind, node.meta["path"])
-
-    def _padded(self, value: Value, partition: int, need: Indices, fill: float) -> fx.Node:
-        shape = self._traced.shapes[value.node]
-        there = need.clipped(shape)
-        inner = self.range(value, partition, there)
-        if there == need:
-            return inner
-        behind = len(shape.fixed) - 1 - need.dimension
-        pads = (*(0, 0) * behind, there.start - need.start, need.stop - there.stop)
-        added = self.split.graph.call_function(torch.nn.functional.pad, (inner, pads, "constant", fill))
-        return self._known(added, partition, value.node.meta["path"], need.of(shape))
-
-    def range(self, value: Value, partition: int, need: Indices) -> fx.Node:
-        """Some indices of one dimension of a value, at a partition."""
-        shape = self._traced.shapes[value.node]
-        if need.covers(shape):
-            return self.whole(value, partition)
-        key = partition, need
-        if key not in value.ranges:
-            value.ranges[key] = self._range(value, partition, need, shape)
-        return value.ranges[key]
-
-    def _range(self, value: Value, partition: int, need: Indices, shape: Shape) -> fx.Node:
-        if partition in value.at or value.free or value.node.op == "get_attr":
-            return self._slice(self.whole(value, partition), need)
-        if not value.parts:
-            return self._transfer(self._slice(value.at[value.owner], need), partition, TransferKind.HALO)
-        cut = value.cut
-        if cut is None or cut.dimension != need.dimension:
-            kind = TransferKind.GATHER if cut else TransferKind.SUM
-            brought = [self._transfer(self._slice(part, need), partition, kind) for part in value.parts.values()]
-            return self._together(brought, partition, cut, need.of(shape), kind, value.node.meta["path"])
-        if cut.of(partition) == need and partition in value.parts:
-            return value.parts[partition]
-        slices: list[fx.Node] = []
-        for owner, part in value.parts.items():
-            extent = cut.of(owner)
-            if both := extent.common(need):
-                slices.append(self._transfer(self._slice(part, both.within(extent)), partition, TransferKind.HALO))
-        return self._together(slices, partition, cut, need.of(shape), TransferKind.HALO, value.node.meta["path"])
-
-    def _together(
-        self,
-        brought: Sequence[fx.Node],
-        partition: int,
-        cut: Cut | None,
-        shape: Shape | None,
-        kind: TransferKind,
-        path: str,
-    ) -> fx.Node:
-        if len(brought) == 1:
-            return brought[0]
-        if cut is not None:
-            joined = self.split.graph.call_function(torch.cat, (list(brought), cut.dimension))
-            joined.meta["kind"] = kind
-            return self._known(joined, partition, path, shape)
-        joined = brought[0]
-        for summand in brought[1:]:
-            joined = self._known(
-                self.split.graph.call_function(operator.add, (joined, summand)), partition, path, shape
-            )
-            joined.meta["kind"] = kind
-        return joined
-
-    def _slice(self, node: fx.Node, need: Indices) -> fx.Node:
-        shape = self.split.shapes[node]
-        if need.covers(shape):
-            return node
-        arguments = (node, need.dimension, need.start, need.stop - need.start)
-        key = node, hash(need)
-        if key not in self._crossed:
-            narrowed = self.split.graph.call_function(torch.narrow, arguments)
-            self._crossed[key] = self._known(narrowed, self.split.partition[node], node.meta["path"], need.of(shape))
-        return self._crossed[key]
-
-    def _transfer(self, node: fx.Node, partition: int, kind: TransferKind) -> fx.Node:
-        if self.split.partition[node] == partition:
-            return node
-        key = node, partition
-        if key not in self._crossed:
-            arrived = self.split.graph.call_function(arrive, (node,))
-            shape, path = self.split.shapes[node], node.meta["path"]
-            number, source = len(self.split.transfers), self.split.partition[node]
-            self.split.transfers[arrived] = Transfer(number, source, partition, kind, node.name, path, shape)
-            self._crossed[key] = self._known(arrived, partition, path, shape)
-        return self._crossed[key]
-
-    # what computes
-
-    def _call(
-        self,
-        node: fx.Node,
-        partition: int,
-        part: NodeShare | None,
-        args: tuple[Argument, ...],
-        kwargs: dict[str, Argument],
-    ) -> fx.Node:
-        op, target = node.op, node.target
-        shape = self._traced.shapes.get(node)
-        if part is not None and part.gives is not None and shape is not None:
-            shape = part.gives.of(shape)
-        if part is not None and part.call is not None:
-            op, target = "call_function", part.call
-        if op == "call_module":
-            target, borrowed = self._holding(node, partition, part)
-            args = (*args, *borrowed)
-            if isinstance(self.split.holdings[target].layer, DroppedShare):
-                args = (*args, self._input(partition, "samples"))
-        if draws(node, self._layer(node)):
-            held = self.split.holdings.get(str(target)) if op == "call_module" else None
-            keyed = Keyed(held.layer if held else None, op, target, node_number(node))
-            op, target, args = (
-                "call_module",
-                f"{node.name}@{partition}:keyed",
-                (self._input(partition, "chance"), *args),
-            )
-            pieces = _inside("inner", held.pieces) if held else {}
-            self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
-        call = self.split.graph.create_node(op, target, args, kwargs)
-        call.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
-        return self._known(call, partition, node.meta["path"], shape)
-
-    def _share(self, node: fx.Node, part: NodeShare | None) -> float:
-        """Return a part's share of a node's operations: by what it gives; one of all partitions, where that is a
-        summand.
-        """
-        whole = self._traced.shapes.get(node)
-        if part is None or whole is None:
-            return 1.0
-        if part.gives is None:
-            return 1 / self.split.partitions
-        return (part.gives.stop - part.gives.start) / whole.fixed[part.gives.dimension]
-
-    def _layer(self, node: fx.Node) -> nn.Module | None:
-        return self._traced.layer(node) if node.op == "call_module" else None
-
-    def _holding(self, node: fx.Node, partition: int, part: NodeShare | None) -> tuple[str, list[fx.Node]]:
-        """The module that computes a layer, or a part of one, at a partition; and the tensors that it borrows there."""
-        path = str(node.target)
-        layer = self._traced.layer(node)
-        pieces, borrowed = dict[str, tuple[str, Piece]](), list[str]()
-        for name, tensor in _tensors(layer, remove_duplicate=False):
-            first = self._names[id(tensor)]
-            if not self._is_held(first):
-                continue
-            indices = Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-            if part is not None:
-                if name not in part.holds:
-                    if name in part.borrows:
-                        borrowed.append(name)
-                    continue
-                indices = part.holds[name] or indices
-            piece = Piece(indices.dimension, indices.start, indices.stop, partition)
-            if self._owns(first, piece):
-                pieces[name] = first, piece
-            elif part is None or part.holds[name] is None:
-                borrowed.append(name)
-            else:
-                raise UsageError(
-                    f"{path}.{name} is also {first}, which is held otherwise ({self.split.pieces[first]}): split both "
-                    "alike, or leave one of them whole"
-                )
-        key = f"{node.name}@{partition}"
-        computing = part.layer if part is not None and part.layer is not None else layer
-        holding = Holding(computing, path, pieces)
-        if borrowed:
-            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", pieces))
-        self.split.holdings.setdefault(key, holding)
-        names = dict(_tensors(layer, remove_duplicate=False))
-        return key, [self._borrow(self._names[id(names[name])], partition) for name in borrowed]
-
-    def _claim(self, node: fx.Node, partition: int, part: NodeShare) -> None:
-        """Give a partition the tensors that a part is to hold there, before another borrows them."""
-        for name, indices in part.holds.items():
-            tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
-            if tensor is not None and self._is_held(first := self._names[id(tensor)]):
-                extent = indices or Indices(0, 0, tensor.shape[0] if tensor.ndim else 1)
-                self._owns(first, Piece(extent.dimension, extent.start, extent.stop, partition))
-
-    def _owns(self, name: str, piece: Piece) -> bool:
-        """Return whether a partition has a piece of a tensor: it does if nobody else has any of it."""
-        held = self.split.pieces.setdefault(name, [])
-        if piece in held:
-            return True
-        if any(other.partition == piece.partition or other.dimension != piece.dimension for other in held):
-            return False
-        if any(other.start < piece.stop and piece.start < other.stop for other in held):
-            return False
-        held.append(piece)
-        held.sort(key=lambda held_piece: held_piece.start)
-        return True
-
-    def _borrow(self, name: str, partition: int) -> fx.Node:
-        """A tensor of the model at a partition, which owns it if nobody does yet."""
-        tensor = self._model_tensors[name]
-        name = self._names[id(tensor)]
-        if name not in self._tensors:
-            held = self.split.pieces.setdefault(name, [])
-            if not held:
-                held.append(Piece(0, 0, tensor.shape[0] if tensor.ndim else 1, partition))
-            if len(held) > 1:
-                raise UsageError(
-                    f"{name} is needed whole at partition {partition}, but it is held in pieces by partitions "
-                    f"{[piece.partition for piece in held]}: split what uses it alike"
-                )
-            piece_node = self.split.graph.get_attr(name)
-            shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)
-            self._tensors[name] = self._known(piece_node, held[0].partition, name.rpartition(".")[0], shape)
-            self._to_front(piece_node)
-        return self._transfer(self._tensors[name], partition, TransferKind.TENSOR)
-
-    def _to_front(self, node: fx.Node) -> None:
-        first = next(iter(self.split.graph.nodes))
-        if first is not node:
-            first.prepend(node)
-
-    def _remake(self, node: fx.Node, partition: int) -> fx.Node:
-        if node.op == "placeholder":
-            copy = self._input(partition, node.name)
-            if node in self._traced.shapes:
-                self.split.shapes[copy] = self._traced.shapes[node]
-            return copy
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
-        copy = self.split.graph.create_node(node.op, node.target, args, kwargs)
-        return self._known(copy, partition, node.meta["path"], self._traced.shapes.get(node))
-
-    def _input(self, partition: int, name: str) -> fx.Node:
-        if (partition, name) not in self._inputs:
-            placeholder = self.split.graph.placeholder(f"{name}_at_{partition}")
-            placeholder.meta["input"] = name
-            self._inputs[partition, name] = self._known(placeholder, partition, "", None)
-            self._to_front(placeholder)
-        return self._inputs[partition, name]
-
-    def _known(self, node: fx.Node, partition: int, path: str, shape: Shape | None) -> fx.Node:
-        node.meta["path"] = path
-        node.meta.setdefault("flops", 0)
-        self.split.partition[node] = partition
-        if shape is not None:
-            self.split.shapes[node] = shape
-        return node
-
-    def _is_held(self, name: str) -> bool:
-        """Return whether a tensor is a parameter or a buffer of the state, which one partition has."""
-        return name in self._persistent
-
-    def _is_constant(self, name: str) -> bool:
-        tensor = self._model_tensors.get(name)
-        return tensor is None or not self._is_held(self._names[id(tensor)])
-
-
-def _inside(name: str, pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:
-    return {f"{name}.{tensor_name}": held for tensor_name, held in pieces.items()}
-
-
-def _tensors(module: nn.Module, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters(remove_duplicate=remove_duplicate)
-    yield from module.named_buffers(remove_duplicate=remove_duplicate)

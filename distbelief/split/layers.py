@@ -1,4 +1,4 @@
-"""Divisions of layers: the form in which a way divides one, and the modules that stand in for it at a partition."""
+"""Divisions of layers: their form, and modules that stand in for layers at a partition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distbelief.split.tidying import Shape, share_of
 
 @dataclass(frozen=True)
 class Indices:
-    """Indices `start` up to, not including, `stop` of one dimension of a tensor.
+    """Indices `start` up to, but not including, `stop` of one dimension of a tensor.
 
     >>> Indices(1, 2, 5).common(Indices(1, 4, 9))
     Indices(dimension=1, start=4, stop=5)
@@ -27,44 +27,44 @@ class Indices:
     stop: int
 
     def covers(self, shape: Shape) -> bool:
-        """Return whether they are all that a tensor of a shape has."""
+        """Return whether they cover their dimension of a shape."""
         at = self.dimension
         return not shape.growth[at] and self.start <= 0 and self.stop >= shape.fixed[at]
 
     def of(self, shape: Shape) -> Shape:
-        """The shape of a tensor's part with these indices."""
+        """Return the shape of a tensor's part with these indices."""
         at = self.dimension
         fixed = (*shape.fixed[:at], self.stop - self.start, *shape.fixed[at + 1 :])
         return replace(shape, fixed=fixed, growth=(*shape.growth[:at], 0, *shape.growth[at + 1 :]))
 
     def clipped(self, shape: Shape) -> Indices:
-        """Those that a tensor of a shape has."""
+        """Return those within a shape."""
         return replace(self, start=max(self.start, 0), stop=min(self.stop, shape.fixed[self.dimension]))
 
     def common(self, other: Indices) -> Indices | None:
-        """Those of both, if any; of the same dimension."""
+        """Return the indices of both in the same dimension, if any."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Indices(self.dimension, start, stop) if start < stop else None
 
     def within(self, part: Indices) -> Indices:
-        """The same ones, counted from the beginning of a part that has them."""
+        """Return the same indices, counted from the start of a part."""
         return Indices(self.dimension, self.start - part.start, self.stop - part.start)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Along which dimension a value is cut, and where: part i has indices [edges[i], edges[i + 1])."""
+    """Dimension and edges of a cut: part i has indices [edges[i], edges[i + 1])."""
 
     dimension: int
     edges: tuple[int, ...]
 
     def of(self, partition: int) -> Indices:
-        """The indices of a partition's part."""
+        """Return the indices of a partition's part."""
         return Indices(self.dimension, self.edges[partition], self.edges[partition + 1])
 
 
 def edges(length: int, parts: int) -> tuple[int, ...]:
-    """Return where a length is cut into parts, the first ones longer by one where it does not divide.
+    """Return the edges of parts of a length, the first ones longer by one if it does not divide.
 
     >>> edges(10, 4)
     (0, 3, 6, 8, 10)
@@ -75,32 +75,31 @@ def edges(length: int, parts: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class NodeShare:
-    """Part of a node that one partition computes: parts of the tensors that it takes, its pieces, and its result.
+    """One partition's part of a node: inputs, tensors and result.
 
-    Everything that it needs and does not have is brought from the partitions that have it.
+    Missing inputs are brought from partitions that have them.
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Indices of each input in the arguments' order: None is the whole, () the whole of each; outside is padding."""
+    """Indices of each input, in the order of arguments: None for the whole, () for all whole; those outside are
+    padding."""
     gives: Indices | None = None
-    """Indices of the whole result that it gives; None where it gives a summand of it."""
+    """Indices of the result that it gives; None for a summand of the whole."""
     layer: nn.Module | None = None
-    """The layer of its shape; None where the layer, or the function, itself does."""
+    """Smaller layer; None if the layer or function itself computes the part."""
     holds: Mapping[str, Indices | None] = field(default_factory=dict)
-    """The tensors of the layer of which this partition has some indices, or (None) the whole, by their names in it."""
+    """Tensors of the layer by name: the indices that this partition has, or None for the whole."""
     borrows: tuple[str, ...] = ()
     """Tensors of the layer that another partition has, and that this one needs whole."""
     fill: float = 0.0
-    """Value of indices before the first or behind the last."""
     call: Callable[..., object] | None = None
-    """The function that computes it, where it is not the node's own."""
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A node divided over all partitions.
+    """Node divided over all partitions.
 
-    What their parts give follows each other along a dimension, cut at `edges`; or, where `gives` is None, is added up.
+    The outputs of its parts follow each other along a dimension, cut at `edges`, or are summed if `gives` is None.
     """
 
     parts: tuple[NodeShare, ...]
@@ -109,16 +108,10 @@ class Divided:
 
 
 Placed = dict[fx.Node, int | Divided]
-"""Partitions of nodes: one of each, or parts at all of them."""
 
 
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
-    """A layer of the shape of a part: a copy on empty tensors, with only those that it holds.
-
-    Args:
-        layer: the whole one, of parameters of its own.
-        holds: the tensors that stay, and which indices of each.
-        changed: attributes that differ.
+    """Return a layer with the shape of a part, on empty tensors, with only those that it holds.
 
     >>> part_of(nn.Linear(4, 6), {"weight": Indices(0, 0, 2)}, out_features=2)
     Linear(in_features=4, out_features=2, bias=False)
@@ -141,7 +134,7 @@ def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: ob
 
 
 class Borrowing(nn.Module):
-    """A layer some of whose tensors are given to it each time, after its own arguments."""
+    """Layer that takes some of its tensors as further arguments."""
 
     def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -149,29 +142,28 @@ class Borrowing(nn.Module):
         self._names = names
 
     def forward(self, *args: torch.Tensor) -> object:
-        """Return what the layer gives with those tensors."""
+        """Compute the layer with those tensors."""
         values, pieces = args[: -len(self._names)], args[-len(self._names) :]
         return torch.func.functional_call(self.inner, dict(zip(self._names, pieces, strict=True)), values)
 
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
-"""Function of an output and the targets: the mean over the minibatch."""
 
 
 class Loss(nn.Module):
-    """A loss, which may be any function."""
+    """Loss function as a module."""
 
     def __init__(self, loss: LossFunction) -> None:
         super().__init__()
         self._loss = loss
 
     def forward(self, output: object, targets: object) -> torch.Tensor:
-        """The mean over the samples."""
+        """Return the mean over the samples."""
         return self._loss(output, targets)
 
 
 class Keyed(nn.Module):
-    """Random layer or function whose numbers depend on the step, the microbatch and the node only."""
+    """Random layer or function whose numbers depend only on step, microbatch and node."""
 
     def __init__(self, inner: nn.Module | None, op: str, target: Any, number: int) -> None:
         super().__init__()
@@ -179,7 +171,7 @@ class Keyed(nn.Module):
         self._op, self._target, self._number = op, target, number
 
     def forward(self, chance: int, *args: Any, **kwargs: object) -> object:
-        """Return what the node gives, drawn by a step's and microbatch's number."""
+        """Compute the node with the seed of a step and microbatch."""
         torch.manual_seed(mixed(chance, self._number))
         if self.inner is not None:
             return self.inner(*args, **kwargs)
@@ -189,48 +181,37 @@ class Keyed(nn.Module):
 
 
 class DroppedShare(nn.Dropout):
-    """Dropout on a part of a tensor: draws for the whole, as each partition does, and takes its own.
-
-    Args:
-        rate: of elements that become zero.
-        share: which part of the samples it has, of how many.
-        indices: which indices of another dimension; None for all.
-        whole: how many there are in that dimension.
-    """
+    """Dropout on a part of the samples and indices: each partition draws for the whole tensor and takes its part."""
 
     def __init__(
         self, rate: float, share: tuple[int, int] = (0, 1), indices: Indices | None = None, whole: int = 0
     ) -> None:
         super().__init__(rate)
-        self.share, self.own, self.whole = share, indices, whole
+        self.share, self.indices, self.whole = share, indices, whole
 
-    def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # of all parts
-        """The part with some elements zero and the others scaled; samples are counted in the first dimension."""
+    def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # needs the samples of all parts
+        """Return the part with some elements zero and the others scaled; the first dimension counts samples."""
         if not self.training:
             return value
         number, parts = self.share
         sides = [samples if parts > 1 else len(value), *value.shape[1:]]
-        if self.own is not None:
-            sides[self.own.dimension] = self.whole
+        if self.indices is not None:
+            sides[self.indices.dimension] = self.whole
         kept = share_of(value.new_empty(sides).bernoulli_(1 - self.p).div_(1 - self.p), number, parts)
-        if self.own is not None:
-            kept = kept.narrow(self.own.dimension, self.own.start, self.own.stop - self.own.start)
+        if self.indices is not None:
+            kept = kept.narrow(self.indices.dimension, self.indices.start, self.indices.stop - self.indices.start)
         return value * kept
 
 
 def mixed(chance: int, number: int) -> int:
-    """The seed of one node in one microbatch of one step.
-
-    >>> mixed(1, 2) != mixed(2, 1)
-    True
-    """
+    """Return the seed of a node in a microbatch of a step."""
     value = (chance * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 30)) * 0x94D049BB133111EB) & (2**64 - 1)
     return value >> 1
 
 
 def node_number(node: fx.Node) -> int:
-    """The number by which a node of a traced graph draws; the same however the graph is split."""
+    """Return the number that keys a node's draws, the same for all splits of the graph."""
     return zlib.crc32(str(node.meta.get("copied from", node.name)).encode())
 
 

@@ -1,4 +1,4 @@
-"""Observing: what flows along each node of a graph, with two numbers of samples, without values if possible."""
+"""Values along a graph's nodes with two numbers of samples, by shapes alone if possible."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class SampleRun(fx.Interpreter):
-    """Computes nodes one after the other on a copy of a model, with so many samples.
-
-    Args:
-        model: that the nodes are of.
-        inputs: of it.
-        real: whether tensors have values, which copies those of the model; else they have shapes alone.
-    """
+    """Computation of nodes on a copy of a model, with a number of samples."""
 
     def __init__(self, model: nn.Module, inputs: tuple[object, ...], real: bool) -> None:
         self._mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -43,12 +37,12 @@ class SampleRun(fx.Interpreter):
         return self._mode.from_tensor(tensor)
 
     def fetch_attr(self, target: str) -> Any:
-        """Return what the model has by a name; tensors that tracing wrote down are at the model itself."""
+        """Return an attribute of the model; tensors that tracing added are at the original."""
         held = hasattr(self.module, target.partition(".")[0])
         return super().fetch_attr(target) if held else getattr(self._constants, target)
 
     def compute(self, node: fx.Node) -> None:
-        """Compute a node from what those before it gave; the placeholders are the tensors of the inputs, in order."""
+        """Compute a node from the values before it; placeholders take the input tensors in order."""
         if node.op == "placeholder":
             self.env[node] = next(self._inputs)
             return
@@ -58,21 +52,15 @@ class SampleRun(fx.Interpreter):
 
 @dataclass
 class NodeValues:
-    """Values that each node gives with a number of samples, and with one more.
-
-    Args:
-        model: that is traced.
-        inputs: of it.
-        real: True if tensors have values, on which numbers may depend.
-    """
+    """Values of each node with a number of samples, and with one more."""
 
     model: nn.Module
     inputs: tuple[object, ...]
     real: bool
     flops: dict[fx.Node, int] = field(default_factory=dict)
-    """Floating-point operations of each node's forward, at the first number of samples."""
+    """Floating-point operations of each node's forward, with the first number of samples."""
     varying: set[fx.Node] = field(default_factory=set)
-    """Nodes whose numbers depend on how many samples there are, or on values."""
+    """Nodes whose numbers depend on the number of samples, or on values."""
 
     def __post_init__(self) -> None:
         self.samples = next(len(leaf) for leaf in tensors_of(self.inputs) if leaf.ndim)
@@ -85,11 +73,7 @@ class NodeValues:
         return torch.cat([leaf, leaf[:1]])
 
     def compute(self, node: fx.Node) -> None:
-        """Compute a node.
-
-        Raises:
-            Exception: whatever that raises; among others where it depends on values, and there are none.
-        """
+        """Compute a node, and raise its error; without values some nodes cannot be computed."""
         first, second = self.runs
         with FlopCounterMode(display=False) as counter:
             first.compute(node)
@@ -108,20 +92,20 @@ class NodeValues:
         return isinstance(self.runs[0].env[node], torch.Tensor)
 
     def varies(self, node: fx.Node) -> bool:
-        """Return whether a number may be another one with other samples."""
+        """Return whether a number may differ with other samples."""
         first, second = self.of(node)
         if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(first)):
             return False
         source = node.args[0] if node.target is operator.getitem else node
         if isinstance(source, fx.Node) and name_of(source) in SIZES:
-            return bool(first != second)  # sides of tensors are linear in the number of samples
+            return bool(first != second)  # a tensor's sides are linear in the number of samples
         return bool(first != second) or any(
             input_node in self.varying or self.is_tensor(input_node) for input_node in node.all_input_nodes
         )
 
 
 def tensors_of(inputs: tuple[object, ...]) -> list[torch.Tensor]:
-    """Return the tensors among some inputs, in order."""
+    """Return the tensors of some inputs in order."""
     return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
@@ -129,9 +113,9 @@ SIZES = frozenset({
     "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "storage_offset", "is_contiguous",
     "is_floating_point", "is_complex", "is_signed", "len", "__len__", "getattr",
 })  # fmt: skip
-"""Functions whose numbers depend on a tensor's shape or kind, whatever its values."""
+"""Functions whose numbers depend on a tensor's shape or type, and not on its values."""
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of the function or method that a node calls, without overloads."""
+    """Return the name of a node's function or method, without overloads."""
     return str(getattr(node.target, "__name__", node.target)).split(".")[0]

@@ -1,4 +1,4 @@
-"""Split: what a user says of how a model is split; no torch is needed to say it."""
+"""Split of a model as a user writes it, without torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from distbelief.schedules.pipelines import named
 from distbelief.split.registry import check_way
 
 AUTO = "auto"
-"""In the place of a way: the one with the least price."""
+"""Split that stands for the way with the least price."""
 MOST = 1 << 10
-"""Most partitions of a model."""
+"""Limit of a model's partitions."""
 
 
 @dataclass(frozen=True)
 class Split:
     """Split of a model over the partitions of a replica.
-
-    Raises:
-        UsageError: a way that is unknown; a partition that is not there; fewer than two partitions.
 
     >>> Split("stages", partitions=2)
     Split(ways='stages', partitions=2, chunks=0, modules=())
@@ -33,30 +30,25 @@ class Split:
     """
 
     ways: str | Mapping[str, str | int]
-    """One way for the whole model, or `auto`; or, by patterns of modules' names, a way or the number of a partition:
-    the first pattern that fits counts, and what none fits follows what it takes.
-    """
+    """One way for the whole model, or `auto`; or a way or partition by patterns of modules' names. The first matching
+    pattern counts; unmatched modules follow their inputs."""
     partitions: int = 2
-    """2 or more."""
     chunks: int = 0
-    """For `time`: in how many runs of steps a sequence is cut; 0 is four for each partition, or as many as there are
-    steps.
-    """
+    """Runs of steps into which `time` cuts a sequence; 0 is four for each partition, but at most one for each step."""
     modules: tuple[str, ...] = ()
-    """For a model that cannot be traced: the modules that follow each other."""
     own: str = field(default="", compare=False, repr=False, kw_only=True)
-    """The task's own split as it is written there, where this is that one: for messages only."""
+    """Text of the task's split, if this is it; for messages."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:
             raise UsageError(f"partitions={self.partitions}: a model is split over 2 to {MOST}")
         ways = [self.ways] if isinstance(self.ways, str) else list(self.ways.values())
         if self.chunks < 0:
-            raise UsageError(f"--chunks {self.chunks}: a sequence is cut in 1 chunk or more")
+            raise UsageError(f"--chunks {self.chunks}: a sequence is cut into 1 chunk or more")
         if self.chunks and "time" not in ways:
             raise UsageError(
-                f"--chunks {self.chunks}: cuts the sequence of a split by time, and {self.text} is none: name the way "
-                "(--split time, or PATTERN=time), or leave it off"
+                f"--chunks {self.chunks}: is for a split by time, and {self.text} is none: name one (--split time, or "
+                "PATTERN=time), or leave it off"
             )
         for way in ways:
             if isinstance(way, str):
@@ -69,16 +61,13 @@ class Split:
 
     @classmethod
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
-        """Return what was written on a command line: a way, or `PATTERN=WAY,...`, where a number is a partition.
+        """Return the split from a command line: a way, or `PATTERN=WAY,...` in which a number is a partition.
 
         Args:
-            text: what was written.
+            text: way or patterns.
             partitions: as of `Split`.
             chunks: as of `Split`.
-            own: of the task, what takes the place of `auto`.
-
-        Raises:
-            UsageError: as `Split`, and for what is neither.
+            own: the task's split, which replaces `auto`.
 
         >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
         ('groups', 'stages')
@@ -94,23 +83,19 @@ class Split:
             if not (pattern and equals and way):
                 raise UsageError(f"--split {text}: {part!r} is not PATTERN=WAY, as in conv*=filters")
             if pattern in ways:
-                raise UsageError(f"--split {text}: {pattern} stands there twice; leave one out")
+                raise UsageError(f"--split {text}: {pattern} is listed twice; leave one out")
             ways[pattern] = int(way) if way.isdecimal() else way
         return cls(ways, partitions, chunks)
 
     @property
     def text(self) -> str:
-        """Text of the split, as on a command line.
-
-        >>> Split({"conv*": "filters", "fc*": 1}).text
-        'conv*=filters,fc*=1'
-        """
+        """Return the split as on a command line."""
         if isinstance(self.ways, str):
             return self.ways
         return ",".join(f"{pattern}={way}" for pattern, way in self.ways.items())
 
     def of(self, path: str) -> str | int | None:
-        """The way or the partition of a module, by its path; None where no pattern fits it or what it is in."""
+        """Return the way or partition of a module by its path; None if no pattern matches it or its parents."""
         if isinstance(self.ways, str):
             return self.ways
         return next((way for pattern, way in self.ways.items() if fits(pattern, path)), None)
@@ -118,14 +103,13 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelined:
-    """Way of a minibatch through the partitions of a model."""
+    """Pipelining of minibatches through a model's partitions."""
 
     microbatches: int = 1
-    """Parts of a minibatch that go through the partitions of a replica by themselves: one computes while another
-    does."""
+    """Parts of a minibatch that pass through the partitions one after another, so that partitions compute at the same
+    time."""
     schedule: str = "auto"
-    """In which order microbatches go forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for more than
-    one."""
+    """Order of microbatches forward and back: gpipe, 1f1b, or sequential for one; auto is 1f1b for several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +122,8 @@ class Partitions(Pipelined):
     """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
     (conv*=filters,fc*=neurons); auto takes the way with the least price."""
     chunks: int = 0
-    """For --split time: in how many runs of steps a sequence is cut, of which one partition computes one while the next
-    partition computes the one before; 0 is four for each partition."""
+    """Runs of steps into which --split time cuts a sequence, so that partitions compute at the same time; 0 is four for
+    each partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +135,13 @@ class SplitSteps(Pipelined):
 
     @property
     def algorithm(self) -> str:
-        """Name of the schedule."""
+        """Return the name of the schedule."""
         return named(self.schedule, self.microbatches)
 
 
 @contextmanager
 def blamed_on_task(split: str) -> Iterator[None]:
-    """Say in what is refused that the task brings this split; nothing where it is ""."""
+    """Mention in refusals that the split is the task's own, unless it is ""."""
     try:
         yield
     except UsageError as error:
@@ -167,7 +151,7 @@ def blamed_on_task(split: str) -> Iterator[None]:
 
 
 def fits(pattern: str, path: str) -> bool:
-    """Return whether a pattern fits a module's path, or that of a module that it is in.
+    """Return whether a pattern matches the path of a module or of one of its parents.
 
     >>> fits("conv*", "conv1"), fits("features", "features.conv1"), fits("conv*", "fc1")
     (True, True, False)

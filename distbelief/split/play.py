@@ -1,6 +1,4 @@
-"""Computing a partition's part of a minibatch: the tensors between the actions of its pipeline, which anybody may
-play.
-"""
+"""Computation of a partition's part of a minibatch: the tensors between the actions of its pipeline."""
 
 from __future__ import annotations
 
@@ -20,25 +18,21 @@ from distbelief.split.program import OwnValue, PartitionProgram, Received, Segme
 
 
 class Microbatch(NamedTuple):
-    """A part of a minibatch, as every partition has it."""
+    """Part of a minibatch, the same at every partition."""
 
-    given: Mapping[str, Any]
+    supplied: Mapping[str, Any]
     """Values that segments name `Supplied`."""
     weight: float
-    """Its share of the minibatch's samples."""
 
 
 def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int, chance: int = 0) -> list[Microbatch]:
-    """A minibatch in microbatches, as equal as can be, the first ones longer.
+    """Cut a minibatch into microbatches as equal as possible, the first ones larger.
 
     Args:
-        inputs: the arguments of the model: tensors, or structures of them, with samples in dimension 0.
-        targets: as the loss takes them.
+        inputs: arguments of the model: tensors, or structures of them, with samples in dimension 0.
+        targets: targets of the loss.
         microbatches: 1 or more.
-        chance: number of the step; what draws at random is keyed by it.
-
-    Raises:
-        UsageError: there are more microbatches than samples.
+        chance: number of the step, which keys random draws.
 
     >>> [part.weight for part in cut_minibatch((torch.zeros(5, 2),), torch.zeros(5), 2)]
     [0.6, 0.4]
@@ -67,31 +61,25 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
 
 @dataclass
 class _Pending:
-    """A microbatch that went forward through a partition and not yet back."""
+    """Microbatch that went forward through a partition and not yet back."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
-    """Values that segments took, cut off from what computed them."""
     results: dict[int, Any] = field(default_factory=dict)
-    """Results of segments, by their numbers."""
 
 
 class Passes:
-    """Takes the microbatches of a minibatch forward and back through a partition's segments.
+    """Passes of a minibatch's microbatches forward and back through a partition's segments.
 
-    Its actions are played in the order of a pipeline: what is taken before it is needed, what is given once it is
-    there. The gradient of the minibatch is added to what the parameters' `.grad` hold.
-
-    Args:
-        program: of the partition.
-        batches: the minibatch, as `cut_minibatch` makes it; the same at every partition.
+    A pipeline's actions are played in order: inputs are taken before they are needed, and outputs given once they
+    exist. The minibatch's gradient is added to the parameters' `.grad`.
     """
 
     def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch]) -> None:
         self.program, self.batches = program, batches
         self.begins: Mapping[int, torch.Tensor] = {}
-        """Gradients of values of which nobody else knows them, by the values' numbers."""
+        """Gradients from outside of the model, by the numbers of its values."""
         self.outputs: dict[int, Any] = {}
-        """The model's output for each microbatch, at a partition that has it."""
+        """Model's output for each microbatch, at a partition that has it."""
         self._losses: dict[int, torch.Tensor] = {}
         self._own = program.split.transfers
         results = [result for segment in program.segments for result in segment.gives]
@@ -99,32 +87,32 @@ class Passes:
         self._last = max(program.computes, default=-1)
         self._pending = [_Pending() for _ in batches]
         self._arrived: dict[Crossing, torch.Tensor] = {}
-        """Gradients that are here and not taken back."""
+        """Gradients that arrived and are not yet used."""
         self._norms = _BatchNorms(program) if len(batches) > 1 else None
 
     @property
     def loss(self) -> float | None:
-        """The mean over the minibatch, at the partition that computes it."""
+        """Return the mean over the minibatch, at the partition that computes it."""
         if self.program.loss is None:
             return None
         return sum(float(loss) * self.batches[number].weight for number, loss in sorted(self._losses.items()))
 
     def sends(self, crossing: Crossing) -> bool:
-        """Return whether something leaves this partition, or comes to it."""
+        """Return whether a crossing leaves this partition; else it arrives."""
         transfer = self._own[crossing.boundary]
         return self.program.partition == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
 
     def give(self, crossing: Crossing) -> torch.Tensor:
-        """Return what leaves this partition; it is not written any more."""
+        """Return what leaves this partition; it is not written to any more."""
         transfer, pending = self._own[crossing.boundary], self._pending[crossing.microbatch]
         if crossing.direction is Pass.FORWARD:
-            given: torch.Tensor = pending.results[self._values[transfer.number]].detach()
-            return given
+            value: torch.Tensor = pending.results[self._values[transfer.number]].detach()
+            return value
         leaf = pending.leaves.pop(Received(transfer))
         return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
     def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
-        """Take what the other end of a transfer has given."""
+        """Take what a transfer's other end gave."""
         if crossing.direction is Pass.BACKWARD:
             self._arrived[crossing] = tensor
             return
@@ -133,7 +121,7 @@ class Passes:
         self._pending[crossing.microbatch].leaves[Received(transfer)] = leaf
 
     def run(self, task: SegmentTask) -> None:
-        """Compute a segment, one way, for a microbatch."""
+        """Compute a segment in one direction for a microbatch."""
         segment = self.program.split.segments[task.segment]
         if task.direction is Pass.FORWARD:
             self._forward(segment, task.microbatch)
@@ -146,7 +134,7 @@ class Passes:
             self._norms.begin(batch.weight)
         for source in segment.takes:
             if isinstance(source, Supplied):
-                pending.leaves[source] = batch.given[source.name]
+                pending.leaves[source] = batch.supplied[source.name]
             elif isinstance(source, OwnValue) and source not in pending.leaves:
                 pending.leaves[source] = _cut_off(pending.results[source.value])
         results = self.program.computes[segment.number](*[pending.leaves[source] for source in segment.takes])
@@ -162,7 +150,6 @@ class Passes:
             self._norms.end()
 
     def _backward(self, segment: Segment, number: int) -> None:
-        """Take the gradient of a microbatch's share of the loss back through a segment."""
         pending = self._pending[number]
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
@@ -171,7 +158,7 @@ class Passes:
             total = self.begins.get(result.value)
             if self.program.loss == OwnValue(result.value):
                 total = torch.full_like(tensor, self.batches[number].weight)
-            # that of the last user comes first, as without a split
+            # sums begin with the last user, as in the whole model
             for transfer in reversed(result.transfers):
                 if transfer.shape.differentiable:
                     gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD))
@@ -187,7 +174,6 @@ class Passes:
 
 
 def _read(structure: object, pending: _Pending) -> object:
-    """An output, of the values that it is made of."""
     if isinstance(structure, OwnValue):
         return pending.results[structure.value].detach()
     if isinstance(structure, Supplied | Received):
@@ -206,10 +192,9 @@ def _cut_off(value: object) -> object:
 
 
 class _BatchNorms:
-    """The batch norms of a partition, whose running statistics move in a step as far as for one minibatch.
+    """Batch norms of a partition, whose running statistics move in a step as for one minibatch.
 
-    A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that what is left of the old is (1 - m)
-    after all of them.
+    A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that all together leave 1 - m of the old.
     """
 
     def __init__(self, program: PartitionProgram) -> None:
@@ -222,13 +207,11 @@ class _BatchNorms:
         self._seen = [int(count) for *_, count in self._norms if count is not None]
 
     def begin(self, weight: float) -> None:
-        """A microbatch goes forward next."""
         for (part, momentum, _), seen in zip(self._norms, self._seen, strict=True):
             moved = 1 / (seen + 1) if momentum is None else momentum
             part.momentum = 1 - (1 - moved) ** weight
 
     def end(self) -> None:
-        """All have gone forward: it was one minibatch."""
         for (part, momentum, count), seen in zip(self._norms, self._seen, strict=True):
             part.momentum = momentum
             if count is not None:
@@ -236,24 +219,18 @@ class _BatchNorms:
 
 
 def play(partitions: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
-    """Play all partitions of a split model in this process, turn by turn: for oracles, and where no time passes.
-
-    Args:
-        partitions: what computes, by partition.
-        actions: of each partition.
-
-    Raises:
-        LocalProtocolError: all wait for each other.
-    """
-    left = [deque(own) for own in actions]
+    """Play all partitions of a split model in this process by turns, for oracles and measurements."""
+    left = [deque(waiting) for waiting in actions]
     lines: dict[Crossing, torch.Tensor] = {}
     while any(left):
         before = sum(map(len, left))
-        for passes, own in zip(partitions, left, strict=True):
-            while own and _played(passes, own[0], lines):
-                own.popleft()
+        for passes, waiting in zip(partitions, left, strict=True):
+            while waiting and _played(passes, waiting[0], lines):
+                waiting.popleft()
         if sum(map(len, left)) == before:
-            raise LocalProtocolError(f"all partitions wait for each other: {[own[0] for own in left if own]}")
+            raise LocalProtocolError(
+                f"all partitions wait for each other: {[waiting[0] for waiting in left if waiting]}"
+            )
 
 
 def _played(passes: Passes, action: Action, lines: dict[Crossing, torch.Tensor]) -> bool:

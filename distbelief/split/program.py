@@ -1,6 +1,4 @@
-"""Programs of a split model: the segments that its partitions compute, and what of the model one partition computes
-them with.
-"""
+"""Programs of a split model: segments of all partitions, and one partition's share of the model that computes them."""
 
 from __future__ import annotations
 
@@ -24,21 +22,21 @@ from distbelief.split.tidying import Shape
 
 @dataclass(frozen=True)
 class Supplied:
-    """An argument of a segment that every partition has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
+    """Argument that every partition has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class OwnValue:
-    """An argument of a segment that an earlier segment of the same partition has computed."""
+    """Argument from an earlier segment of the same partition."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Received:
-    """An argument of a segment that another partition has sent."""
+    """Argument from another partition."""
 
     transfer: Transfer
 
@@ -48,58 +46,54 @@ Source = Supplied | OwnValue | Received
 
 @dataclass(frozen=True)
 class Result:
-    """Value that a segment computes and another place needs."""
+    """Value of a segment that another place needs."""
 
     value: int
-    """Its number at this partition, by which later segments name it."""
+    """Number at this partition, by which later segments name it."""
     transfers: tuple[Transfer, ...]
-    """Transfers by which it leaves for other partitions."""
 
 
 @dataclass(frozen=True)
 class Segment:
     """Part of a split model that one partition computes without waiting.
 
-    It begins where a transfer is needed that no earlier one needed, or after a value that leaves.
+    It begins at a transfer that no earlier segment needed, or after a value that leaves.
     """
 
     number: int
-    """Its number among those of all partitions."""
     partition: int
     takes: tuple[Source, ...]
     gives: tuple[Result, ...]
     flops: int
-    """Floating-point operations of its forward, for the samples that the model was traced with."""
+    """Floating-point operations of its forward for the traced samples."""
     elements: int
-    """Elements that its nodes give, forward, of one sample."""
     nodes: int
     paths: tuple[str, ...]
-    """The modules that it computes, in order."""
 
     @property
     def received(self) -> list[Transfer]:
-        """Transfers that it takes."""
+        """Return the transfers that it takes."""
         return [take.transfer for take in self.takes if isinstance(take, Received)]
 
     @property
     def sent(self) -> list[Transfer]:
-        """Transfers by which what it gives leaves."""
+        """Return the transfers of its results."""
         return [transfer for result in self.gives for transfer in result.transfers]
 
 
 @dataclass(frozen=True)
 class SplitProgram:
-    """All that the partitions of a split model compute and what crosses, without a tensor of it."""
+    """Computation and transfers of a split model, without tensors."""
 
     partitions: int
     segments: tuple[Segment, ...]
     """Segments of all partitions, each behind those whose transfers it takes."""
     transfers: tuple[Transfer, ...]
-    """Transfers by their numbers, which are those of their boundaries."""
+    """Transfers by number, which is also that of their boundaries."""
 
     @functools.cached_property
     def graph(self) -> SegmentGraph:
-        """Graph for its schedules: a sample of a boundary has as many bytes as a minibatch has more with one more."""
+        """Return the graph for schedules; a boundary's bytes per sample are those that one more sample adds."""
         return SegmentGraph(
             tuple(
                 PartitionSegment(
@@ -118,40 +112,34 @@ class SplitProgram:
 
     @functools.cached_property
     def work(self) -> int:
-        """Floating-point operations of a forward pass of all partitions together, for the traced number of samples."""
+        """Return the floating-point operations of a forward pass of all partitions, for the traced samples."""
         return sum(segment.flops for segment in self.segments)
 
 
 @dataclass(frozen=True)
 class PartitionProgram:
-    """All that one partition computes and holds."""
+    """Computation and tensors of one partition."""
 
     partition: int
     split: SplitProgram
     module: nn.Module
-    """This partition's parameters and buffers, by the names that the whole model has for them."""
+    """Parameters and buffers of this partition, under the names of the whole model."""
     pieces: Mapping[str, Piece]
-    """Piece of the whole tensor that each of them is."""
     computes: Mapping[int, Callable[..., tuple[Any, ...]]]
-    """By the number of each of its segments, from what that takes to what it gives, in their orders."""
+    """Function of each segment by number, from its arguments to its results."""
     loss: OwnValue | None
-    """The value that is the loss, at the partition that computes it."""
     outputs: object
-    """The values that are the model's output, in its structure, at a partition that has it; None at others."""
+    """Values of the model's output, in its structure, at a partition that has it; else None."""
     layers: tuple[nn.Module, ...]
 
     @property
     def segments(self) -> list[Segment]:
-        """Segments of this partition, in order."""
+        """Return the segments of this partition in order."""
         return [segment for segment in self.split.segments if segment.partition == self.partition]
 
 
 def program_of(split: SplitGraph) -> SplitProgram:
-    """The segments of all partitions of a split model.
-
-    Raises:
-        LocalProtocolError: partitions wait for each other.
-    """
+    """Return the segments of all partitions of a split model."""
     runs, nodes = _Runs(split), split.nodes
     left = [
         runs.of([node for node in nodes if split.partition[node] == partition]) for partition in range(split.partitions)
@@ -176,25 +164,19 @@ def program_of(split: SplitGraph) -> SplitProgram:
 
 
 def build(split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None = None) -> PartitionProgram:
-    """The program of one partition.
+    """Return the program of one partition, on the model's whole tensors and on copies of pieces.
 
-    Args:
-        split: the model, split.
-        partition: 0 up to, not including, its partitions.
-        model: the model, whose tensors it takes: those that are whole at this partition as they are, and copies of
-            pieces of others. What is not this partition's may be on the meta device.
-        device: where the partition computes, to which nothing is moved but what it has of the model; where that is, if
-            None.
+    Only the partition's own part of the model moves to the device, if one is named; others' may be on the meta device.
     """
     return _Builder(split, partition, model, device).program()
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})
-"""Functions that only take a value apart: they stay with what computes it."""
+"""Functions that only take a value apart; they stay with its computation."""
 
 
 def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
-    """Count the elements that nodes give of one sample; what only takes a value apart gives none."""
+    """Count the elements of nodes' outputs for one sample, without nodes that only take a value apart."""
     node_shapes = (
         shapes[node] for node in nodes if node in shapes and node.op != "get_attr" and node.target not in LIGHT
     )
@@ -202,7 +184,7 @@ def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:
 
 
 class _Runs:
-    """Cuts the nodes of partitions into runs, each of which is a segment."""
+    """Division of partitions' nodes into runs, each of which is a segment."""
 
     def __init__(self, split: SplitGraph) -> None:
         self._split = split
@@ -214,7 +196,6 @@ class _Runs:
         fx.map_arg((*split.outputs.values(), split.loss), self._wanted.add)
 
     def of(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-        """The runs of a partition, from its nodes in order."""
         runs: list[list[fx.Node]] = [[]]
         arrived: set[fx.Node] = set()
         left = False
@@ -232,13 +213,11 @@ class _Runs:
         return [run for run in runs if run]
 
     def taken(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """Return the values that a run takes from elsewhere."""
         inside = set(run)
         inputs = (input_node for node in run for input_node in node.all_input_nodes)
         return list(dict.fromkeys(input_node for input_node in inputs if input_node not in inside))
 
     def given(self, run: Sequence[fx.Node]) -> list[fx.Node]:
-        """Return the values that a run gives to elsewhere."""
         inside = set(run)
         return [
             node
@@ -247,7 +226,6 @@ class _Runs:
         ]
 
     def segment(self, number: int, partition: int, run: Sequence[fx.Node]) -> Segment:
-        """A run as a segment."""
         results = (Result(self._numbers[node], tuple(self._leaving.get(node, ()))) for node in self.given(run))
         return Segment(
             number,
@@ -261,7 +239,6 @@ class _Runs:
         )
 
     def source(self, node: fx.Node) -> Source:
-        """Return the source of a value."""
         if node.op == "placeholder":
             return Supplied(node.meta["input"])
         if node in self._split.transfers:
@@ -275,9 +252,9 @@ class _Builder:
         self._whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._elsewhere = {tensor.device for tensor in self._whole.values()} - {device}
         self._device = device if self._elsewhere else None
-        """To which what it has is moved; None where it stays."""
+        """Target of moved tensors; None if they stay."""
         self._there: dict[int, torch.Tensor] = {}
-        """Tensors that were moved, by the ids of the originals."""
+        """Moved tensors, by the ids of the originals."""
         self._nodes = [node for node in split.nodes if split.partition[node] == partition]
         self._pieces = {
             name: piece for name, held in split.pieces.items() for piece in held if piece.partition == partition
@@ -287,7 +264,6 @@ class _Builder:
         self._layers = {key: self._filled(key) for key in called}
 
     def program(self) -> PartitionProgram:
-        """Everything put together."""
         split, partition, runs = self._split, self._partition, _Runs(self._split)
         whole = program_of(split)
         numbers = [segment.number for segment in whole.segments if segment.partition == partition]
@@ -307,17 +283,16 @@ class _Builder:
         )
 
     def _compiled(
-        self, run: Sequence[fx.Node], taken: Sequence[fx.Node], given: Sequence[fx.Node]
+        self, run: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
     ) -> Callable[..., tuple[Any, ...]]:
-        """A run as a function of what it takes."""
         graph = fx.Graph()
-        copies = {source: graph.placeholder(f"take_{number}") for number, source in enumerate(taken)}
+        copies = {source: graph.placeholder(f"take_{number}") for number, source in enumerate(inputs)}
         for node in run:
             copied = copies[node] = graph.node_copy(node, copies.__getitem__)
-            if self._device is not None:  # tracing may have written down on which one it was
+            if self._device is not None:  # tracing may have recorded the device
                 copied.args = map_aggregate(copied.args, self._device_of)
                 copied.kwargs = map_aggregate(copied.kwargs, self._device_of)
-        graph.output(tuple(copies[node] for node in given))
+        graph.output(tuple(copies[node] for node in outputs))
         root = {str(node.target): self._attribute(node) for node in run if node.op in ("call_module", "get_attr")}
         names = {target: f"part_{number}" for number, target in enumerate(root)}
         for node in graph.nodes:
@@ -333,8 +308,6 @@ class _Builder:
             return self._layers[name]
         return self._tensors[name] if name in self._tensors else self._moved(self._split.constant(name))
 
-    # tensors
-
     def _cut(self, name: str, piece: Piece) -> torch.Tensor:
         whole = self._whole[name]
         if not whole.ndim or piece.stop - piece.start == whole.shape[piece.dimension]:
@@ -349,7 +322,7 @@ class _Builder:
         if (there := self._there.get(id(tensor))) is None:
             there = tensor.detach().to(self._device)
             if isinstance(tensor, nn.Parameter) and torch._has_compatible_shallow_copy_type(tensor, there):
-                tensor.data, there = there, tensor  # as Module.to: it is the same object, with its hooks
+                tensor.data, there = there, tensor  # as in Module.to, the object stays the same, with its hooks
             elif isinstance(tensor, nn.Parameter):
                 there = nn.Parameter(there, tensor.requires_grad)
             self._there[id(tensor)] = there
@@ -359,7 +332,7 @@ class _Builder:
         return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument
 
     def _filled(self, key: str) -> nn.Module:
-        """A module that computes here, on this partition's tensors; those that it borrows have no values."""
+        """Return a module on this partition's tensors; borrowed ones have no values."""
         holding = self._split.holdings[key]
         layer = plain(holding.layer)
         tensors = [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]
@@ -393,7 +366,7 @@ def _assign(layer: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 def plain(layer: nn.Module) -> nn.Module:
-    """A copy of a layer on the same tensors, that writes to nothing in place."""
+    """Return a copy of a layer on the same tensors that never writes in place."""
     tensors = [*layer.parameters(), *layer.buffers()]
     copied = copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
     for part in copied.modules():
@@ -403,7 +376,7 @@ def plain(layer: nn.Module) -> nn.Module:
 
 
 def mapped(structure: object, to: Callable[[fx.Node], object]) -> object:
-    """A structure of nodes as one of something else."""
+    """Return a structure of nodes with each node replaced."""
     if isinstance(structure, fx.Node):
         return to(structure)
     if isinstance(structure, tuple | list):

@@ -1,6 +1,4 @@
-"""Tidying: a traced graph made so that each node gives one tensor, sizes are functions of the number of samples, and
-nothing is written in place.
-"""
+"""Tidying of a traced graph: one tensor per node, sizes as functions of the number of samples, no writes in place."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from distbelief.split.observing import SIZES, NodeValues, name_of
 
 @dataclass(frozen=True)
 class Shape:
-    """The sides of a tensor as functions of the number of samples, its dtype, and whether a gradient comes back.
+    """Sides of a tensor as functions of the number of samples, its dtype, and whether a gradient comes back.
 
     >>> Shape((0, 3), (1, 0), torch.float32, True).bytes(64)
     768
@@ -35,40 +33,43 @@ class Shape:
     dtype: torch.dtype
     differentiable: bool
     share: tuple[int, int] = (0, 1)
-    """Number of the part of the samples, and number of parts: `samples_of` gives its samples."""
+    """Number of the part of the samples, and number of parts: `samples_of` counts its samples."""
 
     def at(self, samples: int) -> tuple[int, ...]:
-        """The sides for so many samples of all parts."""
+        """Return the sides for a number of samples of all parts."""
         count = samples_of(samples, *self.share)
         return tuple(side + count * more for side, more in zip(self.fixed, self.growth, strict=True))
 
     def elements(self, samples: int) -> int:
-        """Return how many elements for so many samples."""
+        """Return the elements for a number of samples."""
         return math.prod(self.at(samples))
 
     def bytes(self, samples: int) -> int:
-        """Return how many bytes for so many samples."""
+        """Return the bytes for a number of samples."""
         return self.elements(samples) * self.dtype.itemsize
 
     @property
     def elements_each(self) -> int:
-        """Return how many elements for one sample: in the mean, where it is of a part of them."""
+        """Return the elements of one sample; for a part, in the mean."""
         return round(self.elements(self.share[1]) / self.share[1])
 
     @property
     def bytes_each(self) -> int:
-        """Return how many bytes for one sample: in the mean, where it is of a part of them."""
+        """Return the bytes of one sample; for a part, in the mean."""
         return self.elements_each * self.dtype.itemsize
 
     @property
     def bytes_more(self) -> float:
-        """Return how many bytes more for one sample more: in the mean, where it is of a part of them."""
+        """Return the bytes that one sample adds; for a part, in the mean."""
         return (self.bytes(1 + self.share[1]) - self.bytes(1)) / self.share[1]
 
 
 def samples_of(samples: int, number: int, parts: int) -> int:
-    """Return how many samples a part of so many has: as equal as can be, the first ones longer; where there are fewer
-    samples than parts, those without one have a copy of one, as a layer may not take none.
+    """Return the samples of one part; parts are as equal as possible, the first ones larger.
+
+    If there are fewer samples than parts, the last parts get a copy of one, as a layer may refuse none.
+
+    Without enough samples for all, the last parts get a copy of one, as a layer may refuse none.
 
     >>> [samples_of(8, number, 3) for number in range(3)], [samples_of(2, number, 3) for number in range(3)]
     ([3, 3, 2], [1, 1, 1])
@@ -77,28 +78,24 @@ def samples_of(samples: int, number: int, parts: int) -> int:
 
 
 def share_of(value: torch.Tensor, number: int, parts: int) -> torch.Tensor:
-    """The samples of a part.
-
-    >>> [share_of(torch.arange(2), number, 3).tolist() for number in range(3)]
-    [[0], [1], [1]]
-    """
+    """Return the samples of a part."""
     part = value.tensor_split(parts)[number]
     return part if len(part) else value[-1:]
 
 
 def size(samples: int, growth: int, fixed: int) -> int:
-    """A side of a tensor for so many samples."""
+    """Return a side of a tensor for a number of samples."""
     return samples * growth + fixed
 
 
 class InCopy:
-    """A function that writes in place, on a copy, which it returns."""
+    """Function that writes in place, applied to a copy."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function, self.__name__ = function, function.__name__
 
     def __call__(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the copy that was written to."""
+        """Write to a copy, and return it."""
         copied = value.clone()
         self._function(copied, *args, **kwargs)
         return copied
@@ -107,17 +104,12 @@ class InCopy:
 _IN_PLACE = frozenset({
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul, operator.ipow, operator.setitem,
 })  # fmt: skip
-"""Python's own operations in place."""
 
 
 def tidy(
     graph: fx.Graph, observed: NodeValues, layer: Callable[[str], nn.Module]
 ) -> tuple[fx.Graph, dict[fx.Node, Shape]]:
-    """The graph made over, and the shape of each of its tensors.
-
-    Raises:
-        UsageError: something is written in place that another node has a view of.
-    """
+    """Return the rewritten graph, and the shape of each of its tensors."""
     tidied = _Tidied(observed, layer)
     for node in graph.nodes:
         tidied.take(node)
@@ -135,12 +127,11 @@ class _Tidied:
         self._new: dict[fx.Node, Any] = {}
         self._order: dict[fx.Node, int] = {}
         self._writes: set[fx.Node] = set()
-        """Nodes that write to a parameter or buffer, and give it: a node that writes to these does so too."""
+        """Nodes that write to a parameter or buffer and return it; further writes go through them."""
         self._samples = self.graph.placeholder("samples")
         self._samples.meta["path"] = ""
 
     def take(self, node: fx.Node) -> None:
-        """Make over one node."""
         self._order[node] = len(self._order)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda input_node: self._new[input_node])
         if node.op == "output":
@@ -171,7 +162,7 @@ class _Tidied:
             self._replace(node, into, args, kwargs, values)
 
     def drop_unused(self) -> None:
-        """Leave out what gives nothing to the output and keeps no state."""
+        """Erase nodes that the output does not need and that keep no state."""
         for node in reversed(list(self.graph.nodes)):
             keeps = node.op == "call_module" and any(True for _ in self._layer(str(node.target)).buffers())
             writes = node in self._writes
@@ -194,7 +185,7 @@ class _Tidied:
         return self._taken_out(new, values)
 
     def _taken_out(self, new: fx.Node, values: tuple[Any, Any]) -> Any:
-        """A node, or a structure of nodes that each take one tensor out of what it gives."""
+        """Return a node, or a structure of nodes that each take one tensor out of its value."""
         value, other = values
         if isinstance(value, torch.Tensor):
             fixed, growth = [], []
@@ -212,7 +203,7 @@ class _Tidied:
     def _item(self, new: fx.Node, key: Argument, values: tuple[object, object]) -> Any:
         leaves = pytree.tree_leaves(values[0])
         tensors = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        # of tensors with values, a number beside them may depend on these
+        # with real tensors, a number beside them may depend on their values
         numbers = self._observed.real and any(isinstance(leaf, int | float) for leaf in leaves)
         if not tensors and not numbers:
             return self._constant(*values)
@@ -223,7 +214,7 @@ class _Tidied:
     def _number(
         self, node: fx.Node, values: tuple[object, object], args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> Any:
-        """Return a number that is the same with any samples, or a side of a tensor, or a node that computes it."""
+        """Return a constant number, a side of a tensor, or a node that computes the number."""
         side = name_of(node) in SIZES and any(map(self._observed.is_tensor, node.all_input_nodes))
         if node.op != "get_attr" and (side or node not in self._observed.varying):
             return self._constant(*values)
@@ -247,7 +238,6 @@ class _Tidied:
         return new
 
     def _written(self, node: fx.Node) -> fx.Node | None:
-        """The node whose value a node writes to, if any."""
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         if first is None:
             return None
@@ -269,7 +259,7 @@ class _Tidied:
         kwargs: dict[str, Argument],
         values: tuple[object, object],
     ) -> None:
-        """Compute what would be written in place, and let it stand for what it would be written to from here on."""
+        """Compute a write out of place, and let the result stand for the written value from here on."""
         old = self._new[into]
         self._refuse_views(node, into)
         if node.op == "call_module":
@@ -279,9 +269,9 @@ class _Tidied:
         else:
             target: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
             new = self._made(node, "call_function", InCopy(target), args, kwargs, self._observed.of(into))
-        for one, held in list(self._new.items()):
+        for key, held in list(self._new.items()):
             if held is old:
-                self._new[one] = new
+                self._new[key] = new
         self._new[node] = new
 
     def _refuse_views(self, node: fx.Node, into: fx.Node) -> None:
@@ -297,13 +287,12 @@ class _Tidied:
                 continue
             if any(user not in self._order for user in view.users):
                 raise UsageError(
-                    f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to what "
-                    f"{view.name} is a view of, and that is used after it: write it out of place"
+                    f"{node.meta.get('path') or 'the model'}: {node.format_node()} writes in place to a "
+                    f"tensor whose view {view.name} is used later: write it out of place"
                 )
 
 
 def _inplace(node: fx.Node) -> bool:
-    """Return whether a function was told to write in place."""
     if "inplace" in node.kwargs:
         return bool(node.kwargs["inplace"])
     try:

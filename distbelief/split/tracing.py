@@ -1,4 +1,4 @@
-"""Tracing: a model as a graph, by torch.fx; modules that cannot be traced stay whole."""
+"""Traces of models as graphs by torch.fx; modules that cannot be traced stay whole."""
 
 from __future__ import annotations
 
@@ -22,67 +22,58 @@ from distbelief.split.tidying import Shape, tidy
 
 OURS = Path(__file__).parent
 EXAMPLES = 2
-"""Samples that a model is traced with."""
 
 
 def examples(samples: int) -> torch.Tensor:
-    """The numbers of the samples that a model is traced with, of so many: a single one is taken again.
-
-    >>> examples(60000), examples(1)
-    (tensor([0, 1]), tensor([0, 0]))
-    """
+    """Return the numbers of the samples for tracing; a single sample repeats."""
     return torch.arange(EXAMPLES) % samples
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as a graph in which each node gives one tensor, or is followed by those that take its tensors out of it.
+    """Model as a graph whose nodes give one tensor each, or are followed by nodes that take tensors out of them.
 
-    Sizes are functions of the number of samples, so that no number goes from node to node, and nothing is written in
-    place.
+    Sizes are functions of the number of samples, so that no number passes between nodes, and no node writes in place.
     """
 
     model: nn.Module
-    """Module with the modules and tensors that the graph names."""
     graph: fx.Graph
-    """A placeholder for each leaf of the inputs, `samples` first; `node.meta["path"]` is the module of a node."""
+    """Graph with a placeholder for each input leaf, `samples` first; `node.meta["path"]` is a node's module."""
     shapes: Mapping[fx.Node, Shape]
-    """Shapes of the nodes that give tensors."""
     listed: bool
-    """True if the modules that follow each other were named, which were run in turn."""
+    """True if consecutive modules were named, and run in turn."""
     aliases: Mapping[str, str]
-    """Names of tied tensors, to the first name of each."""
+    """First name of each tied tensor, by its other names."""
     samples: int
-    """Samples that it was traced with, of which each node counts its operations."""
     copied: bool
-    """True if it has been copied to be traced, with all its values."""
+    """True if tracing copied the model with all its values."""
 
     @property
     def told(self) -> str:
-        """Say what tracing it took, behind what else is said of its partitions; "" where there is nothing to say."""
-        return "; each partition copied the whole model in memory to trace it, which takes its values" * self.copied
+        """Return a note on the cost of tracing, to append to another note; "" without one."""
+        return "; each partition copied the whole model in memory, as tracing needed its values" * self.copied
 
     @property
     def layers(self) -> list[fx.Node]:
-        """The nodes that call a module, in order."""
+        """Return the nodes that call a module, in order."""
         return [node for node in self.graph.nodes if node.op == "call_module"]
 
     def layer(self, node: fx.Node) -> nn.Module:
-        """The module that a node calls."""
+        """Return the module that a node calls."""
         return self.model.get_submodule(str(node.target))
 
 
 def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] = ()) -> Traced:
-    """The graph of a model, which holds for any number of samples.
+    """Return the graph of a model, valid for any number of samples.
 
     Args:
-        model: in the mode (training or not) that is wanted; its parameters may be on the meta device.
-        inputs: the arguments of its forward, in the order in which it names them, those that have no place last:
-            tensors, or tuples, lists and dicts of them, with samples in dimension 0.
-        modules: instead of tracing it, run these submodules one after the other, each on what the one before gives.
+        model: model in the intended mode (training or not); parameters may be on the meta device.
+        inputs: arguments of its forward in order, keyword-only ones last: tensors, or tuples, lists and dicts of them,
+            with samples in dimension 0.
+        modules: submodules to run one after the other instead of the forward.
 
     Raises:
-        UsageError: it cannot be traced: with the line of the model at which that failed, and the remedy.
+        UsageError: it cannot be traced; with the line of the model that failed, and the remedy.
 
     >>> traced = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (torch.zeros(2, 4),))
     >>> [node.meta["path"] for node in traced.layers], traced.shapes[traced.layers[0]].at(5)
@@ -101,9 +92,9 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
         try:
             with _buffers_kept():
                 graph, shapes = tidy(tracer.trace(model), tracer.values, model.get_submodule)
-        except Exception as error:  # whatever a model's forward raises when it is run by a tracer
+        except Exception as error:  # a model's forward may raise anything under a tracer
             if tracer.uncomputed and not real and not any(tensor.is_meta for tensor in _tensors(model)):
-                real = True  # what depends on values has none to depend on
+                real = True  # some nodes depend on values, which fake tensors lack
             elif tracer.within and tracer.within[-1] not in leaves and not tracer.uncomputed:
                 leaves.add(tracer.within[-1])
             else:
@@ -128,11 +119,11 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.linspace, torch.eye, torch.rand,
              torch.randn, torch.randint)  # fmt: skip
-"""Functions of numbers alone that make a tensor: torch.fx sees them where they are wrapped."""
+"""Functions that create tensors from numbers alone; torch.fx sees them only if they are wrapped."""
 
 
 class _Proxy(fx.Proxy):
-    """A value that may be a number of the model, where it is the same with any samples, and written to."""
+    """Stand-in that may be a number of the model, if it is the same for any samples, and can be written to."""
 
     def __index__(self) -> int:
         return int(self._known())
@@ -157,19 +148,13 @@ class _Proxy(fx.Proxy):
         return values.of(self.node)[0]
 
 
-# torch.fx runs the forward with stand-ins for tensors, and writes down what is done to them. Each node is computed as
-# soon as it is there, so that its number may steer the forward where it is that of any samples: torch.fx alone would
-# refuse. Modules of torch, and those that a way divides, stay whole; so does one in which tracing fails.
+# torch.fx runs the forward with stand-ins for tensors, and records their operations. Computing each node at once lets
+# its number steer the forward if it is the same for any samples, which torch.fx alone would refuse. Modules of torch
+# and those that a way divides stay whole; so does a module in which tracing fails.
 class _Tracer(fx.Tracer):
-    """Traces a model, and computes each node meanwhile.
+    """Tracer that computes each node when it is created."""
 
-    Args:
-        leaves: modules that stay whole, beside those of torch and those that ways divide.
-        values: of the nodes.
-        modules: those that are run one after the other instead of the model's forward; none for that.
-    """
-
-    proxy_buffer_attributes = True  # or what a model computes of buffers alone is a constant, and written to them once
+    proxy_buffer_attributes = True  # else computations on buffers alone would be constants
 
     def __init__(self, leaves: set[str], values: NodeValues, modules: Sequence[str]) -> None:
         super().__init__(autowrap_functions=FACTORIES)
@@ -177,9 +162,8 @@ class _Tracer(fx.Tracer):
         self._leaves, self._modules = leaves, modules
         self.values = values
         self.within: list[str] = []
-        """Modules in which it is; where tracing has failed, in which it did."""
+        """Modules that are being traced; after a failure, the failing one is last."""
         self.uncomputed = False
-        """True if a node could not be computed."""
         self._computing = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -240,32 +224,32 @@ class _Tracer(fx.Tracer):
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
         if self.values.is_tensor(obj.node):
             return super().iter(obj)
-        return (obj[number] for number in range(len(obj)))  # type: ignore[index]  # as every stand-in is
+        return (obj[number] for number in range(len(obj)))  # type: ignore[index]  # every stand-in can be indexed
 
 
 @contextlib.contextmanager
 def _buffers_kept() -> Iterator[None]:
-    """Refuse to assign a buffer anew while a model is traced: torch.fx leaves its own proxy in the model, and a
-    partition computes with a copy of a layer.
+    """Refuse the assignment of a new buffer during tracing: torch.fx leaves its proxy in the model, and a partition
+    computes with a copy of a layer.
     """
     plain = nn.Module.__setattr__
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         if module._buffers.get(name, value) is not value:
-            raise UsageError(f"buffer {name!r} is assigned anew: write it in place, self.{name}.copy_(...)")
+            raise UsageError(f"buffer {name!r} is replaced by assignment: write it in place, self.{name}.copy_(...)")
         plain(module, name, value)
 
     nn.Module.__setattr__ = assign  # type: ignore[assignment]  # as torch.fx does with __getattr__ and __call__
     try:
         yield
     finally:
-        nn.Module.__setattr__ = plain  # type: ignore[method-assign]  # its own again
+        nn.Module.__setattr__ = plain  # type: ignore[method-assign]  # restores the original
 
 
 def _by_place(
     forward: Callable[..., object], inputs: tuple[object, ...]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments that have a place, behind the module itself, and those that have a name only."""
+    """Return positional arguments behind the module itself, and keyword-only ones."""
     parameters = inspect.signature(forward).parameters.values()
     named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     places = sum(
@@ -276,17 +260,16 @@ def _by_place(
 
 
 def _told(model: nn.Module, failure: BaseException) -> str:
-    """Return where in the model's own code tracing failed, why, and what to do."""
+    """Return an error message: the failing line of the model's own code, the reason and the remedy."""
     kind, where = type(model).__name__, ""
     for frame in traceback.extract_tb(failure.__traceback__):
         path = Path(frame.filename)
         if not path.is_relative_to(OURS) and not {"torch", "<string>"} & set(path.parts):
             where = f" at {frame.filename}:{frame.lineno}: {frame.line}"
     reason = str(failure).strip().split("\n")[0]
-    if isinstance(failure, UsageError):  # it says what to do
+    if isinstance(failure, UsageError):  # it names the remedy already
         return f"{kind} cannot be traced{where}: {reason}"
     return (
-        f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put what depends on values, or on "
-        "the number of samples, into a module of its own, or name the modules that follow each other "
-        "(Split(..., modules=[...]))"
+        f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put code that depends on values, "
+        "or on the number of samples, into its own module, or name consecutive modules (Split(..., modules=[...]))"
     )

@@ -17,9 +17,9 @@ from distbelief.errors import DataError, DistbeliefError, TrainingError
 from distbelief.replica.part import ModelPart, Part
 from distbelief.schedules.pipeline import Action, Pass, SegmentTask
 from distbelief.sharding.assignments import check_shards
-from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph
 from distbelief.split.options import Split, SplitSteps
+from distbelief.split.plan import choose
 from distbelief.split.play import cut_minibatch
 from distbelief.split.program import PartitionProgram, SplitProgram, build
 from distbelief.split.tracing import examples, trace
@@ -231,7 +231,7 @@ class AnsweringPart(ModelPart):
     def begin(self, _: Batch) -> None:
         """Begin an answer."""
         [batch] = self.compute(cut_minibatch((self.inputs,), None, 1)).batches
-        self.cut(batch.given["samples"])
+        self.cut(batch.supplied["samples"])
 
     def end(self) -> Computed:
         """End an answer."""

@@ -14,8 +14,8 @@ from distbelief.codecs.gaps import Gaps
 from distbelief.codecs.low_precision import LowPrecision
 from distbelief.codecs.symbols import Huffman, Packed
 from distbelief.errors import DataError, UsageError
+from distbelief.lab.compress.compressing import cluster
 from distbelief.lab.compress.options import STARTS
-from distbelief.lab.compress.shrinking import cluster
 from distbelief.testing import check_codec
 
 CHANCE = np.random.default_rng(7)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from distbelief.cli import cost_tables, main
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
-from distbelief.lab.cost import cost, profile, trace, updates
-from distbelief.lab.cost.comparing import compare
+from distbelief.lab.cost import cost, profile, trace
+from distbelief.lab.cost.cost import compare
 from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime
 from distbelief.lab.cost.trace import KINDS, REST, Tracer
@@ -236,7 +236,7 @@ def test_what_has_parameters_and_no_multiply_adds_that_are_known_is_told(
     task = task_of(lambda: [nn.Linear(8, 10), nn.BatchNorm1d(10), nn.ReLU()], shape=(8,))
     found = cost_of(task, monkeypatch, batch_size=4)
     [note] = found.notes
-    assert note.startswith("no multiply-adds are known of what BatchNorm1d do with their parameters")
+    assert note.startswith("multiply-adds of BatchNorm1d are unknown")
     cost_tables.show_cost(found)
     rows = {row[0]: row for row in (cells(line) for line in capsys.readouterr().out.splitlines()) if row}
     assert [rows[name][4] for name in "012"] == ["80", "unknown", ""]
@@ -461,7 +461,7 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
     assert sizes == [2, 4]
     assert tracer.mapped(64) == {}
     assert sizes[2:] == [2, 4]  # with an optimizer that keeps nothing
-    assert "held as it computed 2 and 4 samples, continued" in tracer.note
+    assert "memory is extrapolated from computing 2 and 4 samples" in tracer.note
     plain = tracer_of(task_of(lambda: [Forwards(wide), nn.ReLU(), nn.Linear(wide, 10)], shape=(wide,)))
     for size, one in found.items():
         # with few samples most is held at the end of the way back, with many at its beginning
@@ -504,17 +504,17 @@ def test_what_cannot_be_trained_is_told_in_one_line() -> None:
 
 def test_an_update_is_timed_with_one_thread_as_a_replica_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    made = updates.stepper
+    made = profile.stepper
 
     def watched(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         step = made(optimizer)
         return lambda: (threads.append(torch.get_num_threads()), step())[1]
 
-    monkeypatch.setattr(updates, "stepper", watched)
+    monkeypatch.setattr(profile, "stepper", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        updates.measure(optim("sgd"), 10)
+        profile.measure_update(optim("sgd"), 10)
         assert (set(threads), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)
@@ -538,8 +538,8 @@ def test_an_update_on_a_device_is_timed_by_its_events(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", str)
     monkeypatch.setattr(torch, "zeros", lambda *shape, **more: zeros(*shape, **{**more, "device": "cpu"}))
-    assert updates.measure(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e3)
-    assert updates.measure(optim("sgd"), 10).seconds < 7e3
+    assert profile.measure_update(optim("sgd"), 10, "cuda:0").seconds == pytest.approx(7e3)
+    assert profile.measure_update(optim("sgd"), 10).seconds < 7e3
 
 
 def cost_of(
@@ -557,7 +557,7 @@ def cost_of(
         return Profile(points, dict.fromkeys(names, (0.0, 0.0)), busy, fresh=fresh)
 
     monkeypatch.setattr(cost.profiling, "measure", known)
-    monkeypatch.setattr(cost.updates, "measure", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
+    monkeypatch.setattr(cost.profiling, "measure_update", lambda one, *_: cost.UpdateCost(one.name, 0.0, 0))
     chosen = asked.pop("optimizer", optim("sgd"))
     return cost.measure(task, CostRequest(**asked), chosen, max_memory)
 

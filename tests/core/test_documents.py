@@ -24,12 +24,11 @@ from distbelief.cli.reports import ReportOptions, RunsOptions
 from distbelief.cli.study import StudyOptions
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
-from distbelief.lab.compress import compressing, expanding
-from distbelief.lab.cost import comparing, cost, splitting
+from distbelief.lab.compress import compressing
+from distbelief.lab.cost import cost, splitting
 from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan
 from distbelief.lab.study import definition
-from distbelief.lab.study import page as study_page
 from distbelief.lab.study import report as study_report
 from distbelief.lab.study import running as studying
 from distbelief.lab.study import runs as study_runs
@@ -83,7 +82,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: SimpleNamespace(as_json=dict))
     monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
-    monkeypatch.setattr(comparing, "compare", lambda _: ("", []))
+    monkeypatch.setattr(cost, "compare", lambda _: ("", []))
     monkeypatch.setattr(cost_tables, "show_comparison", lambda *_: None)
     monkeypatch.setattr(splitting, "measure", lambda *_, **__: (SimpleNamespace(as_json=dict), [], None, None))
     monkeypatch.setattr(split_tables, "show_split", lambda _: None)
@@ -98,14 +97,14 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studying, "run", lambda *_: [])
     monkeypatch.setattr(study_report, "write_report", made_report)
     monkeypatch.setattr(study_report, "make_report", made_report)
-    monkeypatch.setattr(study_page, "write_page", lambda *_: "")
+    monkeypatch.setattr(study_report, "write_page", lambda *_: "")
     monkeypatch.setattr(study_runs, "study_of", lambda *_: (None, []))
     monkeypatch.setattr(study_runs, "list_runs", lambda _: [])
     first = SimpleNamespace(why="", seconds=1.0, first=SimpleNamespace(command="single"))
     monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
     monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *_, **__: None)
-    monkeypatch.setattr("distbelief.lab.draw.scaling.draw_scaling", lambda _: "")
+    monkeypatch.setattr("distbelief.lab.plan.scaling.draw_scaling", lambda _: "")
     monkeypatch.setattr(plan_tables, "show_scaling", lambda _: None)
     monkeypatch.setattr(
         evaluate,
@@ -124,7 +123,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "predict", lambda *_: predicted)
     made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
     monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)
-    monkeypatch.setattr(expanding, "expand", lambda *_: "")
+    monkeypatch.setattr(compressing, "expand", lambda *_: "")
     nodes = SimpleNamespace(hosts=(Host("n0", 1), Host("n1", 1)))
     monkeypatch.setattr(meeting, "meet_by_ray", lambda *_: nodes)
     monkeypatch.setattr(db.Cluster, "check", lambda *_: [])

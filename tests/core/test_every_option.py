@@ -267,7 +267,7 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(tasks, "resolve", lambda *words: [asked.append(words), SimpleNamespace(split=None)][1])
     monkeypatch.setattr(costing, "measure", lambda _, *words: [asked.append(words[:-1]), Told()][1])
     monkeypatch.setattr(cost_tables, "show_cost", print)
-    monkeypatch.setattr(planning, "plan", lambda *words, **more: [asked.append((words, {**more, "told": 0})), {}][1])
+    monkeypatch.setattr(planning, "plan", lambda *words: [asked.append(words[:-1]), {}][1])
     monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
     monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *words, **_: asked.append(words))
     monkeypatch.setattr(plan_tables, "show_scaling", print)

@@ -13,6 +13,7 @@ import pytest
 
 import distbelief as db
 from distbelief.errors import Interrupted, JobFailed, UsageError
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan import halving
 from distbelief.lab.plan.candidates import Machines, PlanCandidate, candidates
 from distbelief.lab.plan.halving import Measurements
@@ -38,7 +39,7 @@ class Runs:
         monkeypatch.setattr(halving, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(halving, "run", self._run)
 
-    def _run(self, _: Any, one: PlanCandidate, __: int, seconds: float, ___: Any) -> Terms:
+    def _run(self, _: Any, one: PlanCandidate, __: Any, seconds: float) -> Terms:
         self.now += seconds + START
         self.runs.append((str(one), seconds))
         rates = self._rates[str(one)]
@@ -49,7 +50,7 @@ class Runs:
 
     def measured(self, seconds: float, asked: list[PlanCandidate]) -> Measurements:
         """What is measured in these seconds."""
-        return halving.measure("digits", asked, 64, seconds, None, lambda _: None)
+        return halving.measure("digits", asked, PlanRequest(seconds=seconds), lambda _: None)
 
 
 def test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder(
 
     monkeypatch.setattr(*where, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        halving.run("digits", PlanCandidate(db.Single()), 64, 1.0, None)
+        halving.run("digits", PlanCandidate(db.Single()), PlanRequest(), 1.0)
     assert [*tmp_path.iterdir()] == []
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -140,7 +141,7 @@ def test_who_interrupts_a_run_interrupts_the_plan(began: bool, monkeypatch: pyte
 
     monkeypatch.setattr(halving.Local, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        halving.run("digits", PlanCandidate(db.Single()), 64, 1.0, None)
+        halving.run("digits", PlanCandidate(db.Single()), PlanRequest(), 1.0)
 
 
 def test_a_job_that_ends_before_a_step_was_timed_has_no_rate() -> None:

@@ -12,7 +12,7 @@ STARTED = {
     "places/processes/ends_with_parent.py",
 }  # fmt: skip
 """Files that a command or the forkserver starts, by name or by a word of the user's, and nobody imports."""
-REFERENCES = ("testing/", "transport/inline.py", "split/plan.py")
+REFERENCES = ("testing/", "transport/inline.py")
 """Files that only tests need to import: ours and those of whoever writes another transport."""
 FUNCTION_LINES = 70
 

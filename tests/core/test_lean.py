@@ -18,7 +18,7 @@ from distbelief.cli import main
 from distbelief.codecs.file import ModelFile
 from distbelief.codecs.stored import Stored
 from distbelief.errors import UsageError
-from distbelief.lab.compress.shrinking import cluster
+from distbelief.lab.compress.compressing import cluster
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks.files.lean import held_bytes, lean
 

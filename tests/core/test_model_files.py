@@ -19,7 +19,7 @@ from distbelief.codecs.file import ModelFile, decoded, read
 from distbelief.codecs.gaps import Gaps
 from distbelief.codecs.stored import Stored
 from distbelief.errors import DataError, LayoutError, UsageError
-from distbelief.lab.compress import shrinking
+from distbelief.lab.compress import compressing
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks.files.constrained import constrain
 
@@ -31,13 +31,13 @@ def small() -> nn.Module:
 
 def compressed(model: nn.Module, keep: float = 0.3, bits: int = 3, huffman: bool = True) -> ModelFile:
     """All forms that a tensor may have: shared and pruned, pruned, shared, in fewer bits, and as it was."""
-    tensors, aliases = shrinking.stored(model.state_dict())
+    tensors, aliases = compressing.stored_tensors(model.state_dict())
     first, second, third = (name for name, one in tensors.items() if len(one.shape) > 1)
-    tensors[first] = shrinking.pruned(tensors[first], keep)
+    tensors[first] = compressing.prune(tensors[first], keep)
     for name in (second, third):
         if name == second:
-            tensors[name] = shrinking.pruned(tensors[name], keep)
-        shared = shrinking.shared(tensors[name], bits, "linear", 0)
+            tensors[name] = compressing.prune(tensors[name], keep)
+        shared = compressing.share_values(tensors[name], bits, "linear", 0)
         assert isinstance(shared, Stored)
         tensors[name] = shared
     tensors["3.bias"] = dataclasses.replace(tensors["3.bias"], precision="fp16")
@@ -242,7 +242,7 @@ class Tied(nn.Module):
 
 def test_what_is_tied_is_written_once_and_tied_again(tmp_path: Path) -> None:
     model, path = Tied(), tmp_path / "tied.dbz"
-    file = ModelFile("digits", *reversed_pair(shrinking.stored(model.state_dict())))
+    file = ModelFile("digits", *reversed_pair(compressing.stored_tensors(model.state_dict())))
     path.write_bytes(file.encode())
     loaded = db.load(path, Tied())
     assert list(read(path).aliases) == ["second.weight"]

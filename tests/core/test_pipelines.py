@@ -17,7 +17,7 @@ from pipeline_proofs import prove
 
 from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
+from distbelief.lab.draw.schedules import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
     Boundary,
     Crossing,

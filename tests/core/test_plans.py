@@ -17,6 +17,7 @@ from torch import nn
 import distbelief as db
 from distbelief.cli import main, plan_tables
 from distbelief.errors import Interrupted, UsageError
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import PartitionCost, SplitCost, WholeStep
 from distbelief.lab.cost.trace import Tracer
 from distbelief.lab.plan import halving
@@ -57,11 +58,11 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def at(compute: float, **steps: float) -> Any:
     """What measures that each step takes so long, or with these strategies as long as they are said to take."""
 
-    def measure(_: Any, asked: list[PlanCandidate], batch_size: int, *__: Any, **___: Any) -> Measurements:
+    def measure(_: Any, asked: list[PlanCandidate], request: PlanRequest, *__: Any, **___: Any) -> Measurements:
         found = {}
         for one in asked:
             step = steps.get(one.strategy.name, compute)
-            found[str(one)] = Terms(step, 0.0, 0.0, 0.0, one.replicas * batch_size / step, 0.0)
+            found[str(one)] = Terms(step, 0.0, 0.0, 0.0, one.replicas * request.batch_size / step, 0.0)
         best = sorted(found.items(), key=lambda item: -item[1].samples_per_second)
         return Measurements(dict(best), {})
 
@@ -72,8 +73,8 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise UsageError("it cannot be split")
 
 
-def made(machines: str = "2x2", network: db.NetworkModel | None = None, **more: Any) -> TrainingPlan:
-    return planning.plan(TASK, machines, network, **more)
+def made(machines: str = "2x2", network: db.NetworkModel | None = None, tell: Any = bool, **more: Any) -> TrainingPlan:
+    return planning.plan(TASK, PlanRequest(machines=machines, network=network or db.NetworkModel(), **more), tell)
 
 
 @pytest.mark.long
@@ -89,7 +90,7 @@ def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch)
     own = dataclasses.replace(TASK, split="fc*=columns")
     import_module("distbelief.places.simulated.running")  # else it would keep what is patched for this test
     monkeypatch.setattr(db.tasks, "resolve", lambda *_: own)
-    planning.plan(own, "2x2")
+    planning.plan(own, PlanRequest(machines="2x2"))
     assert set(priced) == {"fc*=columns"}
     priced.clear()
     assert main.run(["split", "digits"]) == main.run(["split", "digits", "--split", "stages"]) == 2
@@ -355,7 +356,7 @@ def test_each_partition_of_a_split_model_updates_its_part_and_messages_cost_it_t
         split_step(db.Single(partitions=2, optimizer=SGD), split_cost(0.6e-3)).step,
     )
     half = VECTOR + 4 * WIDE
-    memory = split_step(one, split_cost(0.6e-3), own=Handling(0.0, half / 1e-3))
+    memory = split_step(one, split_cost(0.6e-3), private=Handling(0.0, half / 1e-3))
     assert memory.step - usual == pytest.approx(4e-3, rel=0.05)
     assert split_step(one, split_cost(0.6e-3), handling=Handling(1e-3, math.inf)).step > usual + 2e-3
 
@@ -384,15 +385,15 @@ def test_a_model_is_split_over_the_cores_of_a_host_or_a_row_says_why_not(monkeyp
         return split_cost(0.3e-3), []
 
     monkeypatch.setattr(planning.splitting, "measure", measured)
-    found = planning.plan(LAYERS, "2x4", strategies=("single",))
+    found = planning.plan(LAYERS, PlanRequest(machines="2x4", strategies=("single",)))
     rows = {row.what: row for row in found.rows if row.machines == "2x4"}
     assert asked == [2, 4]
     assert rows["single, 4 partitions"].reason == "not over so many"
     assert rows["single, 2 partitions"].command == "single --partitions 2"
     assert found.first.what == "single, 2 partitions"
-    apart = planning.plan(LAYERS, "8x1", strategies=("single",)).rows
+    apart = planning.plan(LAYERS, PlanRequest(machines="8x1", strategies=("single",))).rows
     assert [row.what for row in apart if row.machines == "8x1"] == ["single"]
-    found = planning.plan(LAYERS, "2x4", strategies=("downpour", "allreduce"))
+    found = planning.plan(LAYERS, PlanRequest(machines="2x4", strategies=("downpour", "allreduce")))
     both = {row.what: row for row in found.rows if row.machines == "2x4"}
     for replicas in (1, 2, 4):  # two partitions each, on hosts of four cores
         split = both[f"downpour, {_named(replicas)}, 2 partitions, 2 shards"]
@@ -434,7 +435,7 @@ def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
         (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),
         (
             ["digits", "--machines", "1x1", "--strategies", "allreduce"],
-            "--strategies allreduce: there is nothing to choose from on 1x1",
+            "--strategies allreduce: none of them runs on 1x1",
         ),
         (["digits", "--strategies", "downpoor"], "did you mean 'downpour'?"),
         (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
@@ -484,7 +485,7 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
     said: list[str] = []
     [served] = [row for row in made().rows if row.what == "downpour, 4 replicas, 2 shards"]
     limit = served.memory - 1.0
-    found = made(max_memory=limit, told=said.append)
+    found = made(max_memory=limit, tell=said.append)
     title, head, rows = shown_table(found, monkeypatch)
     shown, first = capsys.readouterr().out, found.first
     assert head == (
@@ -536,7 +537,9 @@ def test_what_is_priced_is_graded_by_what_was_measured_here_in_the_same_table(mo
 def test_what_is_measured_here_is_shown_without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made("1x2", strategies=("single", "hogwild"))
     assert [row.predicted for row in found.rows] == [None] * len(found.rows)
-    assert found.why.startswith("hogwild, 2 replicas: 128,000 samples/s, measured; 100% of a step computes; 2.00 times")
+    assert found.why.startswith(
+        "hogwild, 2 replicas: 128,000 samples/s, measured; computing takes 100% of a step; 2.00 times"
+    )
     assert found.changes == []
     _, head, rows = shown_table(found, monkeypatch)
     assert head[:4] == ("", "what", "samples/s", "step, ms")
@@ -556,7 +559,10 @@ def test_the_first_is_first_for_a_reason() -> None:
     assert single.terms is not None
     rate, other = found.first.terms.samples_per_second, single.terms.samples_per_second
     assert found.why.startswith(f"allreduce, 4 replicas: {rate:,.0f} samples/s, predicted; ")
-    assert f"and what binds is {found.first.terms.binds}; {rate / other:.2f} times single, of whose step " in found.why
+    assert (
+        f"and its bound is {found.first.terms.binds}; {rate / other:.2f} times single, in which computing takes "
+        in found.why
+    )
     told = [line.partition(":")[0] for line in found.changes]
     assert told == ["with twice the bandwidth", "with half the latency", "with a straggler (replica 0 half as fast)"]
     assert all(": still allreduce, 4 replicas, " in line for line in found.changes)
@@ -649,7 +655,7 @@ def test_auto_trains_with_the_first_of_the_plan_and_says_why(
     result = {"outcome": "done", "run": "there", "task": "digits"}
     monkeypatch.setattr(db.Local, "run", lambda _, job, __: [trained.append(job), result][1])
     found, asked = made("1x2", strategies=("allreduce",)), dict[str, Any]()
-    monkeypatch.setattr(planning, "plan", lambda task, **more: [asked.update(more, task=task), found][1])
+    monkeypatch.setattr(planning, "plan", lambda task, request, _: [asked.update(vars(request), task=task), found][1])
     assert main.run(["train", "digits", "auto", "--batch-size", "32", "--optimizer", "adam", "--json"]) == 0
     assert (asked["task"], asked["batch_size"], asked["optimizer"].name) == ("digits", 32, "adam")
     [job] = trained
@@ -687,7 +693,7 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     data = TensorData(torch.zeros(65, 8), torch.zeros(65, dtype=torch.int64))
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
     with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
-        planning.plan(task, "1x2")
+        planning.plan(task, PlanRequest(machines="1x2"))
 
 
 def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> Row:
@@ -712,9 +718,9 @@ def test_what_one_more_brings_is_worked_out_of_rates() -> None:
     assert [point.efficiency for point in curve.points] == pytest.approx([1, 0.95, 0.75, 0.4, 3.5 / 16])
     assert [point.more for point in curve.points] == [None, *map(pytest.approx, (0.9, 0.55, 0.05, 0.0375))]
     assert curve.enough == 8
-    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of what one makes"
+    assert curve.told == "rounds: beyond 8, one more replica brings under 5 % of the rate of one"
     growing = curve_of("rounds", (1, 2), [known_row(1, predicted=100.0), known_row(2, predicted=150.0)])
-    assert growing.told == "rounds: up to 2, one more replica brings 5 % of what one makes, or more"
+    assert growing.told == "rounds: up to 2, one more replica brings 5 % of the rate of one, or more"
     # what dips and grows again has not ended to pay
     dips = [known_row(count, predicted=rate) for count, rate in ((1, 100.0), (2, 90.0), (4, 200.0))]
     assert curve_of("rounds", (1, 2, 4), dips).enough is None
@@ -734,7 +740,7 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     """
     line = db.NetworkModel(latency=0.0, bandwidth=1e8)
     asked: dict[str, Any] = {"batch_size": 64, "optimizer": SGD}
-    [curve] = scaling(TASK, (2, 4), line, strategies=("allreduce",), **asked).curves
+    [curve] = scaling(TASK, (2, 4), PlanRequest(network=line, strategies=("allreduce",), **asked)).curves
     assert [(point.what, point.measured is not None) for point in curve.points] == [
         ("single", True), ("allreduce, 2 replicas", True), ("allreduce, 4 replicas", False),
     ]  # fmt: skip
@@ -744,7 +750,7 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     assert four is not None
     assert 4 * 64 / four == pytest.approx(64 / one + VECTOR / 2 / 1e8, rel=0.1)
     assert curve.points[2].binds == "network"
-    [apart] = scaling(TASK, (2,), line, strategies=("allreduce",), machines="2x1", **asked).curves
+    [apart] = scaling(TASK, (2,), PlanRequest(network=line, strategies=("allreduce",), machines="2x1", **asked)).curves
     assert [point.measured for point in apart.points] == [None, None]
     assert 2 * 64 / (apart.points[1].simulated or 0) == pytest.approx(64 / one + VECTOR / 1e8, rel=0.1)
 

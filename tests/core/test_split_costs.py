@@ -17,7 +17,7 @@ from torch import nn
 from distbelief.cli import main
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
-from distbelief.lab.cost import splitting, turns
+from distbelief.lab.cost import profile, splitting
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
 from distbelief.lab.draw.split import draw_split
@@ -43,12 +43,10 @@ TASK = Task(model=mlp, train=lambda: (torch.randn(40, 6), torch.randint(0, 4, (4
 
 def known(monkeypatch: pytest.MonkeyPatch, segments: list[SegmentCost], whole: float) -> None:
     """Segments, a whole step and updates that take what is said."""
-    monkeypatch.setattr(turns.Turns, "take", lambda *_: None)
-    monkeypatch.setattr(turns.Turns, "costs", lambda _: segments)
-    monkeypatch.setattr(turns.Turns, "whole", lambda _: (1e-3, whole))
-    monkeypatch.setattr(
-        splitting.updates, "measure", lambda one, n, _: splitting.updates.UpdateCost(one.name, n * 1e-6, 8 * n)
-    )
+    monkeypatch.setattr(splitting.Turns, "take", lambda *_: None)
+    monkeypatch.setattr(splitting.Turns, "costs", lambda _: segments)
+    monkeypatch.setattr(splitting.Turns, "whole", lambda _: (1e-3, whole))
+    monkeypatch.setattr(splitting, "measure_update", lambda one, n, _: profile.UpdateCost(one.name, n * 1e-6, 8 * n))
 
 
 def cost_of(optimizer: str = "sgd", link: LinkModel = splitting.LINE, **asked: Any) -> SplitCost:
@@ -104,7 +102,7 @@ def test_segments_are_timed_by_the_clock_of_their_device(monkeypatch: pytest.Mon
     monkeypatch.setattr(splitting, "placed", lambda device: asked.append(device) or torch.device("cpu"))
     monkeypatch.setattr(splitting, "build_model", lambda task, _, device: asked.append(device) or task.model())
     monkeypatch.setattr(
-        splitting.updates, "measure", lambda *given: splitting.updates.UpdateCost(asked.append(given[2]) or "", 0.0, 0)
+        splitting, "measure_update", lambda *given: profile.UpdateCost(asked.append(given[2]) or "", 0.0, 0)
     )
     found = cost_of(seconds=0.01, device="cuda")
     assert {*asked} == {"cuda"}
@@ -200,7 +198,7 @@ def _whole(made: dict[str, dict[str, float]]) -> float:
     [
         ("--split stage", "did you mean 'stages'?"),
         ("--schedule gpip --microbatches 2", "did you mean 'gpipe'?"),
-        ("--split stages --chunks 2", "--chunks 2: cuts the sequence of a split by time, and stages is none"),
+        ("--split stages --chunks 2", "--chunks 2: is for a split by time, and stages is none"),
         ("--seconds 0", "--seconds 0: must be more than 0"),
         ("--partitions 1", "partitions=1: a model is split over 2"),
     ],
@@ -233,7 +231,7 @@ def of_an_array() -> nn.Module:
     ("make", "told"),
     [
         (of_an_array, "each partition built more than its own part in memory, and dropped the rest, as '0.weight'"),
-        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory to trace it"),
+        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory, as tracing"),
         (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), ""),
     ],
 )

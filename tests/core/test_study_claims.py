@@ -13,8 +13,7 @@ from made_studies import made_report
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
 from distbelief.lab.study.claims import FIGURES, SHAPES, Claim, judge, momentum
-from distbelief.lab.study.page import page
-from distbelief.lab.study.report import make_report
+from distbelief.lab.study.report import make_report, page
 
 NAMES = ("a", "b", "c", "d")
 
@@ -83,7 +82,7 @@ WRONG = {
     "an arm that there is not": (('arms = ["x"]', 'arms = ["y"]'), r"claim 'it grows': unknown arm 'y'"),
     "an unknown key": (("within", "withing"), r"a\.toml: unknown key of claims\[0\] 'withing'; did you mean 'within'"),
     "values that are missing": (('"rises"', '"near"'), r"claim 'it grows': 0 values for 2 arms: give one for each"),
-    "one arm": (("[1, 2]", "[1]"), r"claim 'it grows': accuracy rises: of two arms at least"),
+    "one arm": (("[1, 2]", "[1]"), r"claim 'it grows': accuracy rises: needs two arms or more"),
     "an arm twice": (('["x"]', '["x", "x, replicas 1"]'), r"claim 'it grows': an arm is named twice"),
 }
 TEXT = """\

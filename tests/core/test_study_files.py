@@ -135,7 +135,7 @@ def test_a_study_is_run_with_more_seeds_and_other_numbers_of_replicas_where_aske
     with pytest.raises(UsageError, match="seed 7 is in seeds and in tuning_seeds"):
         definition.read(file, 8)
     file.write_text(WHOLE.replace("each = {replicas = [1, 4]}\n", ""))
-    with pytest.raises(UsageError, match="--replicas: no arm is there with several numbers of them"):
+    with pytest.raises(UsageError, match="--replicas: no arm has several numbers of replicas"):
         definition.read(file, 0, [2])
 
 
@@ -189,13 +189,13 @@ WRONG = {
     "a wrong word of the cluster": (("constant:1ms", "constant:1mz"), r"a\.toml: arm 'downpour, replicas 1': .*mz"),
     "no arms": (("[[arms]]", "[[armz]]"), r"a\.toml: unknown key of a study 'armz'; did you mean 'arms'"),
     "no seeds": (("seeds = [0, 1]", "seeds = []"), r"a\.toml: .* length >= 1 - at `\$\.seeds`"),
-    "a seed twice": (("[0, 1]", "[1, 1]"), r"a\.toml: seeds: one of them is there twice"),
+    "a seed twice": (("[0, 1]", "[1, 1]"), r"a\.toml: seeds: one seed is listed twice"),
     "tuned on the same seeds": (("[7]", "[1]"), r"a\.toml: seed 1 is in seeds and in tuning_seeds"),
     "a grid, and no seeds for it": (("tuning_seeds = [7]", ""), r"a\.toml: arm 'downpour, .*name tuning_seeds"),
     "a grid of words": (("[0.01, 0.02]", '["a"]'), r"a\.toml: Expected `float`, got `str` - at `\$\.arms\[1\]\.grid"),
     "a target that is no fraction": (
         ("[0.9, 0.8]", "[97]"),
-        "target 97.0: is a test accuracy, a fraction from 0 to 1",
+        "target 97.0: is neither a test accuracy from 0 to 1",
     ),
     "a baseline that is no arm": (("[common]", 'baseline = "serail"\n[common]'), r"a\.toml: .*did you mean 'serial'"),
     "without what nobody has": (('["lr"]', '["lrr"]'), r"a\.toml: arm 'downpour': without 'lrr'"),
@@ -260,7 +260,7 @@ def test_a_wrong_file_is_refused_with_its_place_and_the_nearest_word(
         (("options = {epochs = 1}", "options = {epocs = 1}"), r"a\.toml: arm 'start': .*did you mean --epochs"),
         (("options = {epochs = 1}", "optionz = {epochs = 1}"), r"a\.toml: unknown key of start 'optionz'"),
         (('task = "digits"', 'task = "mnist"', 1), r"a\.toml: arm 'serial': its task is not that of \[start\], mnist"),
-        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r"a\.toml: arm 'serial': init-from: all begin with what"),
+        (("lr = 0.1", 'lr = 0.1\ninit-from = "a"'), r"a\.toml: arm 'serial': init-from: all begin with the model"),
         (('name = "serial"', 'name = "start"'), r"a\.toml: two arms are called 'start'"),
     ],
 )
@@ -271,7 +271,9 @@ def test_a_wrong_beginning_is_refused_with_its_place(change: tuple[Any, ...], to
 
 def test_grids_are_of_equal_size(tmp_path: Path) -> None:
     text = WHOLE.replace('strategy = "single"', 'strategy = "single"\nwithout = ["lr"]\ngrid = {lr = [0.1]}')
-    with pytest.raises(UsageError, match=r"a\.toml: .*its grid has 2 values, that of 'serial' 1: give all as many"):
+    with pytest.raises(
+        UsageError, match=r"a\.toml: .*its grid has 2 values, that of 'serial' 1: give all equally many"
+    ):
         read(text, tmp_path)
 
 

@@ -15,8 +15,7 @@ from distbelief.lab.study.charts import charts
 from distbelief.lab.study.claims import Claim
 from distbelief.lab.study.definition import Arm, Study
 from distbelief.lab.study.figures import Report, number, table
-from distbelief.lab.study.page import page
-from distbelief.lab.study.report import make_report
+from distbelief.lab.study.report import make_report, page
 
 SCRIPT_BYTES = 4_900_000
 """Of plotly 7.1's, which is put into every page."""
@@ -88,7 +87,7 @@ def test_the_sentences_follow_from_the_figures_and_only_what_is_alike_is_compare
     found = made_report()
     assert 3 <= len(found.sentences) <= 10
     alone = found.arm("alone").at(0.95)
-    assert f"alone is first at 95.00 %, after {number(alone.median)} s" in " ".join(found.sentences)
+    assert f"alone reaches 95.00 % first, after {number(alone.median)} s" in " ".join(found.sentences)
     assert (found.arm("alone").at(0.95).speed_up.low, found.arm("alone").at(0.95).speed_up.high) == (1.0, 1.0)
     assert found.arm("many, replicas 4").baseline == "many, replicas 1"
     assert found.arm("many, replicas 4").at(0.95).speed_up.ratio == pytest.approx(2 / 4, rel=0.01)
@@ -137,7 +136,7 @@ def test_a_page_says_what_arms_begin_with_and_what_a_farm_costs() -> None:
     farm = msgspec.structs.replace(first, members=4)
     study = msgspec.structs.replace(made.study, starts=(start,), arms=(farm, *others))
     told = page(make_report(study, made.trials, {}), "")
-    assert "All arms begin with the model that single --epochs 1 has trained with the same seed" in told
+    assert "All arms begin with the model that single --epochs 1 trained with the same seed" in told
     assert "alone: 4 models are trained one after another, and their outputs averaged" in told
     assert "begin with" not in page(made, "")
 
@@ -172,12 +171,12 @@ def test_arms_are_compared_with_a_baseline_of_their_task_and_place_only() -> Non
     }  # fmt: skip
     assert [[one.task for one in group] for group in found.groups()] == [["mnist"] * 4, ["mnist"] * 2, ["lenet"] * 2]
     first, others, *more = found.sentences
-    assert first.startswith("MLP, downpour, replicas 2 is first at 90.00 %")
+    assert first.startswith("MLP, downpour, replicas 2 reaches 90.00 % first")
     assert first.endswith("2 (2 to 2) times as fast as MLP, serial.")
-    assert others.count(" is first at 90.00 %") == 2
-    assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 is first" in others
+    assert others.count(" reaches 90.00 % first") == 2
+    assert "Of mnist, simulated: MLP, simulated downpour with Adagrad, replicas 64 reaches" in others
     assert "times as fast as MLP, simulated downpour with Adagrad, replicas 1." in others
-    assert "Of lenet, measured: LeNet, downpour is first" in others
+    assert "Of lenet, measured: LeNet, downpour reaches" in others
     assert others.endswith("times as fast as LeNet, serial.")
     alike = [one for one in more if "simulated" in one or "LeNet" in one]
     assert [one for one in alike if not one.startswith("From ")] == [], "others are in no sentence of the baseline's"
@@ -189,7 +188,7 @@ def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> No
     assert told == (
         "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
         "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
-        "is ideal (simulated); no arm grows by more."
+        "is ideal (simulated); no other arm gains more."
     )
 
 
@@ -229,7 +228,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     study = msgspec.structs.replace(found.study, arms=arms)
     told = make_report(study, [msgspec.structs.replace(one, value=0.1) for one in (*trials[:-1], broken)], {"cores": 2})
     assert len(told.sentences) == 10
-    assert any("took up to 50 %: they are no clean measurement" in one for one in told.sentences)
+    assert any("took up to 50 %: the measurement is not clean" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
 
@@ -237,7 +236,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
 def test_of_runs_nobody_knows_the_machine() -> None:
     found = two_tasks()
     of_runs = make_report(found.study, found.trials, {})
-    assert any("what machine, and what else it did, is not known" in one for one in of_runs.sentences)
+    assert any("their machine and its other load are unknown" in one for one in of_runs.sentences)
     assert not any("cores" in one for one in of_runs.sentences)
     assert "Machine:" in page(make_report(found.study, found.trials, {"cores": 2}), "")
     assert "Machine:" not in page(of_runs, "")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from distbelief.errors import UsageError
 from distbelief.lab.study.definition import hardness, parse_target
-from distbelief.lab.study.statistics import MISSED, median, ratio_of_medians
-from distbelief.lab.study.trials import Point, Trial
+from distbelief.lab.study.trials import MISSED, Point, Trial, median, ratio_of_medians
 
 TIMES = st.lists(st.one_of(st.just(MISSED), st.floats(0.1, 1e6)), min_size=1, max_size=9)
 
@@ -54,7 +53,7 @@ def test_the_hardest_of_a_kind_is_the_last_and_accuracies_are_behind_losses() ->
 
 @pytest.mark.parametrize("target", ["loss=-1", "loss=0", "lost=0.1", "loss", 0.0, 1.0, "97", "loss=nan", "loss=1e999"])
 def test_what_is_no_target_is_refused(target: str | float) -> None:
-    with pytest.raises(UsageError, match="is a test accuracy, a fraction from 0 to 1"):
+    with pytest.raises(UsageError, match="is neither a test accuracy from 0 to 1"):
         parse_target(target)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from distbelief.errors import UsageError
-from distbelief.split.choosing import Choice, choose
 from distbelief.split.options import Split, SplitSteps
+from distbelief.split.plan import Choice, choose
 from distbelief.split.tracing import trace
 from distbelief.tasks.mnist import lenet, mnist
 from distbelief.zoo.gru import mnist_gru

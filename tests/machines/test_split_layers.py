@@ -121,7 +121,7 @@ def test_dropout_is_that_of_a_model_seeded_by_hand_before_each():
     torch.manual_seed(0)
     model = named(fc1=nn.Linear(6, 8), drop=nn.Dropout(0.5), fc2=nn.Linear(8, 4)).double()
     x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
-    key = cut_minibatch((x,), y, 1, chance=7)[0].given["chance"]
+    key = cut_minibatch((x,), y, 1, chance=7)[0].supplied["chance"]
     model.drop.register_forward_pre_hook(lambda *_: torch.manual_seed(mixed(key, zlib.crc32(b"drop"))) and None)
     expected = model(x)
     model.drop._forward_pre_hooks.clear()
@@ -149,7 +149,7 @@ def test_a_split_that_cannot_be_is_refused_with_what_can(ways, partitions, told)
     [
         ("conv*=filtrs", "did you mean 'filters'"),
         ("conv*=", "is not PATTERN=WAY"),
-        ("a=1,a=0", "a stands there twice"),
+        ("a=1,a=0", "a is listed twice"),
         ("a=2", "partition 2: with 2 partitions, partitions are 0 to 1"),
         ("neuron", "did you mean 'neurons'"),
     ],
@@ -204,7 +204,7 @@ def test_a_users_layer_is_divided_as_it_is_registered():
     assert played.floats(1, Pass.FORWARD, 5) == [4]
     with pytest.raises(UsageError, match="stages places whole layers"):
         db.split.register(Scaled, "stages", features)
-    with pytest.raises(UsageError, match="--partitions 9: scaled has 8 indices in dimension 1 of what it gives"):
+    with pytest.raises(UsageError, match="--partitions 9: scaled has 8 indices in dimension 1 of its output"):
         check_equal(model, (x,), y, Split({"scaled": "features"}, 9))
 
 

@@ -248,7 +248,9 @@ class Viewed(nn.Module):
 
 
 def test_a_write_through_a_view_to_what_is_used_after_it_is_refused():
-    with pytest.raises(UsageError, match=r"writes in place to what .* is a view of, .*: write it out of place"):
+    with pytest.raises(
+        UsageError, match=r"writes in place to a tensor whose view .* is used later: write it out of place"
+    ):
         trace(Viewed().double(), (torch.randn(5, 6, dtype=torch.float64),))
 
 
@@ -395,15 +397,15 @@ class Item(nn.Module):
     [
         (
             Beside(lambda h: float(h.detach().mean())),
-            "first: getitem_1 gives no tensor and is needed at partitions 0 and 1, b",
+            "first: getitem_1 is no tensor and is needed at partitions 0 and 1, b",
         ),
         (
             Item(lambda h: h.detach().sum().item()),
-            "first: item gives no tensor .*: make it a tensor, compute it where it",
+            "first: item is no tensor .*: make it a tensor, compute it where it",
         ),
         (
             Item(lambda h: h.detach()[0].tolist()[1]),
-            r"first: getitem_1 gives no tensor .* one partition \(--split PATTERN=0\)",
+            r"first: getitem_1 is no tensor .* one partition \(--split PATTERN=0\)",
         ),
     ],
 )

@@ -419,7 +419,7 @@ def test_nothing_goes_back_in_another_minibatch() -> None:
 def test_a_model_that_cannot_be_traced_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError, match=r"Depends cannot be traced at .*test_split_scripts.py:\d+: return"):
         run(2, lambda own: own.split(Depends().double(), Split("stages", 2), data()))
-    says = r"test_split_scripts.py:\d+: self.seen = .* 'seen' is assigned anew: write it in place, self.seen.copy_"
+    says = r"test_split_scripts.py:\d+: self.seen = .* 'seen' is replaced by assignment: write it in place, self.seen"
     for model in (Keeps("assigned anew"), nn.Sequential(Keeps("assigned anew"))):
         with pytest.raises(UsageError, match=says):
             run(2, lambda own, model=model: own.split(model.double(), Split("stages", 2), data()))

@@ -229,7 +229,7 @@ def test_chunks_grow_where_the_layers_above_work_longer(takes: int, partitions: 
 
 
 REFUSED = [
-    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 3), "--partitions 3: rnn and what follows it have 2 layers"),
+    (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 3), "--partitions 3: rnn and later stacks have 2 layers"),
     (Recurrent(nn.GRU, 2, True), (4, 8, 5), Split("time", 2, chunks=9), "a sequence of rnn has 8 steps"),
     (nn.Sequential(nn.Linear(5, 5)), (4, 5), Split("time", 2), "there is no nn.GRU, nn.LSTM or nn.RNN"),
     (Images(), (2, 1, 40, 40), Split({"conv*": "regions", "fc": 1}, 11), "conv3 has 10 rows; split it over at most 10"),
@@ -243,7 +243,7 @@ def test_a_split_that_cannot_be_is_refused(model, shape, split, told):
 
 
 def test_chunks_are_of_a_split_by_time():
-    with pytest.raises(UsageError, match="--chunks 3: cuts the sequence of a split by time, and stages is none"):
+    with pytest.raises(UsageError, match="--chunks 3: is for a split by time, and stages is none"):
         Split("stages", 2, chunks=3)
 
 
@@ -363,12 +363,15 @@ class Judge(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        (Counted(), "truediv computes something of all samples together"),
-        (Judged(), "judge: getitem_1 computes something of all samples together"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)), "1: BatchNorm2d comp"),
-        (Means(), "mean computes something of all samples together"),
-        (Alike(), "matmul computes something of all samples together"),
-        (Normed(), "batch_norm computes something of all samples together"),
+        (Counted(), "truediv depends on all samples together"),
+        (Judged(), "judge: getitem_1 depends on all samples together"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(98, 5)),
+            "1: BatchNorm2d depends",
+        ),
+        (Means(), "mean depends on all samples together"),
+        (Alike(), "matmul depends on all samples together"),
+        (Normed(), "batch_norm depends on all samples together"),
         (Thrown(), "dropout draws at random for all samples together: to split by samples, use nn.Dropout"),
         (nn.Sequential(nn.Flatten(), nn.Linear(81, 8), nn.Linear(8, 5)), "no layer with weights comes before"),
     ],

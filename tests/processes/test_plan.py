@@ -17,6 +17,7 @@ from patience import SECONDS
 
 from benchmarks.parts.peers import Peers
 from distbelief.core.optimizer import optim
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan import halving
 from distbelief.lab.plan.candidates import PlanCandidate
 from distbelief.strategies import Downpour, Hogwild, Single, Strategy
@@ -35,7 +36,7 @@ SGD = optim("sgd")
 )
 def test_a_candidate_is_run_and_tells_what_its_steps_were_made_of(strategy: Strategy) -> None:
     """Of some thousand epochs, until its time is over."""
-    found = halving.run("digits", PlanCandidate(strategy), 16, 0.5, None)
+    found = halving.run("digits", PlanCandidate(strategy), PlanRequest(batch_size=16), 0.5)
     assert min(found.compute, found.wait, found.samples_per_second, found.bytes_per_step) > 0
     replicas = PlanCandidate(strategy).replicas
     assert found.step == pytest.approx(16 * replicas / found.samples_per_second, rel=0.3)
@@ -44,7 +45,7 @@ def test_a_candidate_is_run_and_tells_what_its_steps_were_made_of(strategy: Stra
 def test_candidates_are_run_by_turns_the_best_first() -> None:
     asked = [PlanCandidate(one) for one in (Single(optimizer=SGD), Hogwild(2, optimizer=SGD))]
     said: list[str] = []
-    found = halving.measure("digits", asked, 64, 2.0, None, said.append)
+    found = halving.measure("digits", asked, PlanRequest(seconds=2.0), said.append)
     turns = [f"rung 1 of 1, run {at} of 4: {one}" for at, one in enumerate((*asked, *reversed(asked)), 1)]
     # the second turn ends with the seconds, which a busy machine has spent by then
     assert len(said) >= len(asked)

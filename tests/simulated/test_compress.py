@@ -17,7 +17,7 @@ from distbelief.cli import main
 from distbelief.codecs.file import ModelFile, read
 from distbelief.codecs.stored import Stored
 from distbelief.errors import CheckpointError, UsageError
-from distbelief.lab.compress import shrinking
+from distbelief.lab.compress import compressing
 from distbelief.lab.compress.compressing import compress
 from distbelief.places.evaluate import evaluate
 from distbelief.tasks import resolve
@@ -113,10 +113,10 @@ def test_no_option_is_dead(name: str, run: Path, tmp_path: Path) -> None:
         ({"rest": "fp61"}, "unknown precision 'fp61'; did you mean 'fp16'"),
         ({"bits": 4, "fine_tune": -1}, "--fine-tune -1: must be 0 or more"),
         ({"bits": 4, "lr": 0.0}, "--lr 0: must be above 0"),
-        ({"keep": (0.1,), "start": "random"}, "--start random: is of k-means, and nothing is shared"),
+        ({"keep": (0.1,), "start": "random"}, "--start random: is for shared values, and there are none"),
         ({"keep": (1.0,), "huffman": True}, "--huffman codes ids and gaps, and there are none"),
         ({"bits": 4, "replicas": 2}, "--replicas 2: strategy single has none"),
-        ({"bits": 4, "strategy": "sandblaster"}, "--strategy sandblaster: steps by no optimizer"),
+        ({"bits": 4, "strategy": "sandblaster"}, "--strategy sandblaster: has no optimizer"),
         ({"bits": 4, "strategy": "downpor"}, "did you mean 'downpour'"),
         ({}, "nothing would be smaller: set --keep, --bits or --rest"),
         ({"bits": "4"}, r"Compression\(bits='4'\): must be a whole number"),
@@ -138,13 +138,13 @@ def test_a_layer_smaller_than_its_codebook_is_left_alone_and_told(run: Path, tmp
     result = compress(run, tmp_path / "it.dbz", options, HERE, lines.append)
     (name, why), *more = result["left_alone"].items()
     assert not more
-    assert why == "it has 640 values, and a codebook would have 1024"
+    assert why == "it has 640 values, and a codebook has 1024"
     assert f"{name} shares nothing: {why}" in lines
     assert torch.equal(db.load(tmp_path / "it.dbz").state_dict()[name], load_file(run / "model.safetensors")[name])
 
 
 def test_a_layer_of_fewer_values_than_clusters_is_left_alone() -> None:
-    said = shrinking.shared(Stored((40,), torch.arange(40.0) % 3), 2, "linear", 0)
+    said = compressing.share_values(Stored((40,), torch.arange(40.0) % 3), 2, "linear", 0)
     assert said == "it has 3 different values, fewer than 4 clusters"
 
 
@@ -223,10 +223,10 @@ def test_what_was_pruned_stays_zero_and_what_was_shared_stays_shared_under_every
     strategy: str, tmp_path: Path
 ) -> None:
     task = resolve("digits")
-    tensors, _ = shrinking.stored(task.model().state_dict())
+    tensors, _ = compressing.stored_tensors(task.model().state_dict())
     layers = [name for name, one in tensors.items() if len(one.shape) > 1]
-    tensors[layers[0]] = shrinking.pruned(tensors[layers[0]], 0.2)
-    shared = shrinking.shared(shrinking.pruned(tensors[layers[-1]], 0.5), 3, "linear", 0)
+    tensors[layers[0]] = compressing.prune(tensors[layers[0]], 0.2)
+    shared = compressing.share_values(compressing.prune(tensors[layers[-1]], 0.5), 3, "linear", 0)
     assert isinstance(shared, Stored)
     tensors[layers[-1]] = shared
     file, path = ModelFile("digits", tensors), tmp_path / "stage.dbz"
@@ -234,7 +234,7 @@ def test_what_was_pruned_stays_zero_and_what_was_shared_stays_shared_under_every
     job = db.Job(f"digits@{path}", STRATEGIES[strategy], epochs=1, out=tmp_path / "run")
     db.run(job, on=db.Simulated(keep=True))
     state = load_file(tmp_path / "run" / "model.safetensors")
-    after = shrinking.trained(file, state).state()
+    after = compressing.with_trained_values(file, state).state()
     moved = [name for name in after if not torch.equal(after[name], file.state()[name])]
     assert moved == list(after)
     assert torch.equal(after[layers[0]] != 0, file.state()[layers[0]] != 0)

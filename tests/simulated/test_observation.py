@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
 from distbelief.lab.study.figures import ProblemFigures
-from distbelief.lab.study.observation import findings
-from distbelief.lab.study.page import page
 from distbelief.lab.study.problems import even_features, uneven_features, words
-from distbelief.lab.study.report import make_report, write_report
+from distbelief.lab.study.report import make_report, page, write_report
 from distbelief.lab.study.running import run
-from distbelief.lab.study.statistics import MISSED, Interval, ratio_of_medians
-from distbelief.lab.study.trials import Trial, unevenness
+from distbelief.lab.study.sentences import findings
+from distbelief.lab.study.trials import MISSED, Interval, Trial, ratio_of_medians, unevenness
 from distbelief.tasks import resolve
 from distbelief.tasks.worker import load
 
@@ -186,7 +184,7 @@ def test_what_is_found_is_by_the_intervals_and_by_ranks(study: definition.Study)
     [text, *_] = findings(study, [*ones, nobody])
     assert text == (
         "With 16 replicas Adagrad beside fixed rate is sooner on a (2 (1.5 to 3)), b (never); not told apart on "
-        "c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). The gain goes with how uneven gradients are by a rank "
+        "c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). Gain and unevenness of gradients have a rank "
         "correlation of 1.00."
     )
 

@@ -11,7 +11,7 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
-from distbelief.lab.study import page as pages
+from distbelief.lab.study import report as reports
 from distbelief.lab.study.running import run
 from distbelief.lab.study.runs import study_of
 
@@ -107,7 +107,7 @@ def test_a_run_ends_with_its_efficiency_beside_one_of_one_replica(
 def test_a_report_of_runs_is_a_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "plotly", lambda: "/*drawn*/")
+    monkeypatch.setattr(reports, "plotly", lambda: "/*drawn*/")
     runs = [str(folder / name) for name in ("single-0", "single-1", "downpour-0")]
     assert main.run(["report", *runs, "--out", str(tmp_path / "page.html"), "--targets", "0.3"]) == 0
     assert "single on digits (simulated)" in capsys.readouterr().out
@@ -122,7 +122,7 @@ def test_a_report_of_runs_is_a_page(
         (["report", "nowhere"], "nowhere is not a run folder"),
         (["report", "spoilt"], "is corrupt"),
         (["report", "short"], "has no result.json"),
-        (["report", "single-0", "--targets", "97"], "target 97: is a test accuracy"),
+        (["report", "single-0", "--targets", "97"], "target 97: is neither a test accuracy"),
         (["runs", "nowhere"], "nowhere is no folder"),
         (["runs", "--sort", "acuracy"], "unknown column 'acuracy'; did you mean 'accuracy'"),
         (["runs", "--state", "cut"], "unknown state 'cut'; did you mean 'cut short'"),

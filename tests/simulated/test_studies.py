@@ -169,13 +169,13 @@ def test_a_folder_of_another_study_or_version_is_refused(
     study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path
 ) -> None:
     other = definition.Study(study.title, study.arms, (0, 1, 2), study.targets, study.baseline, study.tuning_seeds)
-    with pytest.raises(UsageError, match="holds another study than this one"):
+    with pytest.raises(UsageError, match="holds another study, or an earlier version"):
         run(other, whole[0], preparing())
     (tmp_path / "something").write_text("")
-    with pytest.raises(UsageError, match="is not empty, and no study"):
+    with pytest.raises(UsageError, match="is not empty, and holds no study"):
         run(study, tmp_path, preparing())
     (tmp_path / "study.json").write_text('{"title": 3}')
-    with pytest.raises(UsageError, match="is spoilt, or of another version"):
+    with pytest.raises(UsageError, match="is corrupt, or of another version"):
         read_kept(tmp_path / STUDY, Study)
 
 

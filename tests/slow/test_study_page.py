@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made_studies import made_report
 
-from distbelief.lab.study.page import write_page
+from distbelief.lab.study.report import write_page
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")

@@ -1,1 +1,1 @@
-"""Smaller models: pruned, shared and coded, and trained on between these steps by an ordinary job."""
+"""Compression of models: pruned, shared and coded, with ordinary jobs that train between these steps."""

@@ -1,16 +1,19 @@
-"""From the model of a run to a file: prune and train on, in stages; share and train on; code."""
+"""Compression of a run's model: prune and train it in stages, let weights share values, and code the rest in a file."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import save
 
-from distbelief.codecs.file import ModelFile, decoded
+from distbelief.codecs.codec import Floats, Symbols, check_finite
+from distbelief.codecs.file import ModelFile, decoded, read
 from distbelief.codecs.stored import Stored
 from distbelief.core.optimizer import optim
 from distbelief.core.outcomes import Outcome
@@ -18,7 +21,6 @@ from distbelief.core.records import Json
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.lab.compress import shrinking
 from distbelief.lab.compress.options import Compression
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
@@ -26,25 +28,24 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Strategy, find
 from distbelief.tasks import Task, available, resolve
-from distbelief.tasks.files.constrained import MARK, constrain, layers
+from distbelief.tasks.files.constrained import MARK, constrain, layers, trained_name
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import ACCURACY
 from distbelief.tasks.worker import build_model, measure
 
 STAGES = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0)
-"""A layer of which a share d is to be kept has d**s of its weights after stage s."""
+"""Exponents of pruning stages: after stage s, a layer whose final share is d keeps d**s."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that is compressed."""
+    """Run whose model is compressed."""
 
     run: str
     task: Task
     seed: int
     state: Mapping[str, torch.Tensor]
     layers: tuple[str, ...]
-    """Names of the weights that can be pruned and shared."""
 
 
 def compress(
@@ -57,22 +58,23 @@ def compress(
     """Compress the model of a run into one file.
 
     Args:
-        run: the run folder.
-        out: the file to write.
-        options: how.
-        on: where it is trained on; processes of this machine, unless another place is given (a simulated one must keep
-            its run folders).
-        tell: is told each step, in a line.
+        run: run folder.
+        out: file to write.
+        options: degree and way of compression.
+        on: place of further training, by default processes of this machine; a simulated place must keep its run
+            folders.
+        tell: receives a line about each step.
 
     Returns:
-        file, task, bytes and dense_bytes, their ratio, test_error of the run's model and of the file's (in percent),
-        layers (name, values, kept, bits, bytes), and left_alone: why some layers share nothing.
+        file, task, bytes and dense_bytes, their ratio, dense_error and test_error (percent, of the run's model and of
+        the file's), layers (name, values, kept, bits, bytes), and left_alone: the reason of each layer that shares
+        nothing.
 
     Raises:
-        UsageError: no such run, or an option that does not fit its model.
+        UsageError: there is no such run, or an option does not fit its model.
         CheckpointError: the run has no model.
-        DataError: the data cannot be had.
-        JobFailed: training it on failed.
+        DataError: its data are missing.
+        JobFailed: further training failed.
         Interrupted: Ctrl-C.
     """
     admit(options, Compression, f"compress(options={shown(options)})")
@@ -80,9 +82,9 @@ def compress(
     if not path.parent.is_dir():
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     origin = read_run(str(run), options.data_dir)
-    tensors, aliases = shrinking.stored(origin.state)
+    tensors, aliases = stored_tensors(origin.state)
     file = ModelFile(origin.task.reference, tensors, options.huffman, aliases)
-    keep = shrinking.shares(options.keep or [1.0], origin.layers)
+    keep = shares_kept(options.keep or [1.0], origin.layers)
     with tempfile.TemporaryDirectory(prefix="distbelief-compress-") as folder:
         stages, alone = _Stages(origin, options, Path(folder), on or Local(), tell), dict[str, str]()
         if any(share < 1 for share in keep.values()):
@@ -90,29 +92,23 @@ def compress(
         if options.bits:
             file, alone = stages.share(file)
     if options.rest != "float32":
-        file = shrinking.coarser(file, options.rest)
+        file = with_precision(file, options.rest)
     data = file.encode()
     write_atomically(path, data)
     return _report(origin, path, decoded(data, str(path)), file, alone)
 
 
 def read_run(run: str, data_dir: str | None) -> Origin:
-    """Read the task and the model of a run.
-
-    Raises:
-        UsageError: there is no such run, or its model is a script's.
-        CheckpointError: it has no model.
-        DataError: its data cannot be had.
-    """
+    """Read the task and the model of a run."""
     folder = RunFolder.open(run)
     job = folder.read_job()
     reference, options = str(job.get("task")), job.get("options") or {}
     if reference == "script":
-        raise UsageError(f"{run} trained the model of a script, which has no task to train it on: write one for it")
+        raise UsageError(f"{run} trained a script's model, which has no task for further training: write one for it")
     if MARK in reference:
-        raise UsageError(f"{run} trained {reference}, which is compressed: compress the run that it was made of")
+        raise UsageError(f"{run} trained {reference}, which is compressed: compress the original run")
     if not folder.model.is_file():
-        raise CheckpointError(f"{run} has no {folder.model.name}: train it on with --out {run} --resume")
+        raise CheckpointError(f"{run} has no {folder.model.name}: continue it with --out {run} --resume")
     data_dir = data_dir or options.get("data_dir")
     if why := available(reference, data_dir):
         raise DataError(why)
@@ -121,20 +117,14 @@ def read_run(run: str, data_dir: str | None) -> Origin:
     model.load_state_dict(load_weights(folder.model, layout_of(model)))
     able = tuple(name for name in layers(model) if model.get_parameter(name).dtype == torch.float32)
     if not able:
-        raise UsageError(f"the model of {run} has no layer that can be compressed: linear or convolutional, of float32")
+        raise UsageError(
+            f"the model of {run} has no layer that can be compressed: a linear or convolutional one of float32"
+        )
     return Origin(run, task, seed, model.state_dict(), able)
 
 
 class _Stages:
-    """Prunes and shares, and has jobs train on what is left.
-
-    Args:
-        origin: what is compressed.
-        options: how.
-        folder: for files and run folders in between.
-        on: where jobs run.
-        tell: is told each stage.
-    """
+    """Pruning and sharing of values, with jobs that train the rest."""
 
     def __init__(
         self, origin: Origin, options: Compression, folder: Path, on: Local | Simulated, tell: Callable[[str], None]
@@ -143,23 +133,23 @@ class _Stages:
         self._jobs = 0
 
     def prune(self, file: ModelFile, keep: Mapping[str, float]) -> ModelFile:
-        """Keep so much of each layer, trained on after each stage.
+        """Keep a share of each layer's weights, with further training after each stage.
 
-        Each stage is a new job: the momentum of the last would move what it pruned.
+        Each stage is a new job: the last one's momentum would move pruned weights.
         """
         epochs = self._options.fine_tune
         for power in STAGES if epochs else (1.0,):
-            pruned = {name: shrinking.pruned(file.tensors[name], share**power) for name, share in keep.items()}
+            pruned = {name: prune(file.tensors[name], share**power) for name, share in keep.items()}
             kept = sum(stored.kept for stored in pruned.values()) / sum(stored.size for stored in pruned.values())
             self._tell(f"pruned to {100 * kept:.1f} % of the weights")
             file = self._train(file, pruned, epochs if power < 1 else 2 * epochs)
         return file
 
     def share(self, file: ModelFile) -> tuple[ModelFile, dict[str, str]]:
-        """Have layers share values, trained on; and say why some are left alone."""
+        """Let the weights of each layer share values, train further, and return the reasons of layers left alone."""
         options = self._options
         results = {
-            name: shrinking.shared(file.tensors[name], options.bits, options.start, options.seed)
+            name: share_values(file.tensors[name], options.bits, options.start, options.seed)
             for name in self._origin.layers
         }
         alone = {name: why for name, why in results.items() if isinstance(why, str)}
@@ -171,7 +161,6 @@ class _Stages:
         return file, alone
 
     def _train(self, file: ModelFile, changed: Mapping[str, Stored], epochs: int) -> ModelFile:
-        """Replace some tensors, and have a job train the model on that keeps what they constrain."""
         file = replace(file, tensors={**file.tensors, **changed})
         if not epochs:
             return file
@@ -196,9 +185,11 @@ class _Stages:
         if result["outcome"] == Outcome.INTERRUPTED:
             raise Interrupted(f"compressing {origin.run} was interrupted; nothing was written")
         if result["outcome"] != Outcome.DONE:
-            raise JobFailed(f"training on at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}")
+            raise JobFailed(
+                f"further training at stage {self._jobs} of compressing {origin.run} ended: {result['outcome']}"
+            )
         model = constrain(build_model(origin.task, origin.seed, "cpu"), file)
-        return shrinking.trained(file, load_weights(RunFolder.open(run).model, layout_of(model)))
+        return with_trained_values(file, load_weights(RunFolder.open(run).model, layout_of(model)))
 
 
 def _strategy(options: Compression) -> Strategy:
@@ -209,7 +200,6 @@ def _strategy(options: Compression) -> Strategy:
 
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
-    """Say what came of it, measured from the file."""
     size = path.stat().st_size
     task, errors = origin.task, dict[str, float]()
     for name, state in (("dense_error", origin.state), ("test_error", read.state())):
@@ -234,3 +224,148 @@ def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone:
         "layers": layers,
         "left_alone": alone,
     }
+
+
+ROUNDS = 300
+"""Limit of k-means rounds; convergence nearly always comes long before."""
+
+
+def stored_tensors(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Return each tensor of a state dict once, and the first name of each tied tensor by its other names.
+
+    >>> weight = torch.ones(1, 2)
+    >>> stored_tensors({"a": weight, "b": weight})[1]
+    {'b': 'a'}
+    """
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    tensors: dict[str, Stored] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in state.items():
+        place = tensor.data_ptr(), tuple(tensor.shape)
+        if tensor.numel() and place in first:
+            aliases[name] = first[place]
+        else:
+            first[place] = name
+            tensors[name] = Stored(tuple(tensor.shape), tensor.detach().flatten().clone())
+    return tensors, aliases
+
+
+def shares_kept(keep: Sequence[float], layers: Sequence[str]) -> dict[str, float]:
+    """Return the share of each layer to keep.
+
+    >>> shares_kept([0.5], ["0.weight", "2.weight"])
+    {'0.weight': 0.5, '2.weight': 0.5}
+    """
+    if len(keep) not in (1, len(layers)):
+        raise UsageError(
+            f"--keep has {len(keep)} numbers, and the model has {len(layers)} layers ({', '.join(layers)}): write one "
+            "for all, or one for each"
+        )
+    return dict(zip(layers, keep if len(keep) > 1 else [*keep] * len(layers), strict=True))
+
+
+def prune(tensor: Stored, share: float) -> Stored:
+    """Keep the largest values of a tensor up to a share of all, at least one; ties go to the first.
+
+    >>> prune(Stored((4,), torch.tensor([0.1, -3.0, 0.2, 1.0])), 0.5).dense()
+    tensor([ 0., -3.,  0.,  1.])
+    """
+    most = max(1, min(tensor.kept, round(share * tensor.size)))
+    if most == tensor.size:
+        return tensor
+    largest = np.sort(np.argsort(-tensor.values.abs().numpy(), kind="stable")[:most])
+    positions = largest if tensor.positions is None else tensor.positions[largest]
+    return Stored(tensor.shape, tensor.values[torch.from_numpy(largest)], positions.astype(np.int64))
+
+
+def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | str:
+    """Make the kept values of a tensor share 2**bits values, or return why it is left alone."""
+    check_finite(tensor.values.numpy())
+    different = len(torch.unique(tensor.values))
+    if tensor.kept <= 1 << bits:
+        return f"it has {tensor.kept} values, and a codebook has {1 << bits}"
+    if different < 1 << bits:
+        return f"it has {different} different values, fewer than {1 << bits} clusters"
+    codebook, ids = cluster(tensor.values.numpy(), 1 << bits, start, seed)
+    return Stored(tensor.shape, torch.from_numpy(codebook), tensor.positions, ids, bits)
+
+
+def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Floats, Symbols]:
+    """Return ascending centers of some numbers, and the nearest center of each: Lloyd's k-means until convergence.
+
+    Args:
+        values: finite numbers.
+        clusters: number of centers, at most that of different numbers.
+        start: initial centers: linear (evenly from the least number to the largest), density (equally many numbers
+            between neighbours), or random (some of the numbers).
+        seed: for random.
+
+    >>> cluster(np.array([0.0, 9.0, 1.0, 8.0], dtype=np.float32), 2, "linear", 0)
+    (array([0.5, 8.5], dtype=float32), array([0, 1, 0, 1], dtype=uint16))
+    """
+    ordered = np.sort(values).astype(np.float64)
+    sums = np.concatenate([[0.0], ordered.cumsum()])
+    if start == "linear":
+        centers = np.linspace(ordered[0], ordered[-1], clusters)
+    elif start == "density":
+        centers = np.quantile(ordered, (np.arange(clusters) + 0.5) / clusters)
+    else:
+        centers = np.sort(np.random.default_rng(seed).choice(np.unique(ordered), clusters, replace=False))
+    for _ in range(ROUNDS):
+        edges = np.concatenate([[0], np.searchsorted(ordered, (centers[1:] + centers[:-1]) / 2), [len(ordered)]])
+        members = np.diff(edges)
+        # a center without members stays where it is
+        means = np.where(members > 0, np.diff(sums[edges]) / np.maximum(members, 1), centers)
+        if np.array_equal(means, centers):
+            break
+        centers = np.sort(means)
+    codebook = centers.astype(np.float32)
+    middles = (codebook[1:].astype(np.float64) + codebook[:-1]) / 2
+    return codebook, np.searchsorted(middles, values).astype(np.uint16)
+
+
+def with_trained_values(file: ModelFile, state: Mapping[str, torch.Tensor]) -> ModelFile:
+    """Return the file with the values that training left."""
+    tensors = {
+        name: replace(tensor, values=state[trained_name(name, tensor)].detach().flatten().clone())
+        for name, tensor in file.tensors.items()
+    }
+    return replace(file, tensors=tensors)
+
+
+def with_precision(file: ModelFile, precision: str) -> ModelFile:
+    """Store unshared float32 values in fewer bits."""
+    tensors = {
+        name: replace(tensor, precision=precision)
+        if tensor.ids is None and tensor.values.dtype == torch.float32
+        else tensor
+        for name, tensor in file.tensors.items()
+    }
+    return replace(file, tensors=tensors)
+
+
+def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the dense state dict of a compressed file as safetensors, with copies under tied names.
+
+    Args:
+        path: compressed file.
+        out: file to write, by default beside it with the suffix .safetensors.
+
+    Returns:
+        Path of the written file.
+
+    Raises:
+        DataError: the file is missing, truncated, foreign or corrupt.
+        UsageError: the output is the compressed file itself, or cannot be written.
+    """
+    source = Path(admit(path, str | os.PathLike, f"expand({shown(path)})"))
+    target = Path(out) if out else source.with_suffix(".safetensors")
+    if target == source:
+        raise UsageError(f"--out {target}: is the compressed file itself; name another")
+    state = {name: tensor.clone() for name, tensor in read(source).state().items()}
+    try:
+        write_atomically(target, save(state, metadata={"format": "pt"}))
+    except OSError as error:
+        remedy = "name a file in a folder of yours"
+        raise UsageError(f"--out {target}: cannot be written ({error.strerror}); {remedy}") from error
+    return target

@@ -11,42 +11,42 @@ from distbelief.errors import UsageError, unknown
 from distbelief.strategies import find
 
 STARTS = ("linear", "density", "random")
-"""Ways to begin k-means."""
+"""Initial centers of k-means."""
 RESTS = ("float32", *PRECISIONS)
 
 
 @dataclass(frozen=True)
 class Compression:
-    """Make the model of a run smaller: prune it (--keep), have its weights share a few values (--bits), code what is
-    left (--huffman), and train it on in between.
+    """Make the model of a run smaller: prune it (--keep), let its weights share a few values (--bits), code the rest
+    (--huffman), and train it between these steps.
     """
 
     keep: tuple[float, ...] = ()
-    """Weights of a layer that are kept, above 0 and at most 1: one number for all layers, or one for each in its order.
-    None are pruned where there is no number."""
+    """Share of each layer's weights to keep, above 0 and at most 1: one number for all layers, or one for each in
+    order; without a number none are pruned."""
     bits: int = 0
-    """Bits of a weight: those of a layer share 2**bits values, 1 to 12; 0 shares none."""
+    """Bits of a weight: the weights of a layer share 2**bits values, 1 to 12; 0 shares none."""
     huffman: bool = False
     """Write frequent values and gaps in fewer bits."""
     start: str = "linear"
-    """Start of k-means: linear, density or random."""
+    """Initial centers of k-means: linear, density or random."""
     rest: str = "float32"
-    """Form of values that are not shared: float32, bf16, fp16 or int8."""
+    """Precision of unshared values: float32, bf16, fp16 or int8."""
     fine_tune: int = 3
-    """Epochs after each pruning, twice as many after the last, and so many with shared values; 0 trains nothing, and
-    prunes at once."""
+    """Epochs of training after each pruning (twice as many after the last) and with shared values; 0 prunes at once and
+    trains nothing."""
     lr: float = 0.001
-    """Learning rate of these, of Adam, down to none by a cosine."""
+    """Adam's learning rate in these epochs, which falls to 0 along a cosine."""
     batch_size: int = 128
     """Samples in a minibatch of one replica."""
     strategy: str = "single"
     """Strategy that trains these epochs, or module:Class of your own."""
     replicas: int = 1
-    """Replicas, where the strategy has some."""
+    """Replicas, if the strategy has them."""
     seed: int = 0
-    """Seed of the order of the data, and of random starts."""
+    """Seed of the data's order and of random starts."""
     data_dir: str | None = None
-    """Folder with the data; else the run's own, else $DISTBELIEF_DATA, else the cache."""
+    """Folder with the data; by default the run's, then $DISTBELIEF_DATA, then the cache."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,11 +68,11 @@ class Compression:
     def _check_idle(self) -> None:
         fields = getattr(find(self.strategy), "__dataclass_fields__", {})
         if "optimizer" not in fields:
-            raise UsageError(f"--strategy {self.strategy}: steps by no optimizer; name another, such as downpour")
+            raise UsageError(f"--strategy {self.strategy}: has no optimizer; name another, such as downpour")
         if self.replicas > 1 and "replicas" not in fields:
             raise UsageError(f"--replicas {self.replicas}: strategy {self.strategy} has none; name one with --strategy")
         if not self.bits and self.start != "linear":
-            raise UsageError(f"--start {self.start}: is of k-means, and nothing is shared: set --bits")
+            raise UsageError(f"--start {self.start}: is for shared values, and there are none: set --bits")
         if self.huffman and not (self.bits or any(share < 1 for share in self.keep)):
             raise UsageError("--huffman codes ids and gaps, and there are none: set --bits or --keep")
         if not (self.bits or self.keep or self.rest != "float32"):

@@ -1,1 +1,1 @@
-"""What training costs: time, memory and multiply-adds of each layer, from a profile and a trace."""
+"""Cost of training: time, memory and multiply-adds of each layer, from a profile and a trace."""

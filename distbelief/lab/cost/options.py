@@ -1,33 +1,56 @@
-"""Options of `cost`, `split` and `plan`, which need no torch."""
+"""Options of the commands `cost`, `split` and `plan`, which need no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import OnDevice
 from distbelief.split.options import SplitSteps
+from distbelief.transport.network_model import NetworkModel
 
 MOST_REPLICAS = 256
-"""The most replicas that a plan looks at: it is to be there in seconds."""
+"""Limit of a plan's replicas, so that it takes seconds."""
 
 
 @dataclass(frozen=True)
 class CostRequest(OnDevice):
-    """Minibatches and epochs whose cost is asked for, and what is charged for them."""
+    """Minibatches and epochs whose cost is measured, and what is charged for them."""
 
     batch_size: int = 64
     """Samples in a minibatch."""
     epochs: int = 1
     """Passes over the training set."""
     watts: float | None = None
-    """Power of the machine while it trains: tells the energy."""
+    """Power of the machine while it trains, for the energy."""
     price_per_hour: float | None = None
-    """Price of the machine, in any currency: tells the price of the training."""
+    """Price of the machine in any currency, for the price of the training."""
 
 
 @dataclass(frozen=True)
 class SplitRequest(SplitSteps, OnDevice):
-    """Steps of a split model that are to be measured."""
+    """Steps of a split model to measure."""
 
     seconds: float = 10.0
-    """For measured steps."""
+    """Limit of the measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Training to plan, its machines, and limits of the measurement."""
+
+    machines: str = ""
+    """Hosts and their cores, such as "4x8"; "" for this machine, and in scaling for as many as it needs."""
+    network: NetworkModel = field(default_factory=NetworkModel)
+    topology: str = ""
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Factors by which steps take longer, by replica."""
+    strategies: Sequence[str] = ()
+    """Strategies to choose from; all planned ones by default."""
+    batch_size: int = 64
+    optimizer: Optimizer = field(default_factory=lambda: optim("sgd"))
+    max_memory: float | None = None
+    seconds: float = 30.0
+    """Limit of all runs together; scaling takes as long again for the segments of all splits."""
+    data_dir: str | None = None

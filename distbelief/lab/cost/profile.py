@@ -1,7 +1,7 @@
-"""What a minibatch takes, measured: whole steps at several batch sizes, which take turns, and the layers of one size.
+"""Profiles of training steps: whole steps at several batch sizes by turns, the layers at one size, and updates.
 
-A step is what a replica computes (`tasks.worker.Trainer`). Its time is that of the thread on a processor, which other
-processes do not lengthen as they do the wall's.
+A step is a replica's computation (`tasks.worker.Trainer`). Its time is the thread's time on a processor, which other
+processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -20,74 +20,69 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from distbelief.core.effects import Batch
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings
 from distbelief.errors import TrainingError
 from distbelief.lab.cost import trace
 from distbelief.lab.cost.trace import MAPPED, REST, WHOLE
 from distbelief.places.evaluate import threads
+from distbelief.server.optimizers import build, stepper
 from distbelief.tasks.task import Data, Task
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
 
 INPUT, FORWARD, BACKWARD = "input", "forward", "backward"
 PHASES = (INPUT, FORWARD, BACKWARD)
-"""Of a step, in their order: gathering a minibatch, the model and its loss, their gradients."""
+"""Phases of a step in order: gathering a minibatch, the model and its loss, their gradients."""
 PHASE_OF = {trace.INPUT: INPUT, trace.MAPS: FORWARD, trace.GRADIENTS: BACKWARD, trace.MAP_GRADIENTS: BACKWARD}
-"""In which phase a memory of a kind is made."""
+"""Phase that allocates each kind of memory."""
 SMALLEST, SPACING = (1, 2, 4), 4
-"""The batch sizes that are profiled first, since what a sample costs changes most there; and how many times larger each
-is from there on.
-"""
+"""First batch sizes to profile, where the time per sample changes most, and the ratio of consecutive further ones."""
 BUSY = 1.05
-"""The wall's time, as a multiple of the thread's, from which the machine is busy with something else."""
+"""Ratio of wall time to thread time above which the machine counts as busy."""
 BURST = 0.02
-"""Least seconds for which steps of one size follow each other."""
+"""Least seconds of consecutive steps with one size."""
 LEAST_ROUNDS, ENOUGH = 3, 3.0
-"""Least rounds of all sizes; seconds after which `MOST_ROUNDS` suffice."""
+"""Least rounds over all sizes, and seconds after which `MOST_ROUNDS` suffice."""
 STEPS_EACH, STEPS_LARGEST = 1 + LEAST_ROUNDS, 1 + 2 * LEAST_ROUNDS
-"""Steps of a size that are to fit the time, with a first one; and of the largest, whose layers are looked at too."""
+"""Steps that must fit the time: of each size, with a first one, and of the largest, whose layers are timed too."""
 MOST_ROUNDS = 30
 
 Part = tuple[str, str]
-"""The phase of a step, and a layer."""
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """A step with minibatches of one size, in seconds."""
+    """Seconds of a step with minibatches of one size."""
 
     batch_size: int
     input: float
     forward: float
     backward: float
     steps: int
-    """How many were measured."""
 
     @property
     def step(self) -> float:
-        """All of it, without an update."""
+        """Return the seconds of the whole step, without an update."""
         return self.input + self.forward + self.backward
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What steps of a task take."""
+    """Times of a task's steps."""
 
     points: list[StepTime]
-    """By batch size."""
     layers: dict[str, tuple[float, float]]
-    """Seconds forward and backward of each layer, at the batch size that was asked for."""
+    """Seconds forward and backward of each layer, at the requested batch size."""
     busy: float
-    """The wall's time as a multiple of the thread's; 1 on a device, which has a clock of its own."""
+    """Ratio of wall time to thread time; 1 on a device, which has its own clock."""
     left_out: dict[int, str] = {}
-    """Batch sizes that were not profiled, and why."""
+    """Batch sizes without a profile, and why."""
     fresh: float = 0.0
-    """Seconds that a byte takes which the kernel clears for a step, and is given back."""
+    """Seconds per byte for memory that the kernel clears and takes back in each step."""
 
     def at(self, batch_size: int, mapped: Callable[[int], Mapping[str, int]] = lambda _: {}) -> StepTime:
-        """A step at any batch size: on the line between the profiled sizes beside it, or on the last line beyond them.
-        What the kernel takes for memory is no part of the line, since it begins where a tensor is large enough.
+        """Return a step of any batch size, from the line through the neighbouring profiled sizes, or the last two.
 
-        Args:
-            batch_size: samples in the minibatch.
-            mapped: bytes by kind that a step of a size has of the kernel (`Tracer.mapped`).
+        `mapped` returns a step's bytes from the kernel by kind; their time is added to the line, as only large tensors
+        need it.
 
         >>> profile = Profile([StepTime(1, 0.0, 1.0, 1.0, 9), StepTime(4, 0.0, 4.0, 4.0, 9)], {}, 1.0)
         >>> profile.at(2).step, profile.at(16).step
@@ -97,27 +92,27 @@ class Profile(msgspec.Struct, frozen=True):
         above = next((i for i, point in enumerate(points) if point.batch_size >= batch_size), len(points) - 1)
         low, high = points[max(1, above) - 1 : max(1, above) + 1] if points[1:] else (_NOTHING, points[0])
         part = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-        made = dict.fromkeys(PHASES, 0.0)
+        seconds = dict.fromkeys(PHASES, 0.0)
         for point, share in ((low, 1 - part), (high, part)):
             kernel = self._kernel(mapped(point.batch_size) if point.batch_size else {})
             for name in PHASES:
-                made[name] += share * (getattr(point, name) - kernel[name])
+                seconds[name] += share * (getattr(point, name) - kernel[name])
         more = self._kernel(mapped(batch_size))
-        return StepTime(batch_size, **{name: max(0.0, made[name] + more[name]) for name in PHASES}, steps=0)
+        return StepTime(batch_size, **{name: max(0.0, seconds[name] + more[name]) for name in PHASES}, steps=0)
 
     def _kernel(self, mapped: Mapping[str, int]) -> dict[str, float]:
-        """Seconds of each phase that go into the kernel's memory."""
-        found = dict.fromkeys(PHASES, 0.0)
+        """Return the seconds of each phase for memory from the kernel."""
+        seconds = dict.fromkeys(PHASES, 0.0)
         for kind, size in mapped.items():
-            found[PHASE_OF[kind]] += self.fresh * size
-        return found
+            seconds[PHASE_OF[kind]] += self.fresh * size
+        return seconds
 
 
 _NOTHING = StepTime(0, 0.0, 0.0, 0.0, 0)
 
 
 def ladder(largest: int) -> list[int]:
-    """The batch sizes that are profiled, up to the one that is asked for.
+    """Return the batch sizes to profile, up to the requested one.
 
     >>> ladder(3), ladder(64), ladder(100)
     ([1, 2, 3], [1, 2, 4, 16, 64], [1, 2, 4, 16, 64, 100])
@@ -134,21 +129,12 @@ def measure(
     batch_sizes: Mapping[int, str],
     seconds: float,
     device: str = "cpu",
-    told: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Profile:
-    """Profile a task.
+    """Profile a task's steps at these batch sizes, and the named layers at the last one that can be measured.
 
-    Args:
-        task: whose steps are measured; a minibatch that is larger than its training set repeats it.
-        names: of its layers, as a trace has them.
-        batch_sizes: ascending, each with why it is not to be tried, "" where it is; of the last that can be measured,
-            the layers are too.
-        seconds: for all of it; sizes of which too few steps would fit are left out, but never the first.
-        device: where it computes.
-        told: is told what is measured.
-
-    Raises:
-        TrainingError: the model or the loss raised with every batch size.
+    Each size may come with a reason to leave it out. Sizes of which too few steps would fit the seconds are left out
+    too, but never the first. A minibatch larger than the training set repeats it.
     """
     begin = time.perf_counter()
     with threads(1):
@@ -158,27 +144,28 @@ def measure(
         def steps_of(size: int, names: Sequence[str] = ()) -> _Steps:
             return _Steps(task, data, model, size, clock, names)
 
-        steps, left_out = _fitting(steps_of, batch_sizes, seconds, told)
+        steps, left_out = _fitting(steps_of, batch_sizes, seconds, tell)
         layered = steps_of(max(steps), names)
         contenders, rounds, least = [*steps.values(), layered], 0, 0.0
         while rounds < MOST_ROUNDS or time.perf_counter() < begin + ENOUGH:
             now = time.perf_counter()
             if rounds and now + least > begin + seconds and (rounds >= LEAST_ROUNDS or now > begin + seconds):
                 break
-            for one in contenders[:: -1 if rounds % 2 else 1]:
-                one.burst()
+            for contender in contenders[:: -1 if rounds % 2 else 1]:
+                contender.burst()
             rounds, least = rounds + 1, time.perf_counter() - now
-            told(f"round {rounds} of steps with {', '.join(map(str, steps))} samples")
-    points = [one.point() for one in steps.values()]
-    busy = statistics.median(ratio for one in contenders for ratio in one.busy)
+            tell(f"round {rounds} of steps with {', '.join(map(str, steps))} samples")
+    points = [contender.point() for contender in steps.values()]
+    busy = statistics.median(ratio for contender in contenders for ratio in contender.busy)
     return Profile(points, layered.layers(points[-1]), max(1.0, busy), left_out, 0.0 if device != "cpu" else fresh())
 
 
 def fresh() -> float:
-    """Seconds of this thread for each byte of a memory that the kernel clears, until it has it back: what filling it at
-    first takes more than filling it again.
+    """Return this thread's seconds per byte of memory that the kernel clears and takes back.
+
+    That is the time of a first fill, less that of a second one, and the time of the release.
     """
-    clock, taken = StepClock(), []
+    clock, seconds = StepClock(), []
     for _ in range(LEAST_ROUNDS):
         moments = [clock.mark()]
         memory = torch.empty(2 * MAPPED, dtype=torch.uint8)
@@ -187,30 +174,30 @@ def fresh() -> float:
             moments.append(clock.mark())
         del memory
         first, again, back = clock.between([*moments, clock.mark()])
-        taken.append(first - again + back)
-    return max(0.0, statistics.median(taken) / (2 * MAPPED))
+        seconds.append(first - again + back)
+    return max(0.0, statistics.median(seconds) / (2 * MAPPED))
 
 
 def _fitting(
-    steps_of: Callable[[int], _Steps], batch_sizes: Mapping[int, str], seconds: float, told: Callable[[str], None]
+    steps_of: Callable[[int], _Steps], batch_sizes: Mapping[int, str], seconds: float, tell: Callable[[str], None]
 ) -> tuple[dict[int, _Steps], dict[int, str]]:
-    """The sizes of which several steps fit the time, warm, and why the others are left out."""
+    """Return the sizes of which several steps fit the time, warmed up, and why the others are left out."""
     steps: dict[int, _Steps] = {}
     left_out: dict[int, str] = {}
     failed: TrainingError | None = None
-    taken: dict[int, float] = {}
+    seconds_of: dict[int, float] = {}
     for size, reason in batch_sizes.items():
-        expected, left = _continued(taken, size), seconds - STEPS_EACH * sum(taken.values())
-        if taken and not reason and STEPS_LARGEST * expected > left:
+        expected, left = _continued(seconds_of, size), seconds - STEPS_EACH * sum(seconds_of.values())
+        if seconds_of and not reason and STEPS_LARGEST * expected > left:
             reason = f"its steps take about {expected:.2g} s, and {STEPS_LARGEST} do not fit {seconds:g} s"
         if not reason:
-            told(f"a step with {size} samples")
-            one = steps_of(size)
+            tell(f"a step with {size} samples")
+            candidate = steps_of(size)
             try:
-                if (last := one.step()) < BURST:
-                    last = one.step()
-                one.forget()
-                steps[size], taken[size] = one, last
+                if (last := candidate.step()) < BURST:
+                    last = candidate.step()
+                candidate.forget()
+                steps[size], seconds_of[size] = candidate, last
             except TrainingError as error:
                 failed, reason = error, " ".join(str(error).split())
         if reason:
@@ -222,15 +209,15 @@ def _fitting(
     return steps, left_out
 
 
-def _continued(taken: Mapping[int, float], size: int) -> float:
-    """Seconds of a step that is larger than those measured, on the line through the last two.
+def _continued(seconds: Mapping[int, float], size: int) -> float:
+    """Return the seconds of a larger step, on the line through the last two measured.
 
     >>> _continued({1: 2.0, 4: 3.0}, 16), _continued({1: 2.0}, 4), _continued({}, 1)
     (7.0, 8.0, 0.0)
     """
-    if len(taken) < 2:
-        return sum(taken.values()) * size / max(taken, default=1)
-    (low, before), (high, last) = [*taken.items()][-2:]
+    if len(seconds) < 2:
+        return sum(seconds.values()) * size / max(seconds, default=1)
+    (low, before), (high, last) = [*seconds.items()][-2:]
     return last + max(0.0, last - before) * (size - high) / (high - low)
 
 
@@ -242,15 +229,15 @@ class _Steps:
     ) -> None:
         self._size, self._clock, self._model, self._names = size, clock, model, names
         self._marks: list[tuple[Part, Any]] = []
-        self._taken: list[dict[Part, float]] = []
+        self._times: list[dict[Part, float]] = []
         self._number = 0
         self.busy: list[float] = []
-        """The wall's seconds of each step, as a multiple of its own."""
+        """Ratio of wall time to thread time of each step."""
 
         def loss(output: object, target: object) -> Tensor:
-            made = task.loss(output, target)
+            value = task.loss(output, target)
             self._mark(BACKWARD, REST)
-            return made
+            return value
 
         repeated = _Repeated(data, size, lambda: self._mark(FORWARD, REST))
         marked = with_data(dataclasses.replace(task, loss=loss), repeated)
@@ -260,7 +247,6 @@ class _Steps:
         self._marks.append(((phase, layer), self._clock.mark()))
 
     def step(self) -> float:
-        """Compute one; returns its seconds."""
         self._marks.clear()
         begin = time.perf_counter()
         self._mark(INPUT, REST)
@@ -268,57 +254,55 @@ class _Steps:
         self._mark("", "")
         wall = time.perf_counter() - begin
         self._number += 1
-        taken: dict[Part, float] = {}
+        parts: dict[Part, float] = {}
         seconds = self._clock.between([moment for _, moment in self._marks])
-        for (part, _), one in zip(self._marks, seconds, strict=False):
-            taken[part] = taken.get(part, 0.0) + one
-        self._taken.append(taken)
+        for (part, _), duration in zip(self._marks, seconds, strict=False):
+            parts[part] = parts.get(part, 0.0) + duration
+        self._times.append(parts)
         total = sum(seconds)
         self.busy.append(wall / total if self._clock.of_thread and total else 1.0)
         return total
 
     def forget(self) -> None:
-        """What was measured was to warm up the caches."""
-        self._taken.clear()
+        """Drop the times of steps that only warmed up caches."""
+        self._times.clear()
         self.busy.clear()
 
     def burst(self) -> None:
-        """Compute a few, one after the other."""
         with _hooked(self._model, self._names, self._mark):
             end = time.perf_counter() + BURST
             if self.step() < BURST:
-                # the first has found the caches full of another size's data
-                self._taken.pop()
+                # it began with another size's data in the caches
+                self._times.pop()
                 self.busy.pop()
                 self.step()
             while time.perf_counter() < end:
                 self.step()
 
     def _median(self, phase: str, layer: str | None = None) -> float:
-        """Seconds of a part of a step."""
         return statistics.median(
-            sum(s for (p, name), s in one.items() if p == phase and layer in (None, name)) for one in self._taken
+            sum(s for (p, name), s in parts.items() if p == phase and layer in (None, name)) for parts in self._times
         )
 
     def point(self) -> StepTime:
-        """What a step takes: the lower quartile of all, of which each part has its usual share."""
-        totals = sorted(sum(one.values()) for one in self._taken)
+        """Return the lower quartile of the steps' times, divided into phases in proportion to their medians."""
+        totals = sorted(sum(seconds.values()) for seconds in self._times)
         parts = {phase: self._median(phase) for phase in PHASES}
         scale = totals[len(totals) // 4] / max(1e-12, sum(parts.values()))
-        return StepTime(self._size, **{phase: scale * one for phase, one in parts.items()}, steps=len(totals))
+        return StepTime(self._size, **{phase: scale * seconds for phase, seconds in parts.items()}, steps=len(totals))
 
     def layers(self, point: StepTime) -> dict[str, tuple[float, float]]:
-        """Seconds forward and backward of each layer, in a step that takes so long when nobody looks at its layers."""
+        """Return the seconds forward and backward of each layer, scaled to a step without hooks."""
         both = []
         for phase, whole in ((FORWARD, point.forward), (BACKWARD, point.backward)):
             parts = {name: self._median(phase, name) for name in self._names}
             scale = whole / max(1e-12, sum(parts.values()))
-            both.append({name: scale * one for name, one in parts.items()})
+            both.append({name: scale * seconds for name, seconds in parts.items()})
         return {name: (both[0][name], both[1][name]) for name in self._names}
 
 
 class _Repeated:
-    """A data set as often as whole minibatches of one size need it; after each, somebody is told."""
+    """Data set that repeats up to whole minibatches of one size, and reports each gathered minibatch."""
 
     def __init__(self, data: Data, size: int, gathered: Callable[[], None]) -> None:
         self._data, self._gathered = data, gathered
@@ -328,15 +312,14 @@ class _Repeated:
         return self._samples
 
     def batch(self, indices: Tensor) -> tuple[object, object]:
-        """Those samples, of as many as there are."""
-        made = self._data.batch(indices % len(self._data))
+        samples = self._data.batch(indices % len(self._data))
         self._gathered()
-        return made
+        return samples
 
 
 @contextlib.contextmanager
 def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], None]) -> Iterator[None]:
-    """Mark when each layer begins forward and ends, and when the gradient of what it makes is there."""
+    """Mark when each layer begins and ends forward, and when the gradient of its output exists."""
 
     def after(output: object, name: str) -> None:
         mark(FORWARD, REST)
@@ -358,28 +341,28 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
 
 
 def busy_notes(busy: float) -> list[str]:
-    """Say how much longer steps took than the processor worked for them, where that is much."""
+    """Return a note if steps took much longer than the processor worked for them."""
     long = f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it"
     return [f"{long}; times are the processor's"] if busy > BUSY else []
 
 
 class StepClock:
-    """The time that the thread has had a processor."""
+    """Clock of the thread's time on a processor."""
 
     of_thread = True
-    """Whether it stands still while the thread waits for a processor."""
+    """True if it stands still while the thread waits for a processor."""
 
     def mark(self) -> Any:
-        """The moment that it is."""
+        """Return the present moment."""
         return time.thread_time_ns()
 
     def between(self, moments: Sequence[Any]) -> list[float]:
-        """Seconds from each moment to the next."""
+        """Return the seconds from each moment to the next."""
         return [(after - before) / 1e9 for before, after in itertools.pairwise(moments)]
 
 
 class _DeviceClock(StepClock):
-    """The time of a CUDA device, by events in its stream, be that the current device or not."""
+    """Clock of a CUDA device, current or not, by events in its stream."""
 
     of_thread = False
 
@@ -397,6 +380,43 @@ class _DeviceClock(StepClock):
 
 
 def clock_of(device: str) -> StepClock:
-    """What times work on a device: its own events, or the thread's time on a processor."""
+    """Return the clock for work on a device: its events, or the thread's time on a processor."""
     place = torch.device(device)
     return _DeviceClock(place) if place.type == "cuda" else StepClock()
+
+
+MEASURED = 1 << 24
+"""Limit of the elements to step: beyond the caches, time grows in proportion."""
+STEPS, SECONDS = 5, 0.05
+"""Least number of measured steps, and their least total seconds; the lower quartile counts."""
+
+
+class UpdateCost(msgspec.Struct, frozen=True):
+    """Cost of an optimizer's update."""
+
+    optimizer: str
+    seconds: float
+    state: int
+
+
+def measure_update(optimizer: Optimizer, elements: int, device: str = "cpu") -> UpdateCost:
+    """Time steps on a flat parameter of float32, as a shard computes them, with one thread.
+
+    >>> from distbelief.core.optimizer import optim
+    >>> measure_update(optim("adam"), 1000).state >= 2 * 4 * 1000
+    True
+    """
+    held = min(max(1, elements), MEASURED)
+    parameter = torch.zeros(held, device=device)
+    parameter.grad = torch.full_like(parameter, 1e-3)
+    step, seconds = stepper(updater := build(optimizer, [{"params": [parameter]}])), list[float]()
+    clock, begin = clock_of(device), time.perf_counter()
+    with threads(1), torch.no_grad():
+        step()
+        while len(seconds) < STEPS or time.perf_counter() < begin + SECONDS:
+            start = clock.mark()
+            step()
+            seconds += clock.between([start, clock.mark()])
+    kept = sum(leaf.nbytes for leaf in tree_leaves(list(updater.state.values())) if isinstance(leaf, torch.Tensor))
+    scale = elements / held
+    return UpdateCost(optimizer.name, sorted(seconds)[len(seconds) // 4] * scale, round(kept * scale))

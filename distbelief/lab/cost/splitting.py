@@ -1,33 +1,35 @@
-"""Costs of a split model: memory, computing and bytes of each partition, the step that follows, and whether it pays.
+"""Cost of a split model: memory, work and traffic of each partition, the predicted step, and whether splitting pays.
 
-All partitions are played in this process, turn by turn, and each segment is timed; the price of their schedule is the
-step.
+All partitions run by turns in this process with each segment timed; the price of their schedule predicts the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.lab.cost import updates
 from distbelief.lab.cost.options import SplitRequest
-from distbelief.lab.cost.profile import busy_notes, clock_of
-from distbelief.lab.cost.turns import Turns
+from distbelief.lab.cost.profile import StepClock, busy_notes, clock_of, measure_update
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Pipeline
-from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
+from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
 from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
-from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split
+from distbelief.split.plan import choose
+from distbelief.split.play import Microbatch, Passes, cut_minibatch, play
 from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import examples, trace
 from distbelief.tasks.on_disk import build_on_disk
@@ -35,12 +37,11 @@ from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model, load, on_device, placed, with_data
 
 LINE = LinkModel(50e-6, 1.25e9)
-"""Between two partitions, where nothing is said of it."""
+"""Default link between two partitions."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
 KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
-"""Kinds of a partition's memory: buffers are among the parameters; kept is what its backward pass needs, with what lies
-in slots.
-"""
+"""Kinds of a partition's memory. Parameters include buffers; kept is what its backward pass needs, with the contents of
+slots."""
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):
@@ -49,66 +50,56 @@ class ModulePlacement(msgspec.Struct, frozen=True):
     module: str
     partition: int
     parameters: int
-    """Elements."""
     operations: int
-    """Floating-point operations, forward, of a sample."""
     sends: int
-    """Bytes of a sample that leave this partition, forward."""
+    """Bytes of a sample that leave this partition in the forward pass."""
     tensors: int
-    """Bytes of parameters that leave it in each microbatch, because another partition needs them."""
+    """Bytes of parameters that leave it with each microbatch, for other partitions."""
 
 
 class PartitionCost(msgspec.Struct, frozen=True):
-    """Costs of a partition in a step, and its memory."""
+    """Seconds, messages, bytes and memory of a partition in a step."""
 
     partition: int
     parameters: int
     memory: dict[str, int]
-    """Bytes, by kind."""
     computes: float
-    """Seconds, forward and back."""
     waits: float
-    """Seconds of a step in which it does neither."""
     update: float
-    """Seconds."""
     messages: int
-    """That leave it in a step, either way."""
     sent: int
-    """Their bytes."""
 
 
 class SplitGuess(msgspec.Struct, frozen=True):
-    """A way to split, by a guess from its operations."""
+    """Way to split, judged by its operations."""
 
     split: str
     speedup: float | None
-    """How many times as fast as in one process; None where it cannot be."""
+    """Speed over one process; None if it is impossible."""
     reason: str = ""
-    """Why it cannot be."""
 
 
 class WholeStep(msgspec.Struct, frozen=True):
     """The same step in one process with one thread."""
 
     gathers: float
-    """Seconds of gathering a minibatch, which each partition does too."""
+    """Seconds of gathering a minibatch, which each partition repeats."""
     computes: float
     update: float
     memory: dict[str, int]
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Return the seconds of the step."""
         return self.gathers + self.computes + self.update
 
 
 class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of a split model costs; seconds and bytes."""
+    """Cost of a split model's step, in seconds and bytes."""
 
     task: str
     split: Split
     traced: str
-    """By what."""
     batch_size: int
     schedule: str
     microbatches: int
@@ -116,121 +107,101 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     partition_costs: list[PartitionCost]
     whole: WholeStep
     step: float
-    """Predicted, of a process with a core of its own for each partition."""
+    """Predicted seconds of a step whose partitions have a core each."""
     sending: float
-    """Seconds of it that it would be shorter by, if what crosses took no time."""
+    """Seconds that a step would save without the time of transfers."""
     crossings: list[Json]
-    """Crossings of a step, forward: the two ends of each, its value, the module that gives it, bytes of a sample."""
     ways: list[SplitGuess]
-    """What was chosen from, the best first; only the one that was named, where one was."""
+    """Considered ways, the best first; only the named one, if one was named."""
     notes: list[str] = []
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as in one process."""
+        """Return the speed over one process."""
         return self.whole.step / self.step
 
     @property
     def largest(self) -> int:
-        """Bytes that the largest partition holds."""
+        """Return the bytes of the largest partition."""
         return max(sum(partition.memory.values()) for partition in self.partition_costs)
 
     @property
     def share(self) -> float:
-        """Return the memory of the largest partition, over that of one process."""
+        """Return the memory of the largest partition over that of one process."""
         return self.largest / sum(self.whole.memory.values())
 
     @property
     def verdict(self) -> str:
-        """Whether it pays, with the numbers."""
-        told = (
-            f"a step takes {_told(self.step)} ms by this prediction, and {_told(self.whole.step)} ms in one process: "
+        """Say whether splitting pays, with the numbers."""
+        times = (
+            f"a step takes {_in_ms(self.step)} ms by this prediction, and {_in_ms(self.whole.step)} ms in one process: "
             f"{self.speedup:.2f} times as fast"
         )
         held = f"the largest partition holds {self.share:.0%} of what one process holds"
         if self.speedup > 1:
-            return f"splitting pays: {told}; {held}"
-        return f"splitting does not pay in time: {told}; {held}, and that is what it may be for"
+            return f"splitting pays: {times}; {held}"
+        return f"splitting does not pay in time: {times}; {held}, which may be the reason to split"
 
     def as_json(self) -> Json:
-        """All that is shown."""
+        """Return the fields of `--json`."""
         fields: Json = msgspec.to_builtins(self)
         split = {"split": self.split.text, "partitions": self.split.partitions, "chunks": self.split.chunks}
         return {**fields, **split, "speedup": self.speedup, "share": self.share, "verdict": self.verdict}
 
 
 class SplitMeasurement(NamedTuple):
-    """A split task."""
+    """Measured split of a task."""
 
     cost: SplitCost
     programs: list[PartitionProgram]
     steps: Pipeline
-    """In which order they do what."""
     price: PipelinePrice
-    """Of that."""
 
 
-def _told(seconds: float) -> str:
-    """In ms.
-
-    >>> _told(1.0234), _told(0.001234)
-    ('1,023', '1.23')
-    """
+def _in_ms(seconds: float) -> str:
+    """Return seconds in ms."""
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def measure(
     task: Task,
     split: Split,
-    asked: SplitRequest,
+    request: SplitRequest,
     optimizer: Optimizer,
     link: LinkModel = LINE,
-    told: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> SplitMeasurement:
-    """Measure what a step of a split task costs here, and predict what it takes when each partition has a process.
-
-    Args:
-        task: what is trained.
-        split: how its model is split.
-        asked: steps that are measured.
-        optimizer: that steps.
-        link: between any two partitions.
-        told: is told what is measured.
-
-    Raises:
-        UsageError: the model cannot be split so.
-        DataError: the task's data cannot be had.
-    """
-    batch_size, parts = asked.batch_size, asked.microbatches
+    """Measure the step of a split task here, and predict it with a process for each partition."""
+    batch_size, parts = request.batch_size, request.microbatches
     if batch_size < max(1, parts):
         raise UsageError(f"--batch-size {batch_size}: {parts} microbatches need a sample each")
     task = with_data(task, load(task, "training"))
-    told("tracing the model")
-    model = build_model(task, 0, asked.device).train()
+    tell("tracing the model")
+    model = build_model(task, 0, request.device).train()
     data = load(task, "training")
-    inputs, targets = (on_device(one, placed(asked.device)) for one in data.batch(examples(len(data))))
+    inputs, targets = (on_device(part, placed(request.device)) for part in data.batch(examples(len(data))))
     traced = trace(model, (inputs,))
-    choice = choose(split, traced, task.loss, targets, asked)
+    choice = choose(split, traced, task.loss, targets, request)
     programs = [build(choice.graph, partition, model) for partition in range(choice.split.partitions)]
-    made = pipeline(asked.algorithm, programs[0].split.graph, asked.microbatches)
+    steps = pipeline(request.algorithm, programs[0].split.graph, request.microbatches)
     in_memory = (build_on_disk(task, 0).told + traced.told).removeprefix("; ")
     with threads(1):
-        turns = Turns(task, model, programs, made, batch_size, clock_of(asked.device))
-        turns.take(asked.seconds, told)
-    told("updates")
-    whole = WholeStep(*turns.whole(), *_held(model, optimizer, turns.kept, asked.device))
-    held = [_held(program.module, optimizer, 0, asked.device) for program in programs]
-    price = price_pipeline(made, turns.costs(), link, batch_size / parts)
-    alone = price_pipeline(made, turns.costs())
+        turns = Turns(task, model, programs, steps, batch_size, clock_of(request.device))
+        turns.take(request.seconds, tell)
+    tell("updates")
+    whole = WholeStep(*turns.whole(), *_held(model, optimizer, turns.kept, request.device))
+    held = [_held(program.module, optimizer, 0, request.device) for program in programs]
+    price = price_pipeline(steps, turns.costs(), link, batch_size / parts)
+    alone = price_pipeline(steps, turns.costs())
     partitions = [
-        _partition(program, made, price, own, batch_size) for program, own in zip(programs, held, strict=True)
+        _partition(program, steps, price, memory, batch_size) for program, memory in zip(programs, held, strict=True)
     ]
     cost = SplitCost(
         task=task.reference,
         split=choice.split,
         traced="a list of modules" if traced.listed else "torch.fx",
         batch_size=batch_size,
-        schedule=made.algorithm,
+        schedule=steps.algorithm,
         microbatches=parts,
         placements=placements(choice.graph),
         crossings=_crossings(choice.graph),
@@ -239,52 +210,60 @@ def measure(
         step=price.seconds + whole.gathers + max(partition.update for partition in partitions),
         sending=price.seconds - alone.seconds,
         ways=[
-            SplitGuess(one.split.text, None if one.reason else choice.whole / one.seconds, one.reason)
-            for one in choice.candidates
+            SplitGuess(way.split.text, None if way.reason else choice.whole / way.seconds, way.reason)
+            for way in choice.candidates
         ],
         notes=_notes(len(partitions), turns.busy, in_memory),
     )
-    return SplitMeasurement(cost, programs, made, price)
+    return SplitMeasurement(cost, programs, steps, price)
 
 
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
-    """What is to be known of a prediction."""
     notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
-        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has part of one")
+        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has a part of one")
     return notes + busy_notes(busy)
 
 
 def _held(module: nn.Module, optimizer: Optimizer, kept: int, device: str) -> tuple[float, dict[str, int]]:
-    """Seconds of an update, and the bytes of each kind that are held for a module."""
-    trained = [one for one in module.parameters() if one.requires_grad]
-    update = updates.measure(optimizer, max(1, sum(one.numel() for one in trained)), device)
-    held = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
-    return update.seconds, dict(zip(KINDS, (held, sum(one.nbytes for one in trained), update.state, kept), strict=True))
+    """Return the seconds of a module's update, and the bytes that it holds by kind."""
+    trained = [tensor for tensor in module.parameters() if tensor.requires_grad]
+    update = measure_update(optimizer, max(1, sum(tensor.numel() for tensor in trained)), device)
+    held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    return update.seconds, dict(
+        zip(KINDS, (held, sum(tensor.nbytes for tensor in trained), update.state, kept), strict=True)
+    )
 
 
 def _partition(
-    program: PartitionProgram, made: Pipeline, price: PipelinePrice, held: tuple[float, dict[str, int]], batch_size: int
+    program: PartitionProgram,
+    steps: Pipeline,
+    price: PipelinePrice,
+    held: tuple[float, dict[str, int]],
+    batch_size: int,
 ) -> PartitionCost:
-    """Return the costs of a partition."""
     update, memory = held[0], {**held[1], KEPT: price.held[program.partition]}
     transfers = program.split.transfers
-    sent = [one for one in transfers if one.source == program.partition]
-    sent += [one for one in transfers if one.target == program.partition and one.shape.differentiable]
-    samples = batch_size / made.microbatches
-    parameters, busy = sum(one.numel() for one in program.module.parameters()), price.busy[program.partition]
-    # the samples of a microbatch may be a mean
-    size = round(made.microbatches * sum(one.shape.bytes(0) + samples * one.shape.bytes_more for one in sent))
-    messages = made.microbatches * len(sent)
+    sent = [transfer for transfer in transfers if transfer.source == program.partition]
+    sent += [
+        transfer for transfer in transfers if transfer.target == program.partition and transfer.shape.differentiable
+    ]
+    samples = batch_size / steps.microbatches
+    parameters, busy = sum(transfer.numel() for transfer in program.module.parameters()), price.busy[program.partition]
+    # microbatches may differ by a sample
+    size = round(
+        steps.microbatches * sum(transfer.shape.bytes(0) + samples * transfer.shape.bytes_more for transfer in sent)
+    )
+    messages = steps.microbatches * len(sent)
     return PartitionCost(program.partition, parameters, memory, busy, price.seconds - busy, update, messages, size)
 
 
 def placements(graph: SplitGraph) -> list[ModulePlacement]:
-    """Each module that has parameters, computes or sends something, at each partition where it does."""
-    found: dict[tuple[str, int], list[int]] = {}
+    """Return a row for each module that has parameters, computes or sends, at each of its partitions."""
+    amounts: dict[tuple[str, int], list[int]] = {}
 
     def add(module: str, partition: int, column: int, amount: int) -> None:
-        found.setdefault((module, partition), [0, 0, 0, 0])[column] += amount
+        amounts.setdefault((module, partition), [0, 0, 0, 0])[column] += amount
 
     paths = {str(node.target): None for node in graph.traced.layers}
     for node, partition in graph.partition.items():
@@ -297,25 +276,190 @@ def placements(graph: SplitGraph) -> list[ModulePlacement]:
                 shape = tensors[name].shape
                 each = tensors[name].numel() // (shape[piece.dimension] if shape else 1)
                 add(module, piece.partition, 0, each * (piece.stop - piece.start))
-    for one in graph.transfers.values():
-        whole = one.kind is TransferKind.TENSOR
-        add(one.path, one.source, 3 if whole else 2, one.shape.bytes_each)
+    for transfer in graph.transfers.values():
+        whole = transfer.kind is TransferKind.TENSOR
+        add(transfer.path, transfer.source, 3 if whole else 2, transfer.shape.bytes_each)
     paths = dict.fromkeys(node.meta["path"] for node in graph.traced.graph.nodes if "path" in node.meta)
     order = {path: number for number, path in enumerate(paths)}
-    rows = sorted(found.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
+    rows = sorted(amounts.items(), key=lambda row: (order.get(row[0][0], len(order)), row[0]))
     return [ModulePlacement(module, partition, *amounts) for (module, partition), amounts in rows if any(amounts)]
 
 
 def _crossings(graph: SplitGraph) -> list[Json]:
-    """What crosses, in the order in which it does."""
     return [
         {
-            "source": one.source,
-            "target": one.target,
-            "kind": one.kind.value,
-            "module": one.path,
-            "size": one.shape.bytes_each,
-            "back": one.shape.differentiable,
+            "source": transfer.source,
+            "target": transfer.target,
+            "kind": transfer.kind.value,
+            "module": transfer.path,
+            "size": transfer.shape.bytes_each,
+            "back": transfer.shape.differentiable,
         }
-        for one in graph.transfers.values()
+        for transfer in graph.transfers.values()
     ]
+
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 60
+"""Least and most rounds, after a first one without times."""
+
+
+class Ran(NamedTuple):
+    """Segment in one direction."""
+
+    partition: int
+    segment: int
+    direction: Pass
+
+
+class Turns:
+    """Steps of a whole model and of the same model split, by turns on one minibatch."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        programs: Sequence[PartitionProgram],
+        steps: Pipeline,
+        batch_size: int,
+        clock: StepClock,
+    ) -> None:
+        self._task, self._model, self._programs, self._steps = task, model, programs, steps
+        self._data, self._clock, self._device = load(task, "training"), clock, next(model.parameters()).device
+        self._indices = torch.arange(batch_size) % len(self._data)
+        inputs, targets = self._gathered()
+        self._batches = cut_minibatch((inputs,), targets, steps.microbatches)
+        self._wholes: list[tuple[float, float]] = []
+        self._splits: list[dict[Ran, float]] = []
+        self._kept: dict[Ran | None, int] = {}
+        self.kept = 0
+        """Bytes that the whole model keeps for its backward pass."""
+        self.busy = 1.0
+        """Ratio of wall time to thread time; 1 on a device."""
+        for layer in (layer for program in programs for layer in program.layers):
+            layer.train()
+
+    def take(self, seconds: float, tell: Callable[[str], None]) -> None:
+        """Compute once to measure kept memory, then until there are enough rounds or the time is over."""
+        self._keep()
+        begin, worked = time.perf_counter(), time.thread_time()
+        end = begin + seconds
+        while len(self._splits) < LEAST_ROUNDS or (len(self._splits) < MOST_ROUNDS and time.perf_counter() < end):
+            self._wholes.append(self._whole_step())
+            self._splits.append(self._split_step(_SegmentMeter(self._clock)).took)
+            tell(f"round {len(self._splits)} of the whole model and the split one")
+        if self._clock.of_thread:
+            self.busy = (time.perf_counter() - begin) / (time.thread_time() - worked)
+
+    def whole(self) -> tuple[float, float]:
+        """Return the whole model's seconds of gathering a minibatch, and of its gradient."""
+        gathered, computed = zip(*self._wholes, strict=True)
+        return statistics.median(gathered), statistics.median(computed)
+
+    def costs(self) -> list[SegmentCost]:
+        """Return the cost of each segment for a microbatch."""
+        parts, costs = self._steps.microbatches, []
+        for number, segment in enumerate(self._steps.graph.segments):
+            there, back = (Ran(segment.partition, number, way) for way in Pass)
+            kept = self._kept.get(there, 0) // parts
+            costs.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
+        return costs
+
+    def _median(self, ran: Ran) -> float:
+        return statistics.median(times.get(ran, 0.0) for times in self._splits)
+
+    def _whole_step(self) -> tuple[float, float]:
+        _forget([self._model])
+        begin = self._clock.mark()
+        inputs, targets = self._gathered()
+        gathered = self._clock.mark()
+        self._task.loss(self._model(inputs), targets).backward()
+        gathers, computes = self._clock.between([begin, gathered, self._clock.mark()])
+        return gathers, computes
+
+    def _gathered(self) -> tuple[object, object]:
+        inputs, targets = self._data.batch(self._indices)
+        return on_device(inputs, self._device), on_device(targets, self._device)
+
+    def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
+        _forget(program.module for program in self._programs)
+        play([_Watched(program, self._batches, watch) for program in self._programs], self._steps.actions)
+        watch.add_up()
+        return watch
+
+    def _keep(self) -> None:
+        """Measure what autograd keeps: for the whole model, and for each segment beside what it received."""
+        modules = [self._model, *(program.module for program in self._programs)]
+        held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+        watch = _SegmentMeter(self._clock, held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._whole_step()
+        self.kept = watch.kept.get(None, 0)
+        watch = _SegmentMeter(self._clock, held)
+        with saved_tensors_hooks(watch.keep, lambda saved: saved):
+            self._split_step(watch)
+        self._kept = watch.kept
+
+
+class _SegmentMeter:
+    """Meter of each segment's time, and of the memory that it keeps beside what is held or received."""
+
+    def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
+        self._clock = clock
+        self._ran: list[tuple[Ran, Any, Any]] = []
+        """Segments with their first and last moments; computing the time between these would wait for the device."""
+        self.took: dict[Ran, float] = {}
+        self.running: Ran | None = None
+        self.kept: dict[Ran | None, int] = {}
+        self._held = {*held}
+        self._here: set[tuple[int, int]] = set()
+        self._alive: list[Tensor] = []  # so that no two tensors share an address
+
+    def begin(self, ran: Ran | None) -> Any:
+        """Return the moment at which a segment begins, or (None) the whole model."""
+        self.running = ran
+        return self._clock.mark()
+
+    def end(self, begun: Any) -> None:
+        if self.running is not None:
+            self._ran.append((self.running, begun, self._clock.mark()))
+
+    def add_up(self) -> None:
+        for ran, *moments in self._ran:
+            self.took[ran] = self.took.get(ran, 0.0) + sum(self._clock.between(moments))
+
+    def receive(self, partition: int, tensor: Tensor) -> None:
+        self._here.add((partition, _address(tensor)))
+        self._alive.append(tensor)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        address, partition = _address(tensor), self.running.partition if self.running else -1
+        if address not in self._held and (partition, address) not in self._here:
+            self._here.add((partition, address))
+            self.kept[self.running] = self.kept.get(self.running, 0) + tensor.untyped_storage().nbytes()
+            self._alive.append(tensor)
+        return tensor
+
+
+class _Watched(Passes):
+    def __init__(self, program: PartitionProgram, batches: Sequence[Microbatch], watch: _SegmentMeter) -> None:
+        super().__init__(program, batches)
+        self._watch = watch
+
+    def run(self, task: SegmentTask) -> None:
+        begun = self._watch.begin(Ran(self.program.partition, task.segment, task.direction))
+        super().run(task)
+        self._watch.end(begun)
+
+    def take(self, crossing: Crossing, tensor: Tensor) -> None:
+        self._watch.receive(self.program.partition, tensor)
+        super().take(crossing, tensor)
+
+
+def _forget(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.grad = None
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

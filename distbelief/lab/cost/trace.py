@@ -1,6 +1,4 @@
-"""An iteration of training, followed operation by operation on fake tensors, which know only their shapes: what each
-layer is and multiplies, and every allocation, so that the peak of the memory is known without using any.
-"""
+"""Traces of a training iteration on fake tensors, which know only shapes: layers, multiply-adds and all allocations."""
 
 from __future__ import annotations
 
@@ -26,74 +24,60 @@ from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model
 
 REST = "(between layers)"
-"""The name of what no layer computes: operations of a model's own `forward`, and the loss."""
+"""Name of operations outside of layers: those of a model's own `forward`, and the loss."""
 WHOLE = "(model)"
-"""The name of a model that is one layer."""
+"""Name of the only layer, if the model itself is one."""
 COUNTED = 2
-"""Samples with which multiply-adds are counted: not one, which a batch norm refuses."""
+"""Samples with which multiply-adds are counted; a batch norm refuses a single one."""
 FEW = (2, 4)
-"""Samples of the two minibatches that are computed where fake tensors do not do."""
+"""Samples of the two minibatches that are computed if fake tensors fail."""
 MAPPED = 32 << 20
-"""From how many bytes on glibc keeps no free memory: the kernel has it, and clears it for each use."""
+"""Size from which glibc returns free memory to the kernel, which clears it for each use."""
 PROBE = 1 << 14
-"""Elements of the vector on which it is seen what an optimizer keeps."""
+"""Elements of the vector that shows an optimizer's state."""
 
 INPUT, PARAMETERS, GRADIENTS = "input batch", "parameters", "gradients"
 STATE, MAPS, MAP_GRADIENTS = "optimizer state", "feature maps", "their gradients"
 KINDS = (INPUT, PARAMETERS, GRADIENTS, STATE, MAPS, MAP_GRADIENTS)
-"""Kinds of what an iteration holds. Buffers are among the parameters, and what a backward pass and an update need as
-work space among the gradients of feature maps.
-"""
+"""Kinds of an iteration's memory. Parameters include buffers; gradients of feature maps include work space of the
+backward pass and the update."""
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What a layer is by itself."""
+    """Properties of one layer."""
 
     name: str
-    """In the model, such as "features.0"."""
     kind: str
-    """Its class, such as "Conv2d"."""
     output: tuple[int, ...]
-    """The shape of what it makes of one sample; () where that is no tensor."""
     parameters: int
-    """Elements; those that several layers share are the first one's."""
     multiply_adds: int
-    """Of the forward pass of one sample."""
     calls: int
-    """How often it is called in a forward pass."""
 
     @property
     def uncounted(self) -> bool:
-        """Whether it has parameters, and nothing that it does with them is known."""
+        """Return whether it has parameters and its operations are unknown."""
         return self.parameters > 0 and not self.multiply_adds
 
 
 class MemoryTrace(msgspec.Struct, frozen=True):
-    """What an iteration with minibatches of one size holds, in bytes."""
+    """Bytes of an iteration with minibatches of one size."""
 
     batch_size: int
     maps: dict[str, int]
-    """Of each layer: what of its feature maps is kept for the backward pass."""
+    """Feature maps of each layer that the backward pass needs."""
     gradients: dict[str, int]
-    """Of each layer: the gradients of what it makes."""
+    """Gradients of each layer's output."""
     memory: dict[str, int]
-    """By kind, in the moment at which the most is held."""
+    """Bytes by kind at the peak."""
 
     @property
     def peak(self) -> int:
-        """The most that is held at one time."""
+        """Return the bytes at the peak."""
         return sum(self.memory.values())
 
 
 class Tracer:
-    """Follows iterations of a task's training loop.
-
-    Args:
-        task: whose model and loss are followed.
-        sample: inputs and targets of `COUNTED` samples, as the task's data gather them.
-
-    Raises:
-        TrainingError: the model cannot compute them.
+    """Tracer of a task's training iterations.
 
     >>> from distbelief.core.optimizer import optim
     >>> task = Task(model=lambda: nn.Linear(100, 10), train=lambda: [])
@@ -109,66 +93,51 @@ class Tracer:
         self._fakes = True
         self._closed: list[str] = []
         self._seen: dict[tuple[int, tuple[float, float]], _Followed] = {}
-        """Iterations that were followed, by their samples and what an optimizer keeps and needs."""
+        """Finished traces, by samples and by the optimizer's vectors."""
         self.note = ""
-        """Why layers are followed as they compute, where fake tensors do not do, and which are counted as a whole; ""
-        where nothing is to be said.
-        """
+        """Why layers are traced as they compute, and which are counted as a whole; "" without either."""
         try:
             self.layers = self._describe()
         except _Failed as failed:
             self._fakes = False
             self.note = (
-                f"{failed}: it needs more than shapes, so memory is what was held as it computed "
-                f"{FEW[0]} and {FEW[1]} samples, continued to as many as are asked for"
+                f"{failed}: fake tensors do not suffice, so memory is extrapolated from computing "
+                f"{FEW[0]} and {FEW[1]} samples"
             )
             try:
                 self.layers = self._describe()
             except _Failed as again:
                 raise TrainingError(f"task {task.reference!r}: {again}") from again
         if self._closed:
-            told = (
-                f"what {', '.join(self._closed)} computes is counted between layers: TorchScript cannot be looked into"
-            )
-            self.note = f"{self.note}; {told}" if self.note else told
+            closed = f"what {', '.join(self._closed)} computes is counted between layers, as TorchScript is opaque"
+            self.note = f"{self.note}; {closed}" if self.note else closed
 
     def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:
-        """Follow an iteration that is not the first, so that the optimizer has its state. Where fake tensors do not
-        do, two small minibatches are computed, once, and each memory of theirs is continued along a line.
+        """Trace an iteration after the first, so that the optimizer has its state.
 
-        Args:
-            batch_size: samples in the minibatch.
-            optimizer: that steps; its state is counted, and its work space at the end.
-
-        Raises:
-            TrainingError: the model cannot compute so many samples, such as a batch norm that is given one.
+        If fake tensors fail, two small minibatches are computed, and each of their memories is continued along a line.
         """
         return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
 
     def mapped(self, batch_size: int) -> dict[str, int]:
-        """Bytes by kind of what the passes of an iteration have of the kernel, each time that they need it: those of
-        every memory of `MAPPED` or more; nothing of a minibatch that cannot be computed.
-        """
+        """Return bytes by kind of each memory of `MAPPED` or more; none for a minibatch that cannot be computed."""
         try:
             return self._iteration(batch_size, (0.0, 0.0)).mapped()
         except TrainingError:
             return {}
 
     def _iteration(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
-        """An iteration with an optimizer that keeps, and needs, so many vectors."""
         if not self._fakes:
             low, high = (self._once(size, vectors) for size in FEW)
             return _continued(low, high, batch_size)
         return self._once(batch_size, vectors)
 
     def _once(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
-        """The same, which is followed once."""
         if (batch_size, vectors) not in self._seen:
             self._seen[batch_size, vectors] = self._followed(batch_size, vectors)
         return self._seen[batch_size, vectors]
 
     def _followed(self, batch_size: int, vectors: tuple[float, float]) -> _Followed:
-        """An iteration with an optimizer that keeps, and needs, so many vectors."""
         (state, work), allocations = vectors, _Allocations()
         with self._made() as model, allocations:
             hooks = _Hooks(model, [layer.name for layer in self.layers])
@@ -184,15 +153,15 @@ class Tracer:
             try:
                 self._iterate(model, batch_size, allocations)
             except Exception as error:
-                told = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise TrainingError(
-                    f"task {self._task.reference!r}: a minibatch of {batch_size} raised {type(error).__name__}: {told}"
+                    f"task {self._task.reference!r}: a minibatch of {batch_size} raised {type(error).__name__}: "
+                    f"{reason}"
                 ) from error
             torch.empty(round(work * bytes_trained), dtype=torch.uint8)
         return allocations.followed(hooks.outputs)
 
     def _iterate(self, model: nn.Module, batch_size: int, allocations: _Allocations) -> None:
-        """What a replica computes with a minibatch."""
         inputs, targets = _of_size(self._sample, batch_size)
         for leaf in tree_leaves((inputs, targets)):
             allocations.call(leaf, INPUT)
@@ -201,7 +170,6 @@ class Tracer:
         loss.backward()
 
     def _describe(self) -> list[Layer]:
-        """The layers in the order in which they are called, and what is between them."""
         counter = FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
         with self._made() as model:
             calls = _Calls(model, counter)
@@ -216,7 +184,7 @@ class Tracer:
                     inputs, targets = _of_size(self._sample, COUNTED)
                     loss = self._task.loss(model(inputs), targets)
             except Exception as error:
-                raise _Failed(f"{calls.told} raised {type(error).__name__}: {error}") from error
+                raise _Failed(f"{calls.last} raised {type(error).__name__}: {error}") from error
             layers = calls.layers(counter.get_total_flops())
             try:
                 loss.backward()
@@ -226,7 +194,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def _made(self) -> Iterator[nn.Module]:
-        """The task's model, of fake tensors where these do."""
+        """Yield the task's model, of fake tensors if these suffice."""
         if not self._fakes:
             yield build_model(self._task, 0, "cpu").train()
             return
@@ -239,45 +207,45 @@ class Tracer:
 
 
 class _Failed(Exception):
-    """A pass raised: in which layer, and what."""
+    """Failure of a pass, with its layer and error."""
 
 
-# floating point operations, by shapes, of what the CPU computes and torch's counter does not know
+# floating-point operations, by shapes, of CPU kernels that torch's counter does not know
 UNCOUNTED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: int(sdpa_flop(*shapes[:3])),
-    # in each step of each sample all weights of a direction are multiplied once
-    torch.ops.aten.mkldnn_rnn_layer: lambda given, of_given, of_state, *_, **__: (
-        2 * math.prod(given[:2]) * (math.prod(of_given) + math.prod(of_state))
+    # each sample and step multiplies all weights of a direction once
+    torch.ops.aten.mkldnn_rnn_layer: lambda sequence, of_inputs, of_state, *_, **__: (
+        2 * math.prod(sequence[:2]) * (math.prod(of_inputs) + math.prod(of_state))
     ),
 }
 Tree = TypeVar("Tree")
 
 
 def _of_size(sample: Tree, size: int) -> Tree:
-    """As many samples as a minibatch has, of the shapes and dtypes of these."""
+    """Return zeros for a minibatch, with the shapes and dtypes of a sample."""
 
-    def made(leaf: object) -> object:
-        # not new_zeros, which fake tensors refuse of a real one
+    def zeros(leaf: object) -> object:
+        # a fake tensor mode refuses new_zeros on a real tensor
         return torch.zeros((size, *leaf.shape[1:]), dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
-    sized: Tree = tree_map(made, sample)
+    sized: Tree = tree_map(zeros, sample)
     return sized
 
 
 def _vectors(optimizer: Optimizer) -> tuple[float, float]:
-    """What an optimizer keeps, and what it needs while it steps, in vectors as long as the parameters.
+    """Return the sizes of an optimizer's state and of its work space, in vectors as long as the parameters.
 
     >>> from distbelief.core.optimizer import optim
-    >>> [tuple(round(one) for one in _vectors(optim(name))) for name in ("sgd", "adam", "lamb")]
+    >>> [tuple(round(size) for size in _vectors(optim(name))) for name in ("sgd", "adam", "lamb")]
     [(0, 0), (2, 0), (2, 2)]
     """
     parameter = torch.zeros(PROBE)
     parameter.grad = torch.ones(PROBE)
-    made = optimizers.build(optimizer, [{"params": [parameter]}])
-    step = optimizers.stepper(made)
+    updater = optimizers.build(optimizer, [{"params": [parameter]}])
+    step = optimizers.stepper(updater)
     with torch.no_grad():
         step()
-        state = [leaf for leaf in tree_leaves(list(made.state.values())) if isinstance(leaf, Tensor)]
+        state = [leaf for leaf in tree_leaves(list(updater.state.values())) if isinstance(leaf, Tensor)]
         with _Allocations() as allocations:
             for held in (parameter, parameter.grad, *state):
                 allocations.call(held, STATE)
@@ -287,12 +255,12 @@ def _vectors(optimizer: Optimizer) -> tuple[float, float]:
 
 
 def _open(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that tell when they are called, with their names: those of TorchScript do not."""
-    return ((name, one) for name, one in model.named_modules() if not isinstance(one, torch.jit.ScriptModule))
+    """Yield the modules that call hooks, with their names; those of TorchScript do not."""
+    return ((name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule))
 
 
 class _Calls:
-    """Writes down which modules are called, and what they multiply; a layer is one that calls no other."""
+    """Recorder of called modules and their multiply-adds; a layer is a module that calls no other."""
 
     def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
         self._model, self._counter = model, counter
@@ -307,8 +275,7 @@ class _Calls:
             module.register_forward_hook(lambda _, __, output, name=name: self._leave(name, output))
 
     @property
-    def told(self) -> str:
-        """The layer that was computed last."""
+    def last(self) -> str:
         kind = type(self._model.get_submodule(self._innermost)).__name__
         return f"layer {self._innermost} ({kind})" if self._innermost else f"the model ({kind})"
 
@@ -325,35 +292,34 @@ class _Calls:
         self._outputs[name] = tuple(output.shape[1:]) if isinstance(output, Tensor) else ()
 
     def layers(self, operations: int) -> list[Layer]:
-        """What was called, of a pass with so many floating point operations."""
         counted: set[Tensor] = set()
         layers, known = [], 0
         for name, calls in self._called.items():
             if name in self._calling:
                 continue
             module = self._model.get_submodule(name)
-            own = set(module.parameters()) - counted
-            counted |= own
-            elements = sum(p.numel() for p in own)
+            new = set(module.parameters()) - counted
+            counted |= new
+            elements = sum(p.numel() for p in new)
             known += self._operations[name]
-            made = self._operations[name] // 2 // COUNTED
-            layers.append(Layer(name or WHOLE, type(module).__name__, self._outputs[name], elements, made, calls))
+            adds = self._operations[name] // 2 // COUNTED
+            layers.append(Layer(name or WHOLE, type(module).__name__, self._outputs[name], elements, adds, calls))
         rest = sum(p.numel() for p in set(self._model.parameters()) - counted)
         between = (operations - known) // 2 // COUNTED
         return [*layers, Layer(REST, "", (), rest, between, 1)]
 
 
 class _Hooks:
-    """Says which layer is computed, and how large the gradients of what layers make are."""
+    """Hooks that know the current layer, and sum up the bytes of each layer's output gradients."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         self.current = REST
         self.outputs: dict[str, int] = dict.fromkeys(names, 0)
         for name, module in model.named_modules():
-            told = name or WHOLE
-            if told in self.outputs:
-                module.register_forward_pre_hook(lambda _, __, name=told: self._enter(name))
-                module.register_forward_hook(lambda _, __, output, name=told: self._leave(name, output))
+            layer = name or WHOLE
+            if layer in self.outputs:
+                module.register_forward_pre_hook(lambda _, __, name=layer: self._enter(name))
+                module.register_forward_hook(lambda _, __, output, name=layer: self._leave(name, output))
 
     def _enter(self, name: str) -> None:
         self.current = name
@@ -366,20 +332,17 @@ class _Hooks:
 
 
 class _Followed(NamedTuple):
-    """An iteration: its memories and when each is made and given back, without what they hold."""
+    """Trace of an iteration: sizes of its memories, and when each is allocated and freed."""
 
     sizes: list[int]
     kinds: list[str]
     events: list[int]
-    """Numbers of memories as they are made, and less than 0 (by one) as they are given back."""
+    """Numbers of memories as they are allocated; -1 - number as they are freed."""
     kept: dict[str, int]
     outputs: dict[str, int]
-    """Bytes of what each layer makes."""
     work: list[tuple[str, int]]
-    """Kind and bytes of each memory that an operation has by itself while it computes, as far as that is known."""
 
     def at_peak(self) -> dict[str, int]:
-        """What was held by kind when it was the most."""
         held, peak = dict.fromkeys(KINDS, 0), dict[str, int]()
         total = most = 0
         for event in self.events:
@@ -391,22 +354,21 @@ class _Followed(NamedTuple):
         return peak
 
     def mapped(self) -> dict[str, int]:
-        """Bytes by kind of the memories that are made in it and are the kernel's."""
-        found: dict[str, int] = {}
+        """Return bytes by kind of allocations that come from the kernel."""
+        sizes: dict[str, int] = {}
         for kind, size in (*zip(self.kinds, self.sizes, strict=True), *self.work):
-            if size >= MAPPED and kind not in (PARAMETERS, STATE):  # which are there before
-                found[kind] = found.get(kind, 0) + size
-        return found
+            if size >= MAPPED and kind not in (PARAMETERS, STATE):  # allocated before
+                sizes[kind] = sizes.get(kind, 0) + size
+        return sizes
 
     def trace(self, batch_size: int) -> MemoryTrace:
-        """What it holds."""
         return MemoryTrace(batch_size, self.kept, self.outputs, self.at_peak())
 
 
 def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
-    """An iteration of any size by those of `FEW` samples: each memory is on the line through its two sizes, so that the
-    most may be held in another moment than with few. Where the two were computed differently, all that the second held
-    beside parameters is as many times larger.
+    """Return a trace of any size from those of `FEW` samples, with each memory on the line through its two sizes.
+
+    The peak may then come at another moment. If the two differ in their events, the second's sizes are scaled.
     """
     if (low.kinds, low.events) != (high.kinds, high.events):
         same = (PARAMETERS, GRADIENTS, STATE)
@@ -421,8 +383,8 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
         )
     part = (batch_size - FEW[0]) / (FEW[1] - FEW[0])
 
-    def line(one: int, other: int) -> int:
-        return max(0, round(one + part * (other - one)))
+    def line(low_size: int, high_size: int) -> int:
+        return max(0, round(low_size + part * (high_size - low_size)))
 
     def lines(ones: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
         return {name: line(ones.get(name, 0), size) for name, size in others.items()}
@@ -431,30 +393,30 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
         sizes=[line(*both) for both in zip(low.sizes, high.sizes, strict=True)],
         kept=lines(low.kept, high.kept),
         outputs=lines(low.outputs, high.outputs),
-        work=[(kind, line(one, size)) for (_, one), (kind, size) in zip(low.work, high.work, strict=True)],
+        work=[(kind, line(small, size)) for (_, small), (kind, size) in zip(low.work, high.work, strict=True)],
     )
 
 
-def _laid_out(func: OpOverload, args: Sequence[Any], made: Any) -> Iterator[int]:
-    """Bytes of each memory into which a convolution lays out what it is given and what it makes, in blocks of
-    channels; on the way back it does so for each gradient that it is asked for.
+def _laid_out(func: OpOverload, args: Sequence[Any], result: Any) -> Iterator[int]:
+    """Yield the bytes of each memory in which a convolution lays out its operands in blocks of channels.
+
+    Its backward pass lays them out for each gradient.
     """
     if func is torch.ops.aten.convolution.default:
-        yield from (args[0].nbytes, made.nbytes)
+        yield from (args[0].nbytes, result.nbytes)
     elif func is torch.ops.aten.convolution_backward.default:
-        gradient, given, asked = args[0], args[1], args[-1]
-        yield from (gradient.nbytes, given.nbytes) * sum(asked[:2])
+        gradient, inputs, wanted = args[0], args[1], args[-1]
+        yield from (gradient.nbytes, inputs.nbytes) * sum(wanted[:2])
 
 
 class _Allocations(TorchDispatchMode):
-    """Writes down each memory that operations make, of which kind it is, and when it is given back."""
+    """Recorder of each allocation of operations, its kind, and when it is freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has not annotated it
         self.hooks: _Hooks | None = None
         self.kept: dict[str, int] = {}
         self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        """Of each that is there, by its address: its number."""
         self._sizes: list[int] = []
         self._kinds: list[str] = []
         self._layers: list[str] = []
@@ -465,13 +427,12 @@ class _Allocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
-        """Carry an operation out, and look at what it has made."""
-        made = func(*args, **(kwargs or {}))
-        self._work += [(self._kind, size) for size in _laid_out(func, args, made)]
-        for leaf in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        self._work += [(self._kind, size) for size in _laid_out(func, args, result)]
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
-        return made
+        return result
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -489,18 +450,16 @@ class _Allocations(TorchDispatchMode):
         self._events.append(-1 - number)
 
     def call(self, tensor: object, kind: str) -> None:
-        """Say of which kind a tensor is."""
         if isinstance(tensor, Tensor):
             self._note(tensor)
             self._kinds[self._alive[tensor.untyped_storage()._cdata][1]] = kind
 
     def keep(self) -> None:
-        """The forward pass is over: what is there of it is kept for the backward pass."""
+        """Mark the end of the forward pass: what is alive is kept for the backward pass."""
         self._kind, self.kept = MAP_GRADIENTS, {}
         for _, number in self._alive.values():
             if self._kinds[number] == MAPS:
                 self.kept[self._layers[number]] = self.kept.get(self._layers[number], 0) + self._sizes[number]
 
     def followed(self, outputs: dict[str, int]) -> _Followed:
-        """What was written down, with the bytes of what each layer makes."""
         return _Followed(self._sizes, self._kinds, self._events, self.kept, outputs, self._work)

@@ -1,4 +1,4 @@
-"""A split model as a picture: what each partition computes from top to bottom, and what crosses, of one sample."""
+"""Picture of a split model: modules of each partition from top to bottom, and transfers of a sample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from distbelief.lab.draw.schedules import svg
 from distbelief.split.graph import Transfer, TransferKind
 from distbelief.split.program import PartitionProgram, Segment
 
@@ -31,28 +32,10 @@ class _Box(NamedTuple):
 
 
 def draw_split(programs: Sequence[PartitionProgram]) -> str:
-    """A column for each partition, a box for each run of modules that it computes without waiting, arrows for what
-    crosses.
+    """Draw a column for each partition, a box for each segment, and arrows for transfers, as SVG.
 
-    Going back, gradients take the same arrows the other way. A box says first what it takes from others: how many
-    tensors, and bytes of one sample of each (all bytes of a tensor of the model).
-
-    Args:
-        programs: of each partition.
-
-    Returns:
-        The picture, as SVG.
-
-    >>> import torch
-    >>> from distbelief.split.options import Split
-    >>> from distbelief.split.plan import apply
-    >>> from distbelief.split.program import build
-    >>> from distbelief.split.tracing import trace
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    >>> split = apply(Split("stages"), trace(model, (torch.zeros(2, 4),)), None, None)
-    >>> picture = draw_split([build(split, partition, model) for partition in (0, 1)])
-    >>> "takes send 12 B" in picture, picture.count("<path")
-    (True, 1)
+    Gradients take the same arrows back. A box begins with what it takes from other partitions: tensors, and bytes of
+    one sample of each (or of the whole parameter).
     """
     segments = programs[0].split.segments
     arrivals = _arrivals(segments)
@@ -60,22 +43,17 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
     boxes = _laid_out(segments, texts)
     width = ASIDE + len(programs) * (WIDTH + ASIDE)
     height = max(box.y + box.height for box in boxes) + 16
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        *_headings(programs),
-    ]
+    parts = _headings(programs)
     givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     for number, transfers in enumerate(arrivals):
         parts += [_arrow(boxes[givers[transfer]], boxes[number], transfer) for transfer in transfers]
     for box in boxes:
         parts += _drawn(box)
-    return "\n".join([*parts, "</svg>\n"])
+    return svg(width, height, parts)
 
 
 def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:
-    """Return what comes to a partition for each segment first."""
+    """Return the transfers that each segment is the first of its partition to take."""
     here: set[Transfer] = set()
     arrivals = []
     for segment in segments:
@@ -90,11 +68,11 @@ def _lines(program: PartitionProgram, segment: Segment, transfers: Sequence[Tran
         key = transfer.kind.value, transfer.shape.bytes_each
         alike[key] = alike.get(key, 0) + 1
     lines = [f"takes {kind} {f'{count} x ' if count > 1 else ''}{size:,} B" for (kind, size), count in alike.items()]
-    return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives what others need",)
+    return (*lines, *(_module(program, path) for path in segment.paths)) or ("gives tensors to others",)
 
 
 def _module(program: PartitionProgram, path: str) -> str:
-    """A module, and which part of its first divided tensor is here."""
+    """Return a module's path, and the part of its first divided tensor here."""
     for name, piece in program.pieces.items():
         if name.startswith(f"{path}."):
             before = ":, " * piece.dimension
@@ -103,7 +81,7 @@ def _module(program: PartitionProgram, path: str) -> str:
 
 
 def _laid_out(segments: Sequence[Segment], texts: Sequence[tuple[str, ...]]) -> list[_Box]:
-    """Each segment below all that it waits for."""
+    """Place each segment below all that it waits for."""
     givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     rows: list[int] = []
     last: dict[int, int] = {}
@@ -134,7 +112,6 @@ def _headings(programs: Sequence[PartitionProgram]) -> list[str]:
 
 
 def _arrow(source: _Box, target: _Box, transfer: Transfer) -> str:
-    """From below one box to above another."""
     x, y = source.x + WIDTH / 2, source.y + source.height
     to, end = target.x + WIDTH / 2, target.y
     colour, title = COLOURS[transfer.kind], f"{transfer.kind.value}: {transfer.path}, {transfer.shape.bytes_each:,} B"

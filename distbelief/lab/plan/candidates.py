@@ -1,4 +1,4 @@
-"""Candidates of a plan: strategies with their numbers of replicas and shards, and the memory of each."""
+"""Candidates of a plan: strategies with numbers of replicas, shards and partitions, and memory of their processes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,15 @@ from distbelief.strategies.base import Partitioned, Replicated, Served
 PLANNED = ("single", "downpour", "synchronous", "allreduce", "hogwild")
 MOST_HOSTS, MOST_CORES = 256, 256
 MOST_PARTITIONS = 4
-"""The most processes that a model is split over: each number of them is measured."""
 SPLIT = ("single", "downpour", "allreduce")
-"""The strategies whose replicas are split too."""
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
-"""Vectors as long as the parameters in a replica, and in a shard (`SHARD_VECTORS`), without an optimizer's state."""
+"""Vectors as long as the parameters in a replica and (`SHARD_VECTORS`) in a shard, without an optimizer's state."""
 SHARD_VECTORS = 3
 
 
 @dataclass(frozen=True)
 class Machines:
-    """So many hosts, each of so many cores.
-
-    Raises:
-        UsageError: numbers that cannot be.
-    """
+    """Hosts with equally many cores each."""
 
     hosts: int
     cores: int
@@ -47,60 +41,50 @@ class Machines:
 
 @dataclass(frozen=True)
 class PlanCandidate:
-    """One way of training."""
+    """Way to train."""
 
     strategy: Strategy
 
     @property
     def replicas(self) -> int:
-        """Number of replicas; 1 where one process plays everything."""
+        """Return the number of replicas; 1 if one process plays all roles."""
         return self.strategy.replicas if isinstance(self.strategy, Replicated) else 1
 
     @property
     def shards(self) -> int:
-        """Server processes."""
+        """Return the number of server processes."""
         return self.strategy.shards if isinstance(self.strategy, Served) else 0
 
     @property
     def partitions(self) -> int:
-        """Processes that each replica is split over."""
+        """Return the number of processes of each replica."""
         return self.strategy.partitions if isinstance(self.strategy, Partitioned) else 1
 
+    def _numbers(self) -> dict[str, int]:
+        numbers = {"replica": self.replicas} if isinstance(self.strategy, Replicated) else {}
+        more = {"partition": self.partitions * (self.partitions > 1), "shard": self.shards}
+        return {**numbers, **{what: number for what, number in more.items() if number}}
+
     def __str__(self) -> str:
-        partitions = f", {_times(self.partitions, 'partition')}" if self.partitions > 1 else ""
-        shards = f", {_times(self.shards, 'shard')}" if self.shards else ""
-        many = f", {_times(self.replicas, 'replica')}" if isinstance(self.strategy, Replicated) else ""
-        return f"{self.strategy.name}{many}{partitions}{shards}"
+        texts = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in self._numbers().items())
+        return ", ".join([self.strategy.name, *texts])
 
     @property
     def command(self) -> str:
-        """The words of it on the command line.
+        """Return its words on the command line.
 
         >>> PlanCandidate(Downpour(replicas=4, shards=1)).command
         'downpour --replicas 4 --shards 1'
         """
-        words = [self.strategy.name]
-        words += ["--replicas", str(self.replicas)] if isinstance(self.strategy, Replicated) else []
-        words += ["--partitions", str(self.partitions)] if self.partitions > 1 else []
-        words += ["--shards", str(self.shards)] if self.shards else []
-        return " ".join(words)
-
-
-def _times(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+        return " ".join([self.strategy.name, *(f"--{what}s {number}" for what, number in self._numbers().items())])
 
 
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
-    """Every strategy with as many replicas as the powers of two, and as the machines have cores; a shard on each host.
-    A model, also that of each replica of downpour and allreduce, is split too, in the way that its operations make the
-    best, over as many processes of one host.
+    """Return each strategy with 1, 2, 4, ... replicas and with one for each core; each host has a shard.
 
-    Raises:
-        UsageError: a strategy that is not planned.
+    Models are also split over up to four processes of one host, in the way with the least price.
 
-    >>> [str(one) for one in candidates(Machines(1, 2), ["single", "downpour"], Optimizer())]
-    ['single', 'single, 2 partitions', 'downpour, 1 replica, 1 shard', 'downpour, 2 replicas, 1 shard',
-     'downpour, 1 replica, 2 partitions, 2 shards']
+    Models and replicas are also split over up to four processes of one host, in the way with the least price.
     """
     return [
         PlanCandidate(strategy)
@@ -113,11 +97,7 @@ def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -
 def strategies_of(
     name: str, machines: Machines, partitions: int, optimizer: Optimizer, counts: Iterable[int] = ()
 ) -> Iterator[Strategy]:
-    """One strategy with so many partitions, and each number of replicas; where none is named, as there are cores.
-
-    Raises:
-        UsageError: a strategy that is not planned.
-    """
+    """Yield a strategy with these partitions, and each number of replicas; by default up to one on each core."""
     if name not in PLANNED:
         raise unknown("strategy of a plan", name, PLANNED)
     if name == "single":
@@ -130,36 +110,25 @@ def strategies_of(
             yield Hogwild(replicas=replicas, optimizer=optimizer)
         elif name == "downpour":
             yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
-        elif name == "synchronous" and replicas > 1:  # one replica in rounds is single, with messages
+        elif name == "synchronous" and replicas > 1:  # rounds of one replica are single with messages
             yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
         elif name == "allreduce" and replicas > 1:
             yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)
 
 
 def _counts(most: int) -> Iterable[int]:
-    """The powers of two, and the most.
-
-    >>> list(_counts(6))
-    [1, 2, 4, 6]
-    """
+    """Return the powers of two up to a number, and the number."""
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
 def memory(
     candidate: PlanCandidate, trace: MemoryTrace, process: int, split: SplitCost | None = None
 ) -> dict[str, int]:
-    """Bytes of each kind of process of a candidate.
-
-    Args:
-        candidate: what is done.
-        trace: an iteration of a plain loop, with the optimizer.
-        process: bytes of a process without a model.
-        split: what the model costs where it is split; else an even share is taken.
-    """
+    """Return the bytes of each kind of process of a candidate."""
     parameters, state = trace.memory[PARAMETERS], trace.memory[STATE]
     passing = max(0, trace.peak - parameters - state - trace.memory[GRADIENTS])
     count, replica = candidate.partitions, "replica" if candidate.partitions == 1 else "partition"
-    parts = [(parameters // count, state // count, passing)]  # at most: partitions keep less than a whole model
+    parts = [(parameters // count, state // count, passing)]  # an upper bound: partitions keep less than a whole model
     if split is not None:
         parts = [
             (partition.memory[PARAMETERS], partition.memory[STATE], partition.memory[KEPT])
@@ -169,7 +138,7 @@ def memory(
         held = math.ceil((SHARD_VECTORS * parameters + state) / candidate.shards)
         largest = max(REPLICA_VECTORS["served"] * parameters + passing for parameters, _, passing in parts)
         return {replica: process + largest, "shard": process + held}
-    # a split model is that of a group of one
+    # a split single model is an allreduce group of one
     vectors = REPLICA_VECTORS["allreduce" if count > 1 else candidate.strategy.name]
     return {
         replica: process + max((vectors + 1) * parameters + state + passing for parameters, state, passing in parts)

@@ -1,7 +1,7 @@
-"""Candidates that are run on this machine: real jobs of a few seconds each, by successive halving.
+"""Measurement of candidates on this machine: real jobs of a few seconds each, by successive halving.
 
-All are run for a moment, and the best third goes on to a longer run, until three or fewer are left. Those are run by
-turns, since a machine is never twice the same, and their means decide.
+After a short run of each, the best third goes on to longer runs, until three or fewer are left. These run by turns,
+as a machine's speed varies, and their means decide.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan.candidates import PlanCandidate
 from distbelief.lab.plan.pricing import Terms, terms_of
 from distbelief.places import signals
@@ -31,46 +32,36 @@ from distbelief.record.summary import PARTS
 from distbelief.tasks import Task
 
 FINALISTS, TURNS = 3, 2
-"""Candidates of the last rung at most, and runs of each there."""
+"""Most candidates of the last rung, and runs of each there."""
 LEAST_SECONDS, LEAST_STEPS = 0.5, 3
-"""Least training in each run."""
 MOST_EPOCHS = 1_000_000
-"""A run ends by its budget, long before these."""
+"""Epochs of a run, whose budget ends it long before."""
 LOCK = "\0distbelief-plan"
-"""Name in the kernel that a plan holds while it measures; it ends with the process."""
+"""Name in the kernel that a measuring plan holds; it ends with the process."""
 SPIN_SECONDS, BLOCK = 0.3, bytes(1 << 20)
-"""Time of looking whether the cores are free, and the bytes that are hashed meanwhile."""
+"""Time of testing whether the cores are free, and the bytes to hash meanwhile."""
 
 
 class Measurements(NamedTuple):
-    """Measurements by candidates, as these are written."""
+    """Measurements by names of candidates."""
 
     terms: dict[str, Terms]
-    """The best first: those of a later rung before those that were left behind."""
+    """Terms, the best first: later rungs before earlier ones."""
     failed: dict[str, str]
-    """Reasons of the candidates without a measurement."""
 
 
 def measure(
     task: Task | str,
     candidates: Sequence[PlanCandidate],
-    batch_size: int,
-    seconds: float,
-    data_dir: str | None,
-    told: Callable[[str], None],
+    request: PlanRequest,
+    tell: Callable[[str], None],
     halved: bool = True,
 ) -> Measurements:
-    """Run candidates on this machine.
+    """Run candidates on this machine within the request's seconds, if each gets a few steps in them.
 
-    Args:
-        task: what is trained.
-        candidates: candidates that this machine can hold.
-        batch_size: samples in a minibatch of a replica.
-        seconds: for all runs together, as far as each has a few steps.
-        data_dir: folder with the data.
-        told: is told what is done.
-        halved: whether only the best go on to longer runs; else all have equal ones, by turns.
+    If halved, only the best go on to longer runs; else all have equal ones, by turns.
     """
+    seconds = request.seconds
     terms: dict[str, Terms] = {}
     failed: dict[str, str] = {}
     left, begun = list(candidates), time.monotonic()
@@ -83,13 +74,13 @@ def measure(
         for at, candidate in enumerate(runs):
             start = time.monotonic()
             if at >= len(runs) / turns and start > begun + seconds:
-                break  # each has had its turn
+                break  # each candidate has run once
             share = (begun + seconds * rung / len(counts) - start) / (len(runs) - at)
             trained = max(LEAST_SECONDS, LEAST_STEPS * slowest, share - overhead)
-            told(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
+            tell(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
             try:
-                seen.setdefault(str(candidate), []).append(run(task, candidate, batch_size, trained, data_dir))
-            except DistbeliefError as error:  # one that fails ends no plan
+                seen.setdefault(str(candidate), []).append(run(task, candidate, request, trained))
+            except DistbeliefError as error:  # a failed candidate ends no plan
                 failed[str(candidate)] = " ".join(str(error).split())
                 continue
             slowest = max(slowest, seen[str(candidate)][-1].step)
@@ -103,7 +94,7 @@ def measure(
 
 
 def _rungs(count: int) -> list[int]:
-    """Count the candidates of each rung.
+    """Return the number of candidates in each rung.
 
     >>> _rungs(9), _rungs(30), _rungs(2)
     ([9, 3], [30, 10, 4, 2], [2])
@@ -119,59 +110,52 @@ def _mean(measured: Sequence[Terms]) -> Terms:
     return msgspec.structs.replace(measured[-1], **means)
 
 
-def run(task: Task | str, candidate: PlanCandidate, batch_size: int, seconds: float, data_dir: str | None) -> Terms:
-    """Train with a candidate for some seconds.
-
-    Raises:
-        KeyboardInterrupt: somebody has ended it.
-        DistbeliefError: it cannot run here, or failed.
-    """
-    came: list[object] = []
-    # a signal that ended this while the folder is made or removed would leave it; a job waits for signals by itself
-    with signals.handled(lambda *_: came.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
+def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, seconds: float) -> Terms:
+    """Train with a candidate for some seconds."""
+    caught: list[object] = []
+    # a signal while the folder is created or removed would leave it behind; the job handles signals itself
+    with signals.handled(lambda *_: caught.append(0)), tempfile.TemporaryDirectory(prefix="distbelief-plan-") as folder:
         job = Job(
             task,
             candidate.strategy,
             epochs=MOST_EPOCHS,
-            batch_size=batch_size,
+            batch_size=request.batch_size,
             evaluate_every=0,
             checkpoint_every=0,
             snapshot_every="0",
-            data_dir=data_dir,
+            data_dir=request.data_dir,
             out=f"{folder}/run",
             budget=f"{seconds:.3f}s",
         )
         try:
             result = Local().run(job)
-        except Interrupted:  # of the job, where the plan is meant
+        except Interrupted:  # its message is about a job, not the plan
             raise KeyboardInterrupt from None
-    if came or result["outcome"] == Outcome.INTERRUPTED:
+    if caught or result["outcome"] == Outcome.INTERRUPTED:
         raise KeyboardInterrupt
-    return terms_of(result, candidate, batch_size)
+    return terms_of(result, candidate, request.batch_size)
 
 
 @contextlib.contextmanager
 def only_plan() -> Iterator[None]:
-    """Hold the name that one plan of a machine holds at a time: two would measure each other.
-
-    Raises:
-        UsageError: another plan holds it.
-    """
+    """Hold the machine's lock for plans: two would measure each other."""
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             lock.bind(LOCK)
         except OSError:
-            raise UsageError("another plan measures on this machine, and two measure each other: let it end") from None
+            raise UsageError(
+                "another plan measures on this machine, and two would disturb each other: wait for its end"
+            ) from None
         yield
 
 
 def busy() -> float:
-    """Time on the wall that the cores take, as a multiple of what they compute in it: 1 where nothing else runs."""
+    """Return the ratio of wall time to computing time of the cores: 1 if nothing else runs."""
 
     def spin(_: int) -> float:
         wall, mine = time.perf_counter(), time.thread_time()
         while time.perf_counter() < wall + SPIN_SECONDS:
-            hashlib.sha256(BLOCK).digest()  # other threads go on meanwhile
+            hashlib.sha256(BLOCK).digest()  # releases the interpreter's lock
         return (time.perf_counter() - wall) / max(1e-9, time.thread_time() - mine)
 
     with ThreadPoolExecutor(cores()) as pool:

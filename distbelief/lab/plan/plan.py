@@ -1,4 +1,4 @@
-"""A plan: candidates that were run on this machine, and prices of those that it cannot run; the best first, and why."""
+"""Plan: candidates measured on this machine, prices of those for other machines, their order and its reasons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
-from distbelief.lab.cost.options import SplitRequest
+from distbelief.lab.cost.options import PlanRequest, SplitRequest
 from distbelief.lab.cost.profile import BUSY
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.cost.trace import Tracer
@@ -30,199 +29,160 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Partitions, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
-from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.virtual import MEMORY
 
-SECONDS, SPLIT_SECONDS = 30.0, 3.0
-"""Limits of all runs together, and of measuring each way to split for prices."""
+SPLIT_SECONDS = 3.0
+"""Limit of measuring each way to split for prices."""
 LONGEST_NUMBERS = 20
-"""Characters of what says how many machines there are."""
 SHARED = LinkModel(Handling().message + MEMORY.latency, Handling().memory / 2)
 """Memory that the processes of a split model share on one host."""
 CONTENDERS = 5
-"""Number of the best candidates that are priced again for what would change the answer."""
-UNSEEN = "time to accuracy is not planned: samples a second say how fast steps are, not what they are worth"
+"""Number of the best candidates that are priced again on changed machines."""
+UNSEEN = "time to accuracy is not planned: samples a second measure speed, not how fast a model learns"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate."""
+    """Row of a candidate."""
 
     what: str
     command: str
     machines: str
-    """On which, as hosts x cores."""
     replicas: int
     shards: int
     partitions: int
-    """Processes that each replica is split over."""
     memory: int
-    """Bytes of its largest process."""
     predicted: Terms | None = None
-    """Price by the virtual cluster, where other machines than this one are planned for."""
     measured: Terms | None = None
-    """On this machine."""
     reason: str = ""
-    """Why it cannot be done, or has failed; "" where it can."""
+    """Reason why it is impossible or failed."""
 
     @property
     def terms(self) -> Terms | None:
-        """Best known terms: measured, else predicted."""
+        """Return the best known terms: measured, else predicted."""
         return self.measured or self.predicted
 
     @property
     def strategy(self) -> str:
-        """The name of its strategy."""
+        """Return the name of its strategy."""
         return self.command.split()[0]
 
     @property
     def rate(self) -> float:
-        """Samples a second; 0 where nothing is known."""
+        """Return the samples a second; 0 if unknown."""
         return self.terms.samples_per_second if self.terms else 0.0
 
 
 class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of the training of a task."""
+    """Plan of a task's training."""
 
     task: str
     machines: str
     batch_size: int
     optimizer: str
-    """Its name."""
     seconds: float
-    """Seconds that the plan took."""
     max_memory: float | None = None
-    """Bytes that a process may hold, where that was limited."""
     rows: list[Row]
-    """The best first; then those that cannot be done; then those of this machine by which prices are graded."""
+    """The best first; then impossible ones; then those of this machine that grade the prices."""
     why: str
     changes: list[str]
-    """Sentences on what would change the answer, and what would not."""
+    """Sentences on the answer with other networks and stragglers."""
     notes: list[str]
 
     @property
     def first(self) -> Row:
-        """Row of the best candidate."""
+        """Return the row of the best candidate."""
         return self.rows[0]
 
 
 @halving.only_plan()
 def plan(
-    task: Task | str,
-    machines: Machines | str | None = None,
-    network: NetworkModel | None = None,
-    *,
-    topology: str = "",
-    slow: Mapping[int, float] | None = None,
-    strategies: Sequence[str] = PLANNED,
-    batch_size: int = 64,
-    optimizer: Optimizer | None = None,
-    max_memory: float | None = None,
-    seconds: float = SECONDS,
-    data_dir: str | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    task: Task | str, request: PlanRequest | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> TrainingPlan:
-    """Plan the training of a task: run candidates on this machine, and price those of other machines.
-
-    Args:
-        task: what is trained.
-        machines: hosts and their cores, such as "4x8"; this one where none are given.
-        network: between hosts.
-        topology: between hosts, such as tree:8x8; none where it is empty.
-        slow: replicas that are on slower machines, and how many times longer their steps take.
-        strategies: that may be chosen.
-        batch_size: samples in a minibatch of a replica.
-        optimizer: that steps; sgd where none is given.
-        max_memory: bytes that a process may hold.
-        seconds: for all runs together.
-        data_dir: folder with the data.
-        told: is told what is done.
+    """Plan the training of a task: run candidates on this machine, and price those for other machines.
 
     Raises:
-        UsageError: a value that cannot be, nothing that can be done, or another plan that measures here.
-        DataError: the task's data cannot be had.
+        UsageError: a value is out of range, no candidate is possible, or another plan measures here.
+        DataError: the task's data are missing.
         TrainingError: the model or the loss raised.
     """
-    began, there, here = time.monotonic(), machines_of(machines, topology), this_machine()
-    chosen, resolved = optimizer or optim("sgd"), resolve(task, data_dir) if isinstance(task, str) else task
-    check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
-    line = network or NetworkModel()
-    line.check()
-    asked = _asked(there, strategies, chosen)
-    ComputeModel(slow=dict(slow or {})).check(max(one.replicas for one in asked.values()))
-    elsewhere = there != here or bool(slow)
-    tried = _asked(here, ("single", *strategies), chosen) if elsewhere else asked
-    needs = Needs(resolved, batch_size, chosen, told)
-    if elsewhere or max_memory is not None:
-        needs.split({one.partitions for one in (*asked.values(), *tried.values())}, told)
-    notes = [UNSEEN, *needs.notes, *beyond(max_memory), *busy_cores()]
-    limit, changes = None if elsewhere else max_memory, list[str]()
-    rows = [needs.row(one, here, limit, free_memory()) for one in tried.values()]
+    request = request or PlanRequest()
+    began, there, here = time.monotonic(), machines_of(request), this_machine()
+    resolved = resolved_task(task, request)
+    wanted = _candidates(there, request.strategies or PLANNED, request)
+    ComputeModel(slow=dict(request.slow)).check(max(candidate.replicas for candidate in wanted.values()))
+    elsewhere = there != here or bool(request.slow)
+    local = _candidates(here, ("single", *(request.strategies or PLANNED)), request) if elsewhere else wanted
+    needs = Needs(resolved, request, tell)
+    if elsewhere or request.max_memory is not None:
+        needs.split({candidate.partitions for candidate in (*wanted.values(), *local.values())}, tell)
+    notes = [UNSEEN, *needs.notes, *beyond(request.max_memory), *busy_cores()]
+    limit, changes = None if elsewhere else request.max_memory, list[str]()
+    rows = [needs.row(candidate, here, limit, free_memory()) for candidate in local.values()]
     check_rows(rows)
-    fit = [tried[row.what] for row in rows if not row.reason]
-    rows = measured_rows(rows, halving.measure(task, fit, batch_size, seconds, data_dir, told))
+    fit = [local[row.what] for row in rows if not row.reason]
+    rows = measured_rows(rows, halving.measure(task, fit, request, tell))
     if elsewhere and rows[0].measured:
-        pricing, cluster = Pricing(resolved, batch_size), cluster_of(rows, needs, here, line)
-        graded = priced_rows(rows, tried, pricing, cluster, told)
-        cluster = dataclasses.replace(cluster, machines=there, slow=tuple((slow or {}).items()), topology=topology)
-        own = [needs.row(one, there, max_memory) for one in asked.values()]
-        rows = _ranked(priced_rows(own, asked, pricing, cluster, told))
+        pricing, cluster = Pricing(resolved, request.batch_size), cluster_of(rows, needs, here, request)
+        graded = priced_rows(rows, local, pricing, cluster, tell)
+        cluster = dataclasses.replace(
+            cluster, machines=there, slow=tuple(request.slow.items()), topology=request.topology
+        )
+        unpriced = [needs.row(candidate, there, request.max_memory) for candidate in wanted.values()]
+        rows = _ranked(priced_rows(unpriced, wanted, pricing, cluster, tell))
         check_rows(rows)
         best = [row for row in rows[:CONTENDERS] if row.predicted]
-        changes = _changes(best, asked, pricing, cluster, told)
+        changes = _changes(best, wanted, pricing, cluster, tell)
         notes += [f"{row.what}, on {row.predicted.network}" for row in best if row.predicted and row.predicted.network]
         rows += [row for row in graded if row.measured]
     return TrainingPlan(
-        task=resolved.reference, machines=str(there), batch_size=batch_size, optimizer=chosen.name,
-        seconds=time.monotonic() - began, max_memory=max_memory, rows=rows, why=_why(rows), changes=changes,
+        task=resolved.reference,
+        machines=str(there),
+        batch_size=request.batch_size,
+        optimizer=request.optimizer.name,
+        seconds=time.monotonic() - began,
+        max_memory=request.max_memory,
+        rows=rows,
+        why=_why(rows),
+        changes=changes,
         notes=notes,
-    )  # fmt: skip
+    )
 
 
-def _asked(there: Machines, strategies: Sequence[str], optimizer: Optimizer) -> dict[str, PlanCandidate]:
-    """The candidates on some machines, as they are written.
+def resolved_task(task: Task | str, request: PlanRequest) -> Task:
+    """Check the amounts and the network of a request, and return its task."""
+    check_amounts(request.batch_size, 1, {"seconds": request.seconds, "max-memory": request.max_memory})
+    request.network.check()
+    return resolve(task, request.data_dir) if isinstance(task, str) else task
 
-    Raises:
-        UsageError: there is none.
-    """
-    if not (found := {str(one): one for one in candidates(there, strategies, optimizer)}):
-        raise UsageError(f"--strategies {' '.join(strategies)}: there is nothing to choose from on {there}; name more")
-    return found
+
+def _candidates(machines: Machines, strategies: Sequence[str], request: PlanRequest) -> dict[str, PlanCandidate]:
+    if not (known := {str(way): way for way in candidates(machines, strategies, request.optimizer)}):
+        raise UsageError(f"--strategies {' '.join(strategies)}: none of them runs on {machines}; name more strategies")
+    return known
 
 
 def check_rows(rows: Sequence[Row]) -> None:
-    """Refuse a plan in which nothing can be done.
-
-    Raises:
-        UsageError: saying why, and what needs the least.
-    """
+    """Refuse a plan without a possible candidate, with reasons and the least memory that one needs."""
     if all(row.reason for row in rows):
         least = min(rows, key=lambda row: row.memory)
+        reasons = "; ".join(f"{row.what}: {row.reason}" for row in rows[:3])
         raise UsageError(
-            f"nothing can be done on {least.machines}: {'; '.join(f'{row.what}: {row.reason}' for row in rows[:3])}; "
-            f"least is needed by {least.what}, {least.memory / 1e9:.2f} GB in a process"
+            f"no candidate is possible on {least.machines}: {reasons}; least is needed by {least.what}, "
+            f"{least.memory / 1e9:.2f} GB for a process"
         )
 
 
 class Needs:
-    """Memory that processes of a task need, for an iteration and split over processes.
+    """Memory that a task's processes need for an iteration, whole or split; a minibatch must fit here."""
 
-    Args:
-        task: that is trained.
-        batch_size: samples in a minibatch.
-        optimizer: that steps.
-        told: is told what is done.
-
-    Raises:
-        UsageError: a minibatch does not fit this machine, or no replica could compute it.
-    """
-
-    def __init__(self, task: Task, batch_size: int, optimizer: Optimizer, told: Callable[[str], None]) -> None:
-        told("following an iteration on fake tensors")
+    def __init__(self, task: Task, request: PlanRequest, tell: Callable[[str], None]) -> None:
+        batch_size, optimizer = request.batch_size, request.optimizer
+        tell("following an iteration on fake tensors")
         data, self._process = load(task, "training"), held()
         tracer = Tracer(task, sample_of(data))
         if why := does_not_fit(tracer, batch_size, optimizer):
             raise UsageError(f"--batch-size {batch_size}: {why}; plan with a smaller one")
-        # refuses what cannot be done
+        # a trainer refuses models and minibatches that no replica could train
         Trainer(with_data(task, data), build_model(task, 0, "cpu"), Settings(batch_size=batch_size))
         self._task, self._batch_size, self.optimizer = task, batch_size, optimizer
         self._trace, self.notes = tracer.follow(batch_size, optimizer), [tracer.note] if tracer.note else []
@@ -232,114 +192,114 @@ class Needs:
     def split(
         self,
         counts: Iterable[int],
-        told: Callable[[str], None],
+        tell: Callable[[str], None],
         way: Partitions | None = None,
         seconds: float = SPLIT_SECONDS,
         line: LinkModel = SHARED,
     ) -> None:
-        """Measure the model split over so many processes, for some seconds each, or why it cannot be."""
+        """Measure the model split over each number of processes, or note why it cannot be."""
         way = way or Partitions()
         steps = SplitRequest(
             batch_size=self._batch_size, microbatches=way.microbatches, schedule=way.schedule, seconds=seconds
         )
         for count in sorted({*counts} - {1}):
-            told(f"the model split over {count} processes")
+            tell(f"the model split over {count} processes")
             try:
                 split = Split.parse(way.split, count, way.chunks, own=self._task.split)
-                self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, told)
+                self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, tell)
             except DistbeliefError as error:  # a model that cannot be split ends no plan
                 self.splits[count] = " ".join(str(error).split())
 
-    def row(self, one: PlanCandidate, machines: Machines, limit: float | None, left: float = math.inf) -> Row:
-        """A candidate, with a reason where a process may not hold so much, or the machine has not so much left."""
-        split = self.splits.get(one.partitions)
-        sizes = memory(one, self._trace, self._process, split if isinstance(split, SplitCost) else None)
+    def row(self, candidate: PlanCandidate, machines: Machines, limit: float | None, left: float = math.inf) -> Row:
+        """Return the row of a candidate, with a reason if a process exceeds the limit or all exceed the free memory."""
+        split = self.splits.get(candidate.partitions)
+        sizes = memory(candidate, self._trace, self._process, split if isinstance(split, SplitCost) else None)
         kind, size = max(sizes.items(), key=lambda item: item[1])
         needs, reason = round(self._process + MARGIN * (size - self._process) + SPARE), ""
-        count = one.replicas * one.partitions + one.shards
+        count = candidate.replicas * candidate.partitions + candidate.shards
         if limit is not None and needs > limit:
             reason = f"its {kind} needs {needs / 1e9:.2f} GB, more than {limit / 1e9:.3g}"
         elif count * needs > left:
             reason = (
                 f"its {count} processes need up to {count * needs / 1e9:.2f} GB, and {left / 1e9:.2f} are left here"
             )
+        counts = {name: getattr(candidate, name) for name in ("replicas", "shards", "partitions")}
         return Row(
-            what=str(one), command=one.command, machines=str(machines), replicas=one.replicas, shards=one.shards,
-            partitions=one.partitions, memory=needs, reason=reason,
-        )  # fmt: skip
+            what=str(candidate),
+            command=candidate.command,
+            machines=str(machines),
+            memory=needs,
+            reason=reason,
+            **counts,
+        )
 
 
 def busy_cores() -> list[str]:
-    """Say how much of the time the cores were free, where something else has them."""
+    """Return a note on the share of the time that the cores were free, if other work took some."""
     times = halving.busy()
-    told = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
-    return [told] if times > BUSY else []
+    note = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
+    return [note] if times > BUSY else []
 
 
-def measured_rows(rows: Iterable[Row], found: halving.Measurements) -> list[Row]:
-    """Rows with what was measured, the best first, or why nothing was."""
+def measured_rows(rows: Iterable[Row], results: halving.Measurements) -> list[Row]:
+    """Return rows with their measurements, the best first, or why they have none."""
     known = {row.what: row for row in rows}
-    return [msgspec.structs.replace(known[what], measured=terms) for what, terms in found.terms.items()] + [
-        msgspec.structs.replace(row, reason=found.failed.get(what, row.reason))
+    return [msgspec.structs.replace(known[what], measured=terms) for what, terms in results.terms.items()] + [
+        msgspec.structs.replace(row, reason=results.failed.get(what, row.reason))
         for what, row in known.items()
-        if what not in found.terms
+        if what not in results.terms
     ]
 
 
 def priced_rows(
     rows: Iterable[Row],
-    asked: Mapping[str, PlanCandidate],
+    ways: Mapping[str, PlanCandidate],
     pricing: Pricing,
     cluster: PricedCluster,
-    told: Callable[[str], None],
+    tell: Callable[[str], None],
 ) -> list[Row]:
-    """Rows with their prices, or why they have none."""
-    found = []
+    """Return rows with their prices, or why they have none."""
+    priced = []
     for row in rows:
         if not row.reason:
-            told(f"{row.what}, simulated on {cluster.machines}")
+            tell(f"{row.what}, simulated on {cluster.machines}")
             try:
-                row = msgspec.structs.replace(row, predicted=pricing.terms(asked[row.what], cluster))
-            except DistbeliefError as error:  # one that cannot run ends no plan
+                row = msgspec.structs.replace(row, predicted=pricing.terms(ways[row.what], cluster))
+            except DistbeliefError as error:  # a candidate that cannot run ends no plan
                 row = msgspec.structs.replace(row, reason=" ".join(str(error).split()))
-        found.append(row)
-    return found
+        priced.append(row)
+    return priced
 
 
-def cluster_of(rows: Sequence[Row], needs: Needs, here: Machines, network: NetworkModel) -> PricedCluster:
+def cluster_of(rows: Sequence[Row], needs: Needs, here: Machines, request: PlanRequest) -> PricedCluster:
     """Describe this machine to the virtual cluster: the measured step, and the carriers' figures.
 
-    Cores that compute at the same time slow each other down. By how much is seen where each has a replica: of such
-    candidates, in the one whose gradients are the shortest, since others also wait for each other. The shortest
-    counts of all, since whatever else ran here has made others longer.
+    Cores that compute at the same time slow each other down. Candidates with a replica on each core show by how much:
+    the shortest gradient counts, since waits and other work on this machine only lengthen the others.
     """
     whole = [(row.replicas, row.measured) for row in rows if row.measured and row.partitions == 1]
-    alone = [one for count, one in whole if count == 1] or [row.measured for row in rows[:1] if row.measured]
-    step, update = min(one.compute for one in alone), min((one.update for one in alone if one.update), default=0.0)
-    together = step / min((one.compute for count, one in whole if count == here.cores), default=step)
-    own = memory_speed(needs.optimizer, needs.elements, update)
-    return PricedCluster(here, network, step, Handling(), own, min(1.0, together), splits=needs.splits)
+    alone = [terms for count, terms in whole if count == 1] or [row.measured for row in rows[:1] if row.measured]
+    step = min(terms.compute for terms in alone)
+    update = min((terms.update for terms in alone if terms.update), default=0.0)
+    together = step / min((terms.compute for count, terms in whole if count == here.cores), default=step)
+    speed = memory_speed(needs.optimizer, needs.elements, update)
+    return PricedCluster(here, request.network, step, Handling(), speed, min(1.0, together), splits=needs.splits)
 
 
-def machines_of(machines: Machines | str | None, topology: str) -> Machines:
-    """The machines that are asked for, for which a topology must have room."""
-    there = parse_machines(machines) if isinstance(machines, str) else machines or this_machine()
-    if topology and there.hosts == 1:
-        raise UsageError(f"--topology {topology}: is between hosts, and there is one; name several, as --machines 4x8")
-    if topology:
-        topologies.topology(topology).first(there.hosts, f"--machines {there}")
+def machines_of(request: PlanRequest) -> Machines:
+    """Return the named machines, else this one; its topology must have room for them."""
+    there = parse_machines(request.machines) if request.machines else this_machine()
+    if request.topology and there.hosts == 1:
+        raise UsageError(
+            f"--topology {request.topology}: connects hosts, and there is one; name several, as --machines 4x8"
+        )
+    if request.topology:
+        topologies.topology(request.topology).first(there.hosts, f"--machines {there}")
     return there
 
 
 def parse_machines(text: str) -> Machines:
-    """Hosts and their cores.
-
-    Raises:
-        UsageError: it is no such thing.
-
-    >>> parse_machines("4x8")
-    Machines(hosts=4, cores=8)
-    """
+    """Return hosts and their cores."""
     hosts, times, cores = text.partition("x")
     if not (times and hosts.isdecimal() and cores.isdecimal() and len(text) <= LONGEST_NUMBERS):
         raise UsageError(f"--machines {text!r}: write hosts and the cores of each, such as 4x8")
@@ -347,44 +307,44 @@ def parse_machines(text: str) -> Machines:
 
 
 def this_machine() -> Machines:
-    """One host, with the cores that this process may use."""
+    """Return one host with the cores that this process may use."""
     return Machines(1, cores())
 
 
 def _ranked(rows: Sequence[Row]) -> list[Row]:
-    """The most samples a second first; of equals, the fewest processes; what cannot be done last."""
+    """Sort rows by samples a second, equal ones by processes; impossible ones come last."""
     return sorted(rows, key=lambda row: (row.terms is None, -row.rate, row.replicas * row.partitions + row.shards))
 
 
 def _why(rows: Sequence[Row]) -> str:
-    """Why the first is first."""
     first, terms = rows[0], rows[0].terms
     if terms is None:
         return f"{first.what}, since no candidate has run here: {first.reason}"
-    told = (
+    why = (
         f"{first.what}: {terms.samples_per_second:,.0f} samples/s, {'measured' if first.measured else 'predicted'}; "
-        f"{terms.compute / terms.step:.0%} of a step computes{f', and what binds is {terms.binds}' * bool(terms.binds)}"
+        f"computing takes {terms.compute / terms.step:.0%} of a step"
+        f"{f', and its bound is {terms.binds}' * bool(terms.binds)}"
     )
     rows = [row for row in rows if row.terms and bool(row.measured) == bool(first.measured)]
     second = next((row for row in rows if row.strategy != first.strategy), None)
     if second is not None and second.terms is not None:
-        told += (
-            f"; {first.rate / second.rate:.2f} times {second.what}, of whose step "
-            f"{second.terms.compute / second.terms.step:.0%} computes"
+        why += (
+            f"; {first.rate / second.rate:.2f} times {second.what}, in which computing takes "
+            f"{second.terms.compute / second.terms.step:.0%}"
         )
-    return told
+    return why
 
 
 def _changes(
     best: Sequence[Row],
-    asked: Mapping[str, PlanCandidate],
+    ways: Mapping[str, PlanCandidate],
     pricing: Pricing,
     cluster: PricedCluster,
     tell: Callable[[str], None],
 ) -> list[str]:
-    """Say what the answer would be with another network, and with a slow replica."""
+    """Say which candidate would be first with another network, and with a slow replica."""
     tell("what would change the answer")
-    network, told = cluster.network, []
+    network, changes = cluster.network, []
     straggler = "without a straggler" if cluster.slow else "with a straggler (replica 0 half as fast)"
     others: Mapping[str, dict[str, Any]] = {
         "with twice the bandwidth": {"network": msgspec.structs.replace(network, bandwidth=2 * network.bandwidth)},
@@ -394,8 +354,8 @@ def _changes(
     }
     for what, other in others.items():
         changed = dataclasses.replace(cluster, **other)
-        rates = {row.what: pricing.price(asked[row.what], changed).samples_per_second for row in best}
+        rates = {row.what: pricing.price(ways[row.what], changed).samples_per_second for row in best}
         first = max(rates, key=lambda name: rates[name])
         same = "still " if first == best[0].what else ""
-        told.append(f"{what}: {same}{first}, {rates[first]:,.0f} samples/s")
-    return told
+        changes.append(f"{what}: {same}{first}, {rates[first]:,.0f} samples/s")
+    return changes

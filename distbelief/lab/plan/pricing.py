@@ -1,7 +1,7 @@
-"""Prices of candidates that this machine cannot run: the virtual cluster plays them, and computes nothing.
+"""Prices of candidates on machines beyond this one, from the virtual cluster, which computes nothing.
 
-The parts of a step are those that a replica tells of, there as on real processes. What binds is what the same cluster
-would spare: without a network, and with messages and updates that cost nobody time.
+Replicas report the parts of a step as real processes do. The bound of a step is the cost whose removal from the same
+cluster saves the most.
 """
 
 from __future__ import annotations
@@ -35,26 +35,20 @@ from distbelief.transport.network_model import NetworkModel
 from distbelief.transport.processors import Hosts
 
 STEPS, LEAST_STEPS = 24, 4
-"""Steps of each replica in a priced job, and at least where there are many replicas."""
+"""Steps of each replica in a priced job, and the least with many replicas."""
 MOST_SENDS = 2400
-"""To how many others all replicas send in these steps, where they are not the least: a price takes time for each."""
+"""Limit of all replicas' sends in these steps, as each takes time to simulate."""
 NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
-"""A network that costs nothing; inside of hosts too, of which 0 would mean what is usual."""
+"""Network without costs; a local latency of 0 would mean the default inside of hosts."""
 TOUCHED = 2
-"""Vectors that an update reads or writes beside the optimizer's state: gradient and parameters."""
 
 
 STRAGGLER = "a straggler"
-"""Bound of a step where a replica is slower than the others: they wait for it, or it brings fewer samples."""
+"""Bound of a step with a slower replica, which others wait for, or which brings fewer samples."""
 
 
 class Counted:
-    """Data that can only be counted: for phantoms.
-
-    Args:
-        samples: as many.
-        examples: what they look like, where somebody traces a model with them.
-    """
+    """Data without values, for phantoms."""
 
     def __init__(self, samples: int, examples: Data | None = None) -> None:
         self._samples, self._examples = samples, examples
@@ -63,60 +57,47 @@ class Counted:
         return self._samples
 
     def batch(self, indices: Tensor) -> tuple[object, object]:
-        """Examples; nothing that could be computed with, where there are none."""
+        """Return examples, or the indices if there are none."""
         if self._examples is None:
             return indices, indices
         return self._examples.batch(indices % len(self._examples))
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """A step of one replica, in seconds, as the sum of what it is made of."""
+    """Step of one replica in seconds, as the sum of its parts."""
 
     compute: float
-    """Gradient of its minibatch."""
     update: float
-    """Update of parameters by the replica itself, in memory that it shares or has alone."""
+    """Update of parameters by the replica itself, in shared memory or its own."""
     communicate: float
-    """Its other work: copying, sending, taking what arrives, adding it up."""
+    """Its other work: copying, sending, receiving and summing."""
     wait: float
-    """Until something arrives."""
     samples_per_second: float
-    """Samples a second of all replicas."""
     bytes_per_step: float
-    """Bytes of gradients, parameters and what crosses between partitions: sent, or read in shared memory."""
+    """Bytes of gradients, parameters and transfers between partitions: sent, or read in shared memory."""
     network: str = ""
-    """Busiest link of a topology, and who shares it."""
     waits_for: str = ""
-    """Sender whose messages end the longest waits: shard, replica or coordinator."""
+    """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """Seconds by which a priced step would be shorter: without a network, with messages and updates that cost nothing,
-    without a straggler, and without the waits that are left then.
-    """
+    """Seconds that a priced step would save without a network, then with free messages and updates, without a
+    straggler, and without the remaining waits."""
 
     @property
     def step(self) -> float:
-        """All of it."""
+        """Return the seconds of the whole step."""
         return self.compute + self.update + self.communicate + self.wait
 
     @property
     def binds(self) -> str:
-        """Bound without which a step would be shortest."""
+        """Return the bound whose removal saves the most."""
         return max(self.spared, key=lambda name: self.spared[name], default="")
 
 
 def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
-    """Take from the result of a short job what the steps of a long one are made of.
+    """Derive the parts of a long job's steps from the result of a short job.
 
-    A replica times its steps from its first gradient to its last: what lies between two gradients is there once less
-    often than they are. A short job also begins with a fetch and ends with a push, which are nothing beside many steps.
-
-    Args:
-        result: what the job has left.
-        candidate: how it was trained.
-        batch_size: samples in a minibatch of a replica.
-
-    Raises:
-        JobFailed: no replica has timed a step.
+    A replica's times run from its first gradient to its last, with one gap fewer than gradients. The short job's first
+    fetch and last push do not count: among many steps they are negligible.
     """
     timed = [replica for replica in result["per_replica"] if replica["times"]]
     if not timed:
@@ -124,7 +105,7 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
     steps = []
     for replica in timed:
         times = replica["times"]
-        count = times["steps"] or replica["steps"]  # a split replica times shares of steps
+        count = times["steps"] or replica["steps"]  # a split replica counts shares of steps
         between = count if is_alone(candidate.strategy) else max(1, count - 1)
         steps.append({part: times[part] / (count if part == "compute" else between) for part in PARTS})
     sent, fetches = moved(result["bytes"]), result["steps"] + len(steps) * (candidate.shards > 0)
@@ -140,34 +121,27 @@ def terms_of(result: Json, candidate: PlanCandidate, batch_size: int) -> Terms:
 
 @dataclass(frozen=True)
 class PricedCluster:
-    """Cluster on which candidates are priced."""
+    """Cluster that prices candidates."""
 
     machines: Machines
     network: NetworkModel
     step: float
-    """Seconds of a minibatch's gradient, as one process of this machine takes them."""
     handling: Handling
-    """Costs of messages between processes, and of memory that another process has written: the carriers' figures."""
-    own: Handling
+    """Costs of messages between processes, and of memory that other processes wrote."""
+    private: Handling
     """Cost of memory that no other process writes."""
     together: float = 1.0
-    """The speed of a core while all cores of its host compute, of that of one that computes alone."""
+    """Speed of a core while all cores of its host compute, over that of a core alone."""
     slow: tuple[tuple[int, float], ...] = ()
-    """Replicas that are slower, and how many times."""
     splits: Mapping[int, SplitCost | str] = field(default_factory=dict)
-    """Cost of a model that is split over so many processes of one host, or why it cannot be split so."""
+    """Cost of the model split over each number of processes of one host, or why it cannot be."""
     topology: str = ""
-    """Between hosts; none where it is empty."""
 
 
 class Pricing:
-    """Prices candidates for a task; the model is built once, for its layout.
+    """Prices of a task's candidates; the model is built once, for its layout.
 
-    Args:
-        task: what is trained.
-        batch_size: samples in a minibatch of a replica.
-        least_steps: of each replica in a priced job; a few may be 15 % slower or 10 % faster than many,
-            where the network binds.
+    With few steps of each replica, prices on a slow network may be 15 % higher or 10 % lower than with many.
     """
 
     def __init__(self, task: Task, batch_size: int, least_steps: int = LEAST_STEPS) -> None:
@@ -175,11 +149,7 @@ class Pricing:
         self._task, self._batch_size = dataclasses.replace(task, model=lambda: model, test=None), batch_size
 
     def terms(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
-        """Price a candidate's step, part by part.
-
-        Raises:
-            UsageError: it cannot run there.
-        """
+        """Return the parts of a candidate's step, with what each bound would spare."""
         terms, even = self.price(candidate, cluster), dataclasses.replace(cluster, slow=())
         if not cluster.slow:
             return msgspec.structs.replace(terms, spared=self._spared(candidate, cluster, terms))
@@ -189,50 +159,39 @@ class Pricing:
         return msgspec.structs.replace(terms, spared=spared)
 
     def _spared(self, candidate: PlanCandidate, cluster: PricedCluster, terms: Terms) -> dict[str, float]:
-        """Return the seconds by which a step would be shorter without each bound, on machines that are alike."""
         samples = candidate.replicas * self._batch_size
         seconds = samples / terms.samples_per_second
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(terms.compute, without)
-        if candidate.partitions > 1:  # others wait for nobody where messages cost nothing
-            free = dataclasses.replace(free, handling=_FREE, own=_FREE)
+        if candidate.partitions > 1:  # without partitions, free messages leave no waits
+            free = dataclasses.replace(free, handling=_FREE, private=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(terms.compute, bare)
         parts = {"processor": compute, "memory and messages": without - bare, "network": seconds - without}
         return {**parts, "waiting": bare - compute}
 
     def price(self, candidate: PlanCandidate, cluster: PricedCluster) -> Terms:
-        """Return the parts of a candidate's steps on a cluster.
-
-        Raises:
-            UsageError: it cannot run there.
-        """
+        """Return the parts of a candidate's step on a cluster."""
         job = self._job(candidate, cluster.splits.get(candidate.partitions))
         slow = {replica: factor for replica, factor in cluster.slow if replica < candidate.replicas}
         compute = ComputeModel(_step(candidate, cluster), variation=0.0, slow=slow)
-        place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.own.memory))
+        place = Simulated(compute=compute, phantom=True, handling=Handling(memory=cluster.private.memory))
         if not is_alone(candidate.strategy):
             hosts = _hosts(candidate, cluster.machines, cluster.together)
             handling, topology = _handling(candidate, cluster), cluster.topology if hosts.replicas else ""
             place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)
         try:
             result = place.run(job)
-        except Interrupted:  # of the simulated job, where the plan is meant
+        except Interrupted:  # its message is about a job, not the plan
             raise KeyboardInterrupt from None
         return terms_of(result, candidate, self._batch_size)
 
     @functools.cached_property
     def _examples(self) -> Data:
-        """Samples with which the split model is traced."""
         return as_data(self._train())
 
     def _job(self, candidate: PlanCandidate, split: SplitCost | str | None = None) -> Job:
-        """A few steps of a candidate.
-
-        Raises:
-            UsageError: its model cannot be split so.
-        """
         if isinstance(split, str):
             raise UsageError(split)
         partners = candidate.partitions + (candidate.shards or candidate.replicas.bit_length())
@@ -247,7 +206,9 @@ class Pricing:
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
-    """Seconds of a minibatch's gradient; of a split replica, of all its processes as timed beside the whole model."""
+    """Return the seconds of a minibatch's gradient: for a split replica, of all its processes, as timed beside the
+    whole model.
+    """
     split = cluster.splits.get(candidate.partitions)
     if not isinstance(split, SplitCost):
         return cluster.step
@@ -256,7 +217,6 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
 
 
 def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
-    """The machines that the processes of a candidate share."""
     per_host = math.ceil(candidate.replicas / machines.hosts) if candidate.strategy.name != "hogwild" else 0
     alone = 0 if per_host == candidate.replicas else per_host
     return Hosts(machines.cores, alone, together=together if machines.cores > 1 else 1.0)
@@ -268,14 +228,14 @@ _FREE = Handling(0.0, math.inf)
 def _handling(candidate: PlanCandidate, cluster: PricedCluster) -> Handling:
     """Return the costs of a candidate's messages and memory.
 
-    Without shards, one replica alone finds nothing in its memory that another process has written.
+    Without shards, a single replica reads only its own memory.
     """
     alone = not candidate.shards and candidate.replicas == 1
-    return Handling(cluster.handling.message, (cluster.own if alone else cluster.handling).memory)
+    return Handling(cluster.handling.message, (cluster.private if alone else cluster.handling).memory)
 
 
 def memory_speed(optimizer: Optimizer, elements: int, seconds: float) -> Handling:
-    """Derive the speed of a process's own memory from the seconds of an update of so many elements.
+    """Return the speed of a process's own memory, from the seconds of an update of these elements.
 
     >>> round(memory_speed(Optimizer(), 100_000, 1e-4).memory)
     8000000000

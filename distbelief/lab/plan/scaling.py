@@ -1,71 +1,69 @@
-"""Scaling: what one more replica, or partition of a model, brings: measured on this machine, simulated beyond it."""
+"""Scaling: the gain of one more replica, or partition of a model, measured on this machine and simulated beyond it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from itertools import chain, pairwise, takewhile
 
 import msgspec
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
-from distbelief.lab.cost.cost import beyond, check_amounts
+from distbelief.lab.cost.cost import beyond
+from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import SplitCost
+from distbelief.lab.draw.schedules import svg
 from distbelief.lab.plan import halving
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.candidates import PLANNED, Machines, PlanCandidate, strategies_of
 from distbelief.lab.plan.plan import Needs, Row
 from distbelief.lab.plan.pricing import Pricing, Terms
+from distbelief.lab.study.charts import COLOURS
 from distbelief.places.compute_model import ComputeModel
 from distbelief.record.limits import free_memory
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Partitions
 from distbelief.strategies import Single
-from distbelief.tasks import Task, resolve
-from distbelief.transport.network_model import NetworkModel
+from distbelief.tasks import Task
 
 REPLICATED = PLANNED[1:]
 ENOUGH = 0.05
-"""Share of what one makes; one more that brings less hardly pays."""
+"""Share of one replica's or partition's rate below which one more hardly pays."""
 
 
 class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a number of replicas or partitions, beside one."""
+    """Figures of a number of replicas or partitions, beside those of one."""
 
     what: str
     count: int
     step: float | None
-    """Seconds of a step: measured, else simulated; as are the figures below."""
+    """Seconds of a step: measured if possible, else simulated; so are the figures below."""
     measured: float | None
-    """Samples a second of all together, on this machine."""
     simulated: float | None
     speedup: float | None
-    """Samples a second, over those of one."""
     efficiency: float | None
-    """Speed-up over the number of replicas or partitions."""
     more: float | None
-    """Speed-up that each has brought that is one more than the point before has."""
+    """Added speed-up per added replica or partition since the previous point."""
     binds: str
     reason: str
-    """Why nothing is known; "" where it is."""
 
 
 class ScalingCurve(msgspec.Struct, frozen=True):
-    """A way to train with more and more replicas or partitions."""
+    """Way to train with a growing number of replicas or partitions."""
 
     name: str
     of: str
-    """replica or partition."""
     points: list[ScalingPoint]
     enough: int | None
-    """From how many on one more brings less than `ENOUGH`; None where it brings that to the end."""
+    """Number beyond which one more brings less than `ENOUGH`; None if it never does."""
 
     @property
     def told(self) -> str:
-        """Sentence on where it ends to pay."""
-        brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of what one makes"
+        """Say beyond which number one more hardly pays."""
+        brings, part = f"one more {self.of} brings", f"{100 * ENOUGH:g} % of the rate of one"
         if self.enough is None:
             known = [point.count for point in self.points if point.more is not None]
             return f"{self.name}: up to {known[-1]}, {brings} {part}, or more" if known else ""
@@ -82,14 +80,14 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curve_of(name: str, counts: Sequence[int], rows: Sequence[Row]) -> ScalingCurve:
-    """Return the curve of the rows of so many, of which the first is of one.
+    """Return the curve of these rows, the first of which has one replica and partition.
 
-    What was measured is compared with what was measured, and what was simulated with what was simulated.
+    Measured rates are compared with measured ones only, simulated with simulated.
     """
     points: list[ScalingPoint] = []
     for at, (count, row) in enumerate(zip(counts, rows, strict=True)):
         before, last = counts[max(0, at - 1)], rows[max(0, at - 1)]
-        known, of_last, of_one = (one.measured if row.measured else one.predicted for one in (row, last, rows[0]))
+        known, of_last, of_one = (other.measured if row.measured else other.predicted for other in (row, last, rows[0]))
         speedup, more = (_over(terms, of_one) for terms in (known, of_last))
         brings = (speedup - more) / (count - before) if at and speedup and more else None
         points.append(
@@ -106,7 +104,7 @@ def curve_of(name: str, counts: Sequence[int], rows: Sequence[Row]) -> ScalingCu
                 reason=row.reason,
             )
         )
-    steps = [(before.count, one.more) for before, one in pairwise(points) if one.more is not None]
+    steps = [(before.count, point.more) for before, point in pairwise(points) if point.more is not None]
     few = list(takewhile(lambda each: each[1] < ENOUGH, reversed(steps)))
     of = "partition" if rows[-1].partitions > 1 else "replica"
     return ScalingCurve(name, of, points, few[-1][0] if few else None)
@@ -118,114 +116,148 @@ def _over(terms: Terms | None, of: Terms | None) -> float | None:
 
 @halving.only_plan()
 def scaling(
-    task: Task | str, counts: Sequence[int], network: NetworkModel, *, split: Partitions | None = None,
-    machines: str = "", topology: str = "", slow: Mapping[int, float] | None = None,
-    strategies: Sequence[str] = REPLICATED, batch_size: int, optimizer: Optimizer, max_memory: float | None = None,
-    seconds: float = planning.SECONDS, data_dir: str | None = None, told: Callable[[str], None] = lambda _: None,
-) -> Scaling:  # fmt: skip
-    """Measure what fits this machine, and simulate that and what does not.
+    task: Task | str,
+    counts: Sequence[int],
+    request: PlanRequest,
+    split: Partitions | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Scaling:
+    """Measure the numbers that fit this machine, and simulate all.
 
     Args:
-        task: what is trained.
-        counts: of replicas, or of partitions where a split is given; one is always looked at.
-        network: between hosts.
-        split: how; partitions that are more than this machine's cores have a machine each.
-        machines: hosts and their cores, such as "4x8"; where it is empty, as many like this one as replicas need.
-        topology: as of `plan`.
-        slow: as of `plan`.
-        strategies: of the replicas.
-        batch_size: samples in a minibatch of a replica.
-        optimizer: that steps.
-        max_memory: bytes that a process may hold.
-        seconds: for all runs together, and as many for the segments of all splits.
-        data_dir: folder with the data.
-        told: is told what is done.
+        task: task to train.
+        counts: numbers of replicas, or of partitions if a split is named; 1 is always among them.
+        request: machines, strategies and limits.
+        split: way to split; more partitions than this machine has cores have a machine each.
+        tell: receives each step.
 
     Raises:
         UsageError, DataError, TrainingError: as `plan`.
     """
-    resolved = resolve(task, data_dir) if isinstance(task, str) else task
-    check_amounts(batch_size, 1, {"seconds": seconds, "max-memory": max_memory})
-    network.check()
+    resolved = planning.resolved_task(task, request)
     counts = sorted({1, *counts})
-    ComputeModel(slow=dict(slow or {})).check(1 if split else counts[-1])
-    hosts = _hosts(machines, topology, counts[-1])
-    groups = _split(split, counts, optimizer) if split else _replicated(strategies, counts, hosts, optimizer)
-    candidates = {str(one): one for one in chain([PlanCandidate(Single(optimizer=optimizer))], *groups.values())}
-    needs = Needs(resolved, batch_size, optimizer, told)
-    here = planning.this_machine()
+    ComputeModel(slow=dict(request.slow)).check(1 if split else counts[-1])
+    hosts = _hosts(request, counts[-1])
+    groups = _split(split, counts, request.optimizer) if split else _replicated(request, counts, hosts)
+    alone = PlanCandidate(Single(optimizer=request.optimizer))
+    candidates = {str(candidate): candidate for candidate in chain([alone], *groups.values())}
+    needs, here = Needs(resolved, request, tell), planning.this_machine()
     if split:
-        line = LinkModel(network.latency, network.bandwidth)
+        line, seconds = LinkModel(request.network.latency, request.network.bandwidth), request.seconds / len(counts)
         for count in counts[1:]:
-            needs.split([count], told, split, seconds / len(counts), planning.SHARED if count <= here.cores else line)
-    fit = {what: one for what, one in candidates.items() if one.replicas * one.partitions <= here.cores}
+            needs.split([count], tell, split, seconds, planning.SHARED if count <= here.cores else line)
+    fit = {what: way for what, way in candidates.items() if way.replicas * way.partitions <= here.cores}
     left = {what: free_memory() if what in fit else math.inf for what in candidates}
-    rows = {what: needs.row(one, hosts(one.replicas), max_memory, left[what]) for what, one in candidates.items()}
-    run = [one for what, one in fit.items() if not rows[what].reason]
-    measured = halving.measure(task, run, batch_size, seconds, data_dir, told, halved=False)
+    rows = {
+        what: needs.row(way, hosts(way.replicas), request.max_memory, left[what]) for what, way in candidates.items()
+    }
+    run = [way for what, way in fit.items() if not rows[what].reason]
+    measured = halving.measure(task, run, request, tell, halved=False)
     known = planning.measured_rows([rows[what] for what in fit], measured)
     planning.check_rows(known)
     rows |= {row.what: row for row in known}
-    pricing, cluster = Pricing(resolved, batch_size), planning.cluster_of(known, needs, here, network)
-    cluster = dataclasses.replace(cluster, slow=tuple((slow or {}).items()))
+    pricing, cluster = Pricing(resolved, request.batch_size), planning.cluster_of(known, needs, here, request)
+    cluster = dataclasses.replace(cluster, slow=tuple(request.slow.items()))
     for what, row in rows.items():
         on = hosts(row.replicas)
-        those = dataclasses.replace(cluster, machines=on, topology=topology * (on.hosts > 1))
-        [row] = (
-            [_split_row(row, needs.splits)] if split else planning.priced_rows([row], candidates, pricing, those, told)
-        )
-        rows[what] = msgspec.structs.replace(row, measured=None) if machines or slow else row
-    curves = [curve_of(name, counts, [rows[str(one)] for one in group]) for name, group in groups.items()]
-    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(max_memory), *planning.busy_cores()]
-    return Scaling(task=resolved.reference, batch_size=batch_size, curves=curves, notes=notes)
+        those = dataclasses.replace(cluster, machines=on, topology=request.topology * (on.hosts > 1))
+        if split:
+            row = _split_row(row, needs.splits)
+        else:
+            [row] = planning.priced_rows([row], candidates, pricing, those, tell)
+        rows[what] = msgspec.structs.replace(row, measured=None) if request.machines or request.slow else row
+    curves = [curve_of(name, counts, [rows[str(way)] for way in group]) for name, group in groups.items()]
+    notes = [*_ways(needs, split.split if split else ""), *needs.notes, *beyond(request.max_memory)]
+    notes += planning.busy_cores()
+    return Scaling(task=resolved.reference, batch_size=request.batch_size, curves=curves, notes=notes)
 
 
-def _hosts(machines: str, topology: str, replicas: int) -> Callable[[int], Machines]:
-    """Return the machines that are named, for any number of replicas; else as many like this one as these need."""
-    there, cores = planning.machines_of(machines or None, topology), planning.this_machine().cores
-    if machines and replicas > there.hosts * there.cores:
+def _hosts(request: PlanRequest, replicas: int) -> Callable[[int], Machines]:
+    there, cores = planning.machines_of(request), planning.this_machine().cores
+    if request.machines and replicas > there.hosts * there.cores:
         raise UsageError(f"--replicas {replicas}: {there} have {there.hosts * there.cores} cores; name more machines")
-    return lambda count: there if machines else Machines(-(-count // cores), cores)
+    return lambda count: there if request.machines else Machines(-(-count // cores), cores)
 
 
 def _ways(needs: Needs, named: str) -> list[str]:
-    """Name the ways by which a model was split over its numbers of partitions, where others than these were named."""
     texts = {count: cost.split.text for count, cost in needs.splits.items() if isinstance(cost, SplitCost)}
     return [f"{count} partitions by {text}" for count, text in texts.items() if text != named]
 
 
 def _split_row(row: Row, splits: Mapping[int, SplitCost | str]) -> Row:
-    """Add to a row what `distbelief split` predicts of its number of partitions, or why they cannot be."""
-    costs = [one for count, one in splits.items() if row.partitions in (1, count)]
-    cost = next((one for one in costs if isinstance(one, SplitCost)), None)
+    """Add the prediction of `distbelief split` to a row, or why there is none."""
+    results = [split for count, split in splits.items() if row.partitions in (1, count)]
+    cost = next((split for split in results if isinstance(split, SplitCost)), None)
     if cost is None:
-        return msgspec.structs.replace(row, reason=str(costs[0]))
+        return msgspec.structs.replace(row, reason=str(results[0]))
     partitions = cost.partition_costs if row.partitions > 1 else [cost.whole]
     step, sending = (cost.step, cost.sending) if row.partitions > 1 else (cost.whole.step, 0.0)
-    computes, update = (
-        cost.whole.gathers + max(one.computes for one in partitions),
-        max(one.update for one in partitions),
-    )
+    computes = cost.whole.gathers + max(partition.computes for partition in partitions)
+    update = max(partition.update for partition in partitions)
     spared = {"processor": computes + update, "waiting": step - sending - computes - update, "network": sending}
     terms = Terms(computes, update, 0.0, step - computes - update, cost.batch_size / step, 0.0, spared=spared)
     return msgspec.structs.replace(row, predicted=terms)
 
 
 def _replicated(
-    names: Sequence[str], counts: Sequence[int], hosts: Callable[[int], Machines], optimizer: Optimizer
+    request: PlanRequest, counts: Sequence[int], hosts: Callable[[int], Machines]
 ) -> dict[str, list[PlanCandidate]]:
-    """Return each strategy with each number of replicas; `single` where it has no form with one."""
+    """Return each strategy with each number of replicas; `single` for one if the strategy needs several."""
+    names, optimizer = request.strategies or REPLICATED, request.optimizer
     if PLANNED[0] in names:
-        raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and is what others are beside; leave it off")
+        raise UsageError(f"--strategies {PLANNED[0]}: has one replica, and all are compared with it; leave it off")
     alone = Single(optimizer=optimizer)
     return {
-        name: [PlanCandidate(next(strategies_of(name, hosts(one), 1, optimizer, [one]), alone)) for one in counts]
+        name: [PlanCandidate(next(strategies_of(name, hosts(count), 1, optimizer, [count]), alone)) for count in counts]
         for name in names
     }
 
 
 def _split(split: Partitions, counts: Sequence[int], optimizer: Optimizer) -> dict[str, list[PlanCandidate]]:
-    """Return one process, and the model split over each other number."""
     words = {**vars(split), "optimizer": optimizer}
     kinds = [Single(**{**words, "partitions": count}) for count in counts[1:]]
     return {split.split: [PlanCandidate(kind) for kind in (Single(optimizer=optimizer), *kinds)]}
+
+
+WIDTH, HEIGHT, ASIDE, LINE = 560, 360, 56, 16
+"""Pixels: of the chart, beside it, of a line of text."""
+GREY = "#999"
+
+
+def draw_scaling(figures: Scaling) -> str:
+    """Draw a line for each way on logarithmic axes as SVG; measured points are filled."""
+    drawn = [(curve, [(point, point.speedup) for point in curve.points if point.speedup]) for curve in figures.curves]
+    counts = sorted({point.count for _, points in drawn for point, _ in points})
+    least = min(1.0, *(speedup for _, points in drawn for _, speedup in points))
+    across, up = math.log(counts[-1]) or 1.0, math.log(counts[-1] / least) or 1.0
+
+    def at(count: float, speedup: float) -> tuple[float, float]:
+        return ASIDE + WIDTH * math.log(count) / across, LINE + HEIGHT * (1 - math.log(speedup / least) / up)
+
+    def line(places: list[tuple[float, float]], look: str) -> str:
+        return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}" fill="none" {look}/>'
+
+    def text(x: float, y: float, words: object, look: str) -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(str(words))}</text>'
+
+    width, below = WIDTH + 2 * ASIDE, HEIGHT + 4 * LINE
+    height = below + LINE * (len(drawn) + 1)
+    parts = [
+        line([at(1, 1), at(counts[-1], counts[-1])], f'stroke="{GREY}" stroke-dasharray="5 4"'),
+        text(ASIDE, below, "ideal; filled points were measured, others simulated", f'fill="{GREY}"'),
+    ]
+    for count in counts:
+        x, y = at(count, count)
+        parts += [text(x, HEIGHT + 2 * LINE, count, 'text-anchor="middle"')]
+        parts += [text(ASIDE - 6, y + 4, count, 'text-anchor="end"')]
+    for number, (curve, points) in enumerate(drawn):
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(line([at(point.count, speedup) for point, speedup in points], f'stroke="{colour}"'))
+        named = f"{curve.name}: speed-up against {curve.of}s"
+        parts.append(text(ASIDE, below + LINE * (number + 1), named, f'fill="{colour}"'))
+        for point, speedup in points:
+            x, y = at(point.count, speedup)
+            how, fill = ("measured", colour) if point.measured else ("simulated", "white")
+            title = f"<title>{escape(point.what)}: {speedup:.3g}, {how}</title>"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">{title}</circle>')
+    return svg(width, height, parts)

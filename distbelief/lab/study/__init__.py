@@ -1,1 +1,1 @@
-"""Studies: ways to train that are run by the same rules, and what they add up to; readers of results."""
+"""Studies: ways to train that run by the same rules, and figures and findings from their trials."""

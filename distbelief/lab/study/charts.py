@@ -1,4 +1,4 @@
-"""The charts of a report, as the data and layouts that plotly.js draws: pure functions of its figures."""
+"""Charts of a report as data and layouts for plotly.js: pure functions of its figures."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.summary import PARTS
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d", "#1b9e77")
-"""Told apart by those who are colour-blind too (Okabe and Ito 2008), as far as they reach."""
+"""Colours that colour-blind readers can tell apart too (Okabe and Ito 2008), except the last two."""
 SYMBOLS = {"local": "circle", "simulated": "diamond-open"}
 DASHES = {"local": "solid", "simulated": "dot"}
 HEIGHT = 450
-"""Pixels of a chart without a row for each arm."""
 DIGITS = 3
-"""Digits after the point of the seconds of a curve's points."""
 LINED = "lines+markers"
 MARKED = 10
-"""So many points of a curve are marked at most: thousands of marks take a browser seconds."""
+"""Most points of a curve with marks, as browsers draw thousands of marks slowly."""
 Chart = Json
 
 
 def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
-    """Name, heading and chart of each that has anything to show."""
+    """Yield name, heading and chart of all that have something to show."""
     curves = [trial for trial in report.trials if trial.points]
     if curves:
         yield (
@@ -42,16 +40,16 @@ def charts(report: Report) -> Iterator[tuple[str, str, Chart]]:
     if groups := list(scaled(report.arms)):
         yield "scaling", "Speed-up and efficiency against the number of replicas", _scaling(report, groups)
     if any(arm.parts for arm in report.arms):
-        yield "parts", "What a step takes", _parts(report)
+        yield "parts", "Parts of a step", _parts(report)
     if any(arm.bytes_per_step for arm in report.arms):
         yield "bytes", "Bytes that a step moves", _bars(report, lambda arm: arm.bytes_per_step / 1e6, "MB a step")
     for number, of in enumerate(dict.fromkeys(claim.of for claim in report.study.claims)):
         if any(math.isfinite(FIGURES[of](arm)) for arm in report.arms):
-            yield f"claimed-{number}", f"What was expected is about: {of}", _bars(report, FIGURES[of], of)
+            yield f"claimed-{number}", f"Figure of a claim: {of}", _bars(report, FIGURES[of], of)
     if stale := [arm for arm in report.arms if arm.most_staleness > 0]:
-        yield "staleness", "How stale gradients were", _staleness(report, stale)
+        yield "staleness", "Staleness of gradients", _staleness(report, stale)
     if held := next((target for target in reversed(report.study.targets) if _points(report, target)), None):
-        yield "efficiency", f"What the time to {named(held)} is the product of", _efficiency(report, held)
+        yield "efficiency", f"Factors of the time to {named(held)}", _efficiency(report, held)
 
 
 def _colour(report: Report, name: str) -> str:
@@ -65,13 +63,12 @@ def _layout(x: str, y: str, **more: object) -> Chart:
 
 
 def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
-    """The layout of a chart with a row for each of some arms, the first at the top."""
     axis = {"type": "category", "categoryarray": [arm.name for arm in reversed(arms)], "automargin": True}
     return {**_layout(x, "", height=120 + 26 * len(arms), **more), "yaxis": axis}
 
 
 def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
-    """A line for each trial, of one colour for each arm; against time, epochs or samples."""
+    """Draw a line for each trial in its arm's colour, against time, epochs or samples."""
     data, by = [], dict[str, list[list[float]]]({"seconds": [], "epochs": [], "samples": []})
     seen: set[str] = set()
     for trial in trials:
@@ -91,7 +88,6 @@ def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float
 
 
 def _times(report: Report, target: Target) -> Chart:
-    """Every trial's time to a target, the median, and how many reached it."""
     data, notes = [], []
     for arm in report.arms:
         at = arm.at(target)
@@ -108,17 +104,17 @@ def _times(report: Report, target: Target) -> Chart:
 
 
 def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
-    """Draw how many times as fast as one replica so many are: in samples, in the time to a target, and for each."""
+    """Draw speed and time to target of several replicas over those of one, and the efficiency."""
     data: list[Chart] = []
     most = max(arm.replicas for group in groups for arm in group)
     line: list[float | None] = [1, most]
-    by: dict[str, list[list[float | None]]] = {"samples a second": [], "a part of the ideal": [], "time to target": []}
+    by: dict[str, list[list[float | None]]] = {"samples a second": [], "share of the ideal": [], "time to target": []}
     for number, arms in enumerate(groups):
         place, replicas = arms[0].place, [arm.replicas for arm in arms]
         rates, times = [arm.samples_per_second for arm in arms], _seconds(report, arms)
         several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
         by["samples a second"].append(several)
-        by["a part of the ideal"].append(
+        by["share of the ideal"].append(
             [_ratio(value or math.nan, n) for value, n in zip(several, replicas, strict=True)]
         )
         by["time to target"].append([_ratio(times[0] * replicas[0], seconds) for seconds in times])
@@ -127,22 +123,25 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
         name = f"{without_replicas(arms[0].name)} ({HOW[place]})"
         data.append(_series(name, replicas, several, LINED, line=drawn, marker=marker))
     data.append(_series("ideal", line, line, "lines", line={"dash": "dash", "color": "#999"}))
-    titles = ("times the samples a second of one", "efficiency: speed-up over replicas", "times as soon at the target")
+    titles = (
+        "samples a second over those of one",
+        "efficiency: speed-up over replicas",
+        "speed-up in time to the target",
+    )
     buttons = [
-        _button(name, {"y": [*ys, [1, 1] if name == "a part of the ideal" else line]}, {"yaxis.title.text": title})
+        _button(name, {"y": [*ys, [1, 1] if name == "share of the ideal" else line]}, {"yaxis.title.text": title})
         for (name, ys), title in zip(by.items(), titles, strict=True)
     ]
     return {"data": data, "layout": _layout("replicas", titles[0], updatemenus=[_menu(buttons)])}
 
 
 def _seconds(report: Report, arms: Sequence[ArmFigures]) -> list[float]:
-    """Return the seconds of arms to the highest target that one of them reaches."""
     target = highest(report.study.targets, arms)
     return [math.nan if target is None else arm.at(target).median for arm in arms]
 
 
 def _ratio(value: float, of: float) -> float | None:
-    """Rounded; None, as in JSON, where one of them is not known or infinite."""
+    """Return a rounded ratio; None (as in JSON) if a number is unknown or infinite."""
     return round(value / of, 3) if math.isfinite(value) and math.isfinite(of) and of else None
 
 
@@ -179,7 +178,7 @@ def _bars(report: Report, of: Callable[[ArmFigures], float], x: str) -> Chart:
 
 
 def _staleness(report: Report, arms: Sequence[ArmFigures]) -> Chart:
-    """The part of all pushes that was so many updates old, of all trials of an arm together."""
+    """Draw the share of pushes of each staleness, over all trials of an arm."""
     data = []
     for arm in arms:
         counts = Counter[int]()
@@ -198,7 +197,7 @@ def _points(report: Report, target: Target) -> list[ArmFigures]:
 
 
 def _efficiency(report: Report, target: Target) -> Chart:
-    """Steps to the target against seconds a step: on a line to the lower right the time is the same."""
+    """Draw steps to the target against seconds per step; lines to the lower right have equal time."""
     data = []
     for arm in _points(report, target):
         at = arm.at(target)

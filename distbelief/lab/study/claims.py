@@ -1,4 +1,4 @@
-"""Claims of a study on its arms, as a paper says them, and whether they hold: each by a rule, none by hand."""
+"""Claims of a study about its arms, such as a paper's, and rules that judge them."""
 
 from __future__ import annotations
 
@@ -25,44 +25,38 @@ FIGURES: Mapping[str, Callable[[Any], float]] = {
     "momentum": lambda arm: arm.momentum,
     "cosine": lambda arm: arm.cosine,
 }
-"""Figures of `ArmFigures` that a claim may be about; a file can be read without that class."""
+"""Figures that a claim may name; reading a file needs no `ArmFigures`."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """An expectation of some arms, in their order."""
+    """Expectation of some arms in order."""
 
     says: str
-    """Words of the paper, and where they stand."""
     of: str
-    """The figure that it is about: one of `FIGURES`."""
+    """Its figure: one of `FIGURES`."""
     shape: str
     """Course of the figure from arm to arm: one of `SHAPES`."""
     arms: tuple[str, ...] = ()
-    """All, where none is named."""
+    """Arms by name; all if none is named."""
     values: tuple[float, ...] = ()
-    """With the shape near: the value of each arm."""
     within: float = 0.0
-    """The fraction by which a value may miss the shape."""
+    """Fraction by which a value may miss the shape."""
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A claim, and what was found."""
+    """Claim with its verdict."""
 
     says: str
     found: str
     agrees: bool
 
     def line(self) -> str:
-        """In one sentence.
-
-        >>> Judged("it rises", "accuracy: a 1, b 2", True).line()
-        'agrees: it rises (accuracy: a 1, b 2)'
-        """
+        """Return the verdict as one sentence."""
         return f"{'agrees' if self.agrees else 'does not agree'}: {self.says} ({self.found})"
 
 
 def judge(claim: Claim, values: Sequence[float]) -> Judged:
-    """Judge whether arms do what is claimed; what has no figure agrees with nothing."""
+    """Judge whether arms agree with a claim; without a figure they do not."""
     expected = claim.values or (math.nan,) * len(values)
     known = not any(math.isnan(value) for value in values)
     figures = ", ".join(f"{name} {_number(value)}" for name, value in zip(claim.arms, values, strict=True))
@@ -74,7 +68,7 @@ def _number(value: float) -> str:
 
 
 def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
-    """Return whether values rise on the whole, and from each to the next, but for the fraction they may miss.
+    """Return whether values rise overall, and from each to the next, within the allowed fraction.
 
     >>> _rises([1.0, 2.0, 1.99, 3.0], [], 0.01), _rises([1.0, 2.0, 1.5, 3.0], [], 0.01), _rises([1.0, 1.0], [], 0.0)
     (True, False, False)
@@ -84,12 +78,12 @@ def _rises(values: Sequence[float], _: Sequence[float], within: float) -> bool:
 
 
 VALUED = ("near", "most")
-"""Shapes that say a value for each arm."""
+"""Shapes with a value for each arm."""
 SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] = {
     "rises": _rises,
     "falls": lambda values, _, within: _rises(values[::-1], _, within),
     "flat": lambda values, _, within: math.isfinite(max(values)) and max(values) <= min(values) * (1 + within),
-    # less than at both ends, in between
+    # less in between than at both ends
     "dips": lambda values, _, within: min(values[1:-1], default=math.inf) * (1 + within) < min(values[0], values[-1]),
     "near": lambda values, wanted, within: all(
         abs(value - expected) <= within * abs(expected) for value, expected in zip(values, wanted, strict=True)
@@ -101,8 +95,9 @@ SHAPES: Mapping[str, Callable[[Sequence[float], Sequence[float], float], bool]] 
 
 
 def momentum(staleness: Mapping[str, int]) -> float:
-    """The momentum as which staleness acts: the factor by which each age of gradients is rarer than the one before,
-    fitted to the histogram by the logarithms, weighted by the counts (Mitliagkas et al. 2016).
+    """Return the momentum equivalent to a staleness: the factor by which each age of gradients is rarer than the last.
+
+    It is fitted to the logarithms of the histogram, weighted by the counts (Mitliagkas et al. 2016).
 
     >>> round(momentum({str(age): round(1e6 * 0.5**age) for age in range(12)}), 3)
     0.5

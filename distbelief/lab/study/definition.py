@@ -1,4 +1,4 @@
-"""A study: which arms it compares, by which targets and with which seeds; read from a TOML file."""
+"""Definition of a study: its arms, targets and seeds, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ from distbelief.errors import UsageError, unknown
 from distbelief.lab.study.claims import FIGURES, SHAPES, VALUED, Claim
 
 STUDIES = Path(__file__).parent / "studies"
-"""The package's own."""
 MOST_TRIALS = 100_000
 MOST_MEMBERS = 1000
 START = "start"
-"""The name of what trains the model from which all arms begin."""
 PLACES = ("local", "simulated")
 COMPRESSING = ("name", "compress", "options", "each")
-"""Keys of an arm that compresses what another has trained."""
 
 Target = float | str
 """Test accuracy (0 to 1), or a loss in words: "loss=0.1" on the test set, "training-loss=0.1"."""
 TARGETS = ("training-loss", "loss", "accuracy")
-"""Figures of a model that a target may be of; of several targets the last is what a study asks for first."""
+"""Figures of a target, the hardest last; a study's main target is its last one."""
 
 Seeds = tuple[Annotated[int, Meta(ge=0, le=2**63 - 1)], ...]
 Value = str | int | float | bool | list[str | int | float]
@@ -39,70 +36,59 @@ Options = dict[str, Value]
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One way to train, of those that a study compares."""
+    """One of a study's ways to train."""
 
     name: str
     task: str
     strategy: str
     place: str
-    """local or simulated."""
     words: tuple[str, ...]
-    """Its options, as on the command line."""
     tuned: str = ""
-    """The option whose best value is looked for first, on other seeds."""
+    """Option whose best value is chosen first, on other seeds."""
     grid: tuple[float, ...] = ()
-    """The values that it may have."""
     members: int = 1
-    """Models that it trains one after another, each with its part of the budget; their outputs are averaged."""
+    """Models trained one after another, each with its part of the budget; their outputs are averaged."""
     compresses: str = ""
-    """The arm whose models it makes smaller; "" where it trains one itself."""
+    """Arm whose models it compresses; "" if it trains them itself."""
     problem: str = ""
-    """The one of the study's problems that it is on."""
     loss: float = 0.0
-    """Test loss of that problem that it is to reach."""
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
-        """Its words, with the tuned option at a value.
-
-        >>> Arm("a", "digits", "single", "local", ("--epochs", "3"), "--lr", (0.1,)).with_value(0.1)
-        ('--epochs', '3', '--lr', '0.1')
-        """
+        """Return its words with the tuned option at a value."""
         return (*self.words, self.tuned, f"{value:g}") if value is not None else self.words
 
 
 class Study(msgspec.Struct, frozen=True):
-    """A comparison of arms; fixed before anything is run."""
+    """Comparison of arms, fixed before the first run."""
 
     title: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     targets: tuple[Target, ...]
-    """Reached when two evaluations in a row hold them; the hardest of a kind are the last."""
+    """Targets, reached when two consecutive evaluations meet them; the hardest of a kind come last."""
     baseline: str = ""
-    """The arm that the others are compared with: the first, where none is named."""
     tuning_seeds: tuple[int, ...] = ()
-    """On which grids are looked through: other ones than `seeds`."""
+    """Seeds for the search of grids, none of them in `seeds`."""
     question: str = ""
     claims: tuple[Claim, ...] = ()
     starts: tuple[Arm, ...] = ()
-    """Arms that train the models from which all others of their tasks begin, with the same seed."""
     cosine: bool = False
-    """True where each trial measures how alike a minibatch's gradient and the whole one are, at its end."""
+    """True if each trial finally compares a minibatch's gradient with the whole one."""
     observed: str = ""
-    """The way to train that is compared with all others on each problem; "" where there are no problems."""
+    """Way that is compared with all others on each problem; "" without problems."""
 
     def start(self, arm: Arm) -> Arm | None:
-        """The arm that trains the model from which another begins; None where that begins by itself."""
+        """Return the arm that trains the initial model of another, if any."""
         begins = not (arm.compresses or arm in self.starts)
         return next((start for start in self.starts if begins and start.task == arm.task), None)
 
     def arm(self, name: str) -> Arm:
-        """The arm of a name."""
+        """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
 
 class StartTable(msgspec.Struct):
-    """The table `[start]` of a file; where it names no task, it stands for one on each problem."""
+    """Table `[start]` of a file; without a task it stands for one on each problem."""
 
     strategy: str
     task: str = ""
@@ -110,7 +96,7 @@ class StartTable(msgspec.Struct):
 
 
 class ProblemTable(msgspec.Struct):
-    """A table `[[problems]]` of a file: an arm that names no task stands for one on each of them."""
+    """Table `[[problems]]` of a file; an arm without a task stands for one on each problem."""
 
     name: Annotated[str, Meta(min_length=1)]
     task: str
@@ -119,7 +105,7 @@ class ProblemTable(msgspec.Struct):
 
 
 class ArmTable(msgspec.Struct):
-    """A table `[[arms]]` of a file, which stands for an arm, or for one for each of the values in `each`."""
+    """Table `[[arms]]` of a file: one arm, or one for each combination of values in `each`."""
 
     name: str
     task: str = ""
@@ -134,7 +120,7 @@ class ArmTable(msgspec.Struct):
 
 
 class StudyFile(msgspec.Struct, kw_only=True):
-    """The tables and keys of a file."""
+    """Tables and keys of a file."""
 
     title: Annotated[str, Meta(min_length=1)]
     arms: Annotated[list[ArmTable], Meta(min_length=1)]
@@ -154,10 +140,7 @@ class StudyFile(msgspec.Struct, kw_only=True):
 
 
 def parse_target(target: Target) -> tuple[str, float]:
-    """Return of which of `TARGETS` a target is, and its value.
-
-    Raises:
-        UsageError: it is none.
+    """Return the figure of a target, one of `TARGETS`, and its value.
 
     >>> parse_target(0.97), parse_target("training-loss=0.05")
     (('accuracy', 0.97), ('training-loss', 0.05))
@@ -167,24 +150,20 @@ def parse_target(target: Target) -> tuple[str, float]:
     of = of or TARGETS[-1]
     if of not in TARGETS or not 0 < number < (1 if of == TARGETS[-1] else float("inf")):
         raise UsageError(
-            f"target {target}: is a test accuracy, a fraction from 0 to 1 such as 0.97, or a loss: loss=0.1 on the "
-            "test set, training-loss=0.1"
+            f"target {target}: is neither a test accuracy from 0 to 1 such as 0.97, nor a loss: loss=0.1 on the test "
+            "set, training-loss=0.1"
         )
     return of, number
 
 
 def hardness(target: Target) -> tuple[int, float]:
-    """Return by what targets are put in order."""
+    """Return a sort key that puts harder targets last."""
     of, value = parse_target(target)
     return TARGETS.index(of), value if of == TARGETS[-1] else -value
 
 
 def find(name: str) -> Path:
-    """The file of a study: a path that ends in .toml, or the name of one of the package's.
-
-    Raises:
-        UsageError: there is no such one.
-    """
+    """Return the file of a study: a path with the suffix .toml, or the name of one of the package's."""
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise UsageError(f"study {name}: there is no such file; the package's own: {', '.join(names())}")
@@ -195,13 +174,13 @@ def find(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """The names of the package's own studies."""
+    """Return the names of the package's own studies."""
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
 @contextlib.contextmanager
 def at(place: object) -> Iterator[None]:
-    """Say of a refusal where in a file it is."""
+    """Prefix the errors of a block with their place in a file."""
     try:
         yield
     except (UsageError, msgspec.ValidationError) as error:
@@ -209,13 +188,9 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """The study in a file; where they are given, with so many seeds from its first on, and these numbers of replicas.
-
-    Raises:
-        UsageError: it is none; with the file, the table, and the nearest right word.
-    """
+    """Return the study in a file, with another number of seeds and other numbers of replicas if these are named."""
     try:
-        table = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin a file with a mark
+        table = tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin a file with a byte order mark
     except OSError as error:
         raise UsageError(f"study {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -226,14 +201,14 @@ def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
         file.seeds = tuple(range(file.seeds[0], file.seeds[0] + seeds)) or file.seeds
         scaled = [arm.each for arm in file.arms if "replicas" in arm.each]
         if replicas and not scaled:
-            raise UsageError("--replicas: no arm is there with several numbers of them; leave it off")
+            raise UsageError("--replicas: no arm has several numbers of replicas; leave it off")
         for each in scaled:
             each["replicas"] = [*replicas] or each["replicas"]
         return _study(file)
 
 
 def _check_keys(table: Json) -> None:
-    """Refuse a key that there is not, beside the nearest right one: before a key is said to be missing."""
+    """Refuse unknown keys and name the nearest known one, before missing keys are reported."""
     tables = [("a study", table, StudyFile.__struct_fields__)]
     for name, kind in ((START, StartTable), ("problems", ProblemTable), ("claims", Claim), ("arms", ArmTable)):
         several = table.get(name, [])
@@ -259,7 +234,7 @@ def _study(file: StudyFile) -> Study:
     names = [arm.name for arm in arms]
     for key, seeds in (("seeds", file.seeds), ("tuning_seeds", file.tuning_seeds)):
         if len({*seeds}) < len(seeds):
-            raise UsageError(f"{key}: one of them is there twice")
+            raise UsageError(f"{key}: one seed is listed twice")
     if both := {*file.seeds} & {*file.tuning_seeds}:
         raise UsageError(f"seed {min(both)} is in seeds and in tuning_seeds: tune on others")
     if len(arms) * len(file.seeds) > MOST_TRIALS:
@@ -274,12 +249,12 @@ def _study(file: StudyFile) -> Study:
         with at(f"claim {claim.says!r}"):
             claims.append(_claim(claim, names))
     targets = tuple(sorted(file.targets, key=hardness))
-    return Study(file.title, tuple(arms), file.seeds, targets, baseline, file.tuning_seeds, file.question,
-                 tuple(claims), starts, file.cosine, file.observed)  # fmt: skip
+    same = {name: getattr(file, name) for name in ("title", "seeds", "tuning_seeds", "question", "cosine", "observed")}
+    return Study(arms=tuple(arms), targets=targets, baseline=baseline, claims=tuple(claims), starts=starts, **same)
 
 
 def _claim(claim: Claim, names: Sequence[str]) -> Claim:
-    """A claim whose arms are names; one name stands for all that `each` makes of an arm."""
+    """Return a claim with full names of arms; one name may stand for all arms of an `each`."""
     for key, value, known in (("of", claim.of, FIGURES), ("shape", claim.shape, SHAPES)):
         if value not in known:
             raise unknown(key, value, known)
@@ -294,21 +269,23 @@ def _claim(claim: Claim, names: Sequence[str]) -> Claim:
     if claim.shape in VALUED and len(claim.values) != len(arms):
         raise UsageError(f"{len(claim.values)} values for {len(arms)} arms: give one for each")
     if claim.shape not in VALUED and len(arms) < 2:
-        raise UsageError(f"{claim.of} {claim.shape}: of two arms at least")
+        raise UsageError(f"{claim.of} {claim.shape}: needs two arms or more")
     return msgspec.structs.replace(claim, arms=tuple(arms))
 
 
 def _starts(file: StudyFile, arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return the arms that all begin with, which are of their tasks and name no other beginning."""
+    """Return the arms that train initial models; all others must share their tasks and name no start."""
     if (start := file.start) is None:
         return ()
-    named = {START: start.task} if start.task else {f"{START}, {one.name}": one.task for one in file.problems}
+    named = (
+        {START: start.task} if start.task else {f"{START}, {problem.name}": problem.task for problem in file.problems}
+    )
     for arm in arms:
         if arm.task not in named.values():
             tasks = ", ".join(named.values()) or "which names none"
             raise UsageError(f"arm {arm.name!r}: its task is not that of [start], {tasks}")
         if "--init-from" in arm.words:
-            raise UsageError(f"arm {arm.name!r}: init-from: all begin with what [start] trains")
+            raise UsageError(f"arm {arm.name!r}: init-from: all begin with the model of [start]")
     words = _words({**_cluster(file, file.place), **_underscored(start.options)})
     return tuple(Arm(name, task, start.strategy, file.place, words) for name, task in named.items())
 
@@ -321,7 +298,7 @@ def _check_arms(arms: Sequence[Arm], starts: Sequence[Arm], file: StudyFile) -> 
     if odd := next((arm for arm in tuned if len(arm.grid) != len(tuned[0].grid)), None):
         raise UsageError(
             f"arm {odd.name!r}: its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}: "
-            "give all as many"
+            "give all equally many"
         )
     if tuned and not file.tuning_seeds:
         raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")
@@ -376,7 +353,7 @@ def _underscored(options: Mapping[str, Value]) -> Options:
 
 
 def _part(budget: str, members: int) -> str:
-    """The part of a budget that each of several has; what is no time is told of where options are checked.
+    """Return one member's part of a budget; an invalid budget stays as it is.
 
     >>> _part("45s", 4), _part("soon", 4)
     ('11.25s', 'soon')
@@ -386,7 +363,7 @@ def _part(budget: str, members: int) -> str:
 
 
 def _words(options: Options) -> tuple[str, ...]:
-    """Options as words of the command line.
+    """Return options as words of the command line.
 
     >>> _words({"lr": 0.1, "phantom": True, "keep": False, "optimizer_options": ["eps=1e-8"]})
     ('--lr', '0.1', '--phantom', '--optimizer-options', 'eps=1e-8')

@@ -1,4 +1,4 @@
-"""Problems of the study `observation`: in some the gradients of parameters differ much in size, in others little."""
+"""Problems of the study `observation`: in some, gradients differ much in size between parameters, in others little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distbelief.tasks.task import Task, TensorData
 from distbelief.zoo.gpt import TENTH, python_help
 
 WORDS, CONTEXT, WIDTH = 500, 2, 16
-"""Words that are known, words before the one that is to be foreseen, and numbers that a word is made of."""
+"""Known words, words of context before the predicted one, and numbers per word."""
 IMAGES, SIDE, HIDDEN, LAYERS = 40_000, 7, 64, 4
 """Images, pixels of a side, units of a layer, and layers: as many as in the speech model of Dean et al. 2012."""
 FEATURES, PRESENT = 1_000, 20
@@ -26,7 +26,7 @@ SAMPLES, TEST_SAMPLES = 20_000, 4_000
 
 
 def words() -> Task:
-    """The next word of what Python's `help()` says, after two others: as frequent as words are."""
+    """Predict the next word of Python's `help()` from two others; words are as frequent as in language."""
     return Task(
         model=lambda: nn.Sequential(
             nn.Embedding(WORDS, WIDTH),
@@ -41,27 +41,27 @@ def words() -> Task:
 
 
 def uneven_features() -> Task:
-    """Logistic regression on features whose frequency falls as that of words (Zipf 1949)."""
+    """Return logistic regression on features as frequent as words are (Zipf 1949)."""
     return _features(1.0)
 
 
 def even_features() -> Task:
-    """The same on features that are equally frequent."""
+    """Return logistic regression on equally frequent features."""
     return _features(0.0)
 
 
 def deep_sigmoids(data_dir: str | None = None) -> Task:
-    """MNIST's images in 7x7 pixels, by four layers of sigmoids: each has smaller gradients than the one above."""
+    """Return MNIST in 7x7 pixels with four layers of sigmoids, each with smaller gradients than the one above."""
     return _images(partial(_sigmoids, 1.0), data_dir)
 
 
 def even_sigmoids(data_dir: str | None = None) -> Task:
-    """The same from weights four times as large, which keep gradients as they are from layer to layer."""
+    """Return the same with four times as large initial weights, which keep gradients equal from layer to layer."""
     return _images(partial(_sigmoids, 4.0), data_dir)
 
 
 def rectifiers(data_dir: str | None = None) -> Task:
-    """The same images, by one layer of rectifiers."""
+    """Return MNIST in 7x7 pixels with one layer of rectifiers."""
     return _images(lambda: nn.Sequential(nn.Linear(SIDE**2, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)), data_dir)
 
 
@@ -91,7 +91,7 @@ def _numbers() -> Tensor:
 
 def _windows(test: bool) -> TensorData:
     windows = _numbers().unfold(0, CONTEXT + 1, 1)
-    # by the hundred, since neighbours share words
+    # neighbouring windows share words, so that hundreds stay together
     mine = (torch.arange(len(windows)) // 100 % TENTH == 0) == test
     return TensorData(windows[mine, :-1], windows[mine, -1])
 

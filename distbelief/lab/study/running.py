@@ -1,4 +1,4 @@
-"""Runs a study into a folder, one trial after the other; what was killed goes on where it was."""
+"""Execution of a study in a folder, one trial after the other; a killed study continues where it was."""
 
 from __future__ import annotations
 
@@ -17,36 +17,43 @@ from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.study.definition import Arm, Study, Target
-from distbelief.lab.study.statistics import MISSED, median
-from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy, unevenness
+from distbelief.lab.study.trials import (
+    MISSED,
+    SHRUNK,
+    Trial,
+    cosine,
+    measure_points,
+    median,
+    of_result,
+    tidy,
+    unevenness,
+)
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.machine import busy, machine
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 RUN = "run"
-"""The folder of the one model that a trial trains."""
 KEPT = 100_000
-"""Checkpoints of a run that are kept until its end: all."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A trial that can be run."""
+    """Trial that is ready to run."""
 
     run: Callable[..., Json]
-    """Runs the job; or, without one, compresses the model of a run folder into a file."""
+    """Runs the job; without a job, compresses the model of a run folder into a file."""
     command: str
-    """Command that does it by itself, but for the run that is compressed."""
+    """Equivalent command, without the run to compress."""
     job: Job | None = None
 
 
 Prepare = Callable[[Arm, Sequence[str]], Prepared]
-"""Prepares an arm with the words of its options; raises `UsageError`, where there is no such option or value."""
+"""Function that prepares an arm with its options; raises `UsageError` for an unknown option or value."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """A trial that is to be run."""
+    """Trial that is due."""
 
     arm: Arm
     seed: int
@@ -55,7 +62,7 @@ class Due:
 
     @property
     def member_seeds(self) -> tuple[int, ...]:
-        """Seeds of the models that it trains: of a farm's no two are alike, nor those of two trials.
+        """Return the seeds of its models, which differ within a farm and between trials.
 
         >>> Due(Arm("a", "digits", "single", "local", (), members=3), 2).member_seeds
         (6, 7, 8)
@@ -64,28 +71,28 @@ class Due:
 
     @property
     def folder(self) -> str:
-        """Its folder in that of the study."""
+        """Return its folder within the study's."""
         slug = "".join(letter if letter.isalnum() else "-" for letter in self.arm.name.lower())
         tuned = f"tuning-{self.value:g}-" if self.tuning else ""
         return f"trials/{slug}/{tuned}seed-{self.seed}"
 
     @property
     def runs(self) -> list[str]:
-        """The run folders of these models, in the folder of the study."""
+        """Return the run folders of its models within the study's folder."""
         members = self.arm.members
         names = [RUN] if members == 1 else [f"{RUN}-{number}" for number in range(members)]
         return [f"{self.folder}/{name}" for name in names]
 
 
 def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
-    """All arms once for each seed, every other time backwards.
+    """Yield all arms for each seed, every other time backwards.
 
     >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
     >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
     [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
     """
-    # what changes with time, as how busy a machine is, meets all arms that are timed; it changes no figure of a
-    # simulated one, and one that compresses needs what others have trained
+    # a machine's changing load meets all timed arms alike; it changes no figure of simulated ones, and compressing
+    # arms need the models of others
     kinds = [(arm.place != "local", arm.compresses != "") for arm in arms]
     for kind in ((False, False), (True, False), (False, True)):
         group = [arm for arm, other in zip(arms, kinds, strict=True) if other == kind]
@@ -94,59 +101,47 @@ def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a trial, or a study, in seconds of this machine."""
+    """Seconds of this machine for a trial or a study."""
 
     jobs: float = 0.0
     measuring: float = 0.0
-    """Seconds of measuring the models that jobs had kept, afterwards."""
     beside: float = 0.0
-    """All else."""
 
 
 Kind = TypeVar("Kind")
 
 
 def read_kept(file: Path, kind: type[Kind]) -> Kind:
-    """Read a file of a study.
-
-    Raises:
-        UsageError: it cannot be read, or is spoilt.
-    """
+    """Read a file of a study."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}; name the folder of a study") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{file} is spoilt, or of another version: {error}; delete it to have that run again"
-        ) from error
+        raise UsageError(f"{file} is corrupt, or of another version: {error}; delete it to repeat its run") from error
 
 
 def open_study(path: Path, study: Study) -> None:
-    """Begin the folder of a study, or go on with it.
-
-    Raises:
-        UsageError: it is of another study, or holds something else.
-    """
+    """Create the folder of a study, or continue in it."""
     if (path / STUDY).is_file():
         if read_kept(path / STUDY, Study) != study:
             raise UsageError(
-                f"--out {path} holds another study than this one, or an earlier state of it: targets, seeds and arms "
+                f"--out {path} holds another study, or an earlier version of this one: targets, seeds and arms "
                 "are fixed before anything is run; name another folder"
             )
         return
     if path.exists() and any(path.iterdir()):
-        raise UsageError(f"--out {path} is not empty, and no study: name another folder")
+        raise UsageError(f"--out {path} is not empty, and holds no study: name another folder")
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / MACHINE, msgspec.json.encode(machine()))
     write_atomically(path / STUDY, msgspec.json.encode(study))
 
 
 def cost_of(path: Path) -> Cost:
-    """Add up what all trials of a study took, those that were run again too."""
+    """Sum up the time of all trials of a study, repeated ones too."""
     file, costs = path / COSTS, list[Cost]()
     for line in file.read_bytes().splitlines() if file.is_file() else []:
-        with contextlib.suppress(msgspec.MsgspecError):  # which a full disk has cut
+        with contextlib.suppress(msgspec.MsgspecError):  # a full disk cut the line
             costs.append(msgspec.json.decode(line, type=Cost))
     return Cost(*(sum(getattr(cost, name) for cost in costs) for name in Cost.__struct_fields__))
 
@@ -158,13 +153,7 @@ def run(
     tell: Callable[[str], None] = lambda _: None,
     minutes: float = float("inf"),
 ) -> list[Trial]:
-    """Run what is left of a study; returns all its trials.
-
-    Raises:
-        UsageError: the folder is of another study; nothing has been run then.
-        Interrupted: Ctrl-C; the same call goes on.
-        OSError: the disk is full.
-    """
+    """Run the rest of a study, and return all its trials; after Ctrl-C the same call continues."""
     until = time.monotonic() + 60 * minutes
     open_study(path, study)
     lock = RunFolder(path)
@@ -181,11 +170,7 @@ def run(
 
 
 def kept_trials(path: Path) -> list[Trial]:
-    """All trials that the folder of a study holds.
-
-    Raises:
-        UsageError: one is spoilt.
-    """
+    """Return all trials in the folder of a study."""
     trials: list[Trial] = []
     for _, kept in _trials(read_kept(path / STUDY, Study), path, trials):
         trials += [kept] if kept else []
@@ -193,7 +178,7 @@ def kept_trials(path: Path) -> list[Trial]:
 
 
 def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple[Due, Trial | None]]:
-    """Each trial that is due, and what is kept of it; the last stage follows from what the second has found."""
+    """Yield each due trial, and its record if it has one; the last stage depends on the results of the second."""
     for stage in (starts, _candidates, _final):
         for due in stage(study, before):
             file = path / due.folder / TRIAL
@@ -201,7 +186,7 @@ def _trials(study: Study, path: Path, before: Sequence[Trial]) -> Iterator[tuple
 
 
 def starts(study: Study, _: Sequence[Trial] = ()) -> list[Due]:
-    """Return what trains the models from which all others begin: one for each of their seeds."""
+    """Return the trials of initial models: one for each seed of all others."""
     due = [Due(arm, seed) for arm in study.arms for seed in (*study.seeds, *(study.tuning_seeds if arm.grid else ()))]
     pairs = ((study.start(trial.arm), seed) for trial in due for seed in trial.member_seeds)
     return [Due(start, seed) for start, seed in dict.fromkeys(pairs) if start]
@@ -213,14 +198,14 @@ def _candidates(study: Study, _: Sequence[Trial]) -> list[Due]:
 
 
 def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
-    """The trials that count, each arm with the best value of its grid."""
     best = {arm.name: choose(arm, study.targets, before) for arm in study.arms}
     return [Due(arm, seed, best[arm.name]) for arm, seed in order(study.arms, study.seeds)]
 
 
 def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> float | None:
-    """Choose a grid's value by the least median time to the highest target; else by the highest median accuracy. On a
-    problem, by the least median time to its loss; else by the least median loss.
+    """Return a grid's value with the least median time to the highest target, or else the highest median accuracy.
+
+    On a problem it has the least median time to the loss, or else the least median loss.
     """
 
     def price(value: float) -> tuple[float, float]:
@@ -235,11 +220,6 @@ def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> floa
 
 
 def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[str], None]) -> Trial:
-    """Run one trial, and keep it; one that cannot be run is kept with the reason.
-
-    Raises:
-        OSError: the disk is full; the trial is run again then.
-    """
     began, arm = time.monotonic(), due.arm
     tell(f"{arm.name}{f', {arm.tuned} {due.value:g}' if due.tuning else ''}, seed {due.seed}")
     start = study.start(arm)
@@ -283,7 +263,7 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
 
 
 def _later(job: Job) -> Json:
-    """Options that keep the parameters at the moments at which a job would measure them, instead.
+    """Return options that save the parameters at the moments of a job's evaluations, instead of evaluating.
 
     >>> _later(Job("digits", evaluate_every="500minibatches"))
     {'evaluate_every': 0, 'checkpoint_every': 0, 'snapshot_every': '500minibatches'}
@@ -295,7 +275,7 @@ def _later(job: Job) -> Json:
 
 
 def _train(study: Study, members: Sequence[Prepared], runs: Sequence[Path], arm: Arm) -> tuple[Json, Cost]:
-    """Run jobs, one after the other, and measure their models, or their mean, as they were at each checkpoint."""
+    """Run jobs one after the other, and measure their models (or their mean) at each checkpoint."""
     from distbelief.tasks import resolve
 
     before, began = busy() if arm.place == "local" else 0.0, time.monotonic()
@@ -320,7 +300,7 @@ def _play(prepared: Prepared, run: Path) -> Json:
     if result["outcome"] == Outcome.INTERRUPTED:
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
-        raise Interrupted("the study was interrupted, and keeps all trials that had ended: the same command goes on")
+        raise Interrupted("the study was interrupted; finished trials are kept, and the same command continues")
     if result["cause"] == Cause.CHECKPOINT_FAILED:
-        raise OSError(f"{result['reason']}; the same command goes on with the study")
+        raise OSError(f"{result['reason']}; the same command continues the study")
     return result

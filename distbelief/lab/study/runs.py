@@ -1,4 +1,4 @@
-"""Any run folders as the trials of a study, and as a list: which there are, how far, and how good."""
+"""Run folders as a list, with their states and accuracies, and as the trials of a study."""
 
 from __future__ import annotations
 
@@ -19,34 +19,29 @@ from distbelief.lab.study.trials import Point, Trial, of_result
 from distbelief.record.folder import RunFolder
 
 DEPTH = 5
-"""Folders below the one that is listed, in which runs are looked for: studies/NAME/trials/ARM/SEED/run."""
+"""Levels below the listed folder to search for runs, as in studies/NAME/trials/ARM/SEED/run."""
 COLUMNS = ("run", "task", "strategy", "state", "accuracy", "seconds", "seed")
 RUNNING, CUT_SHORT, SPOILT = "running", "cut short", "spoilt"
 STATES = (*map(str, Outcome), RUNNING, CUT_SHORT, SPOILT)
-"""States of a run: how it ended; or that it runs, has no result, or cannot be read."""
+"""States of a run: its outcome, or that it runs, has no result, or is unreadable."""
 BESIDE = 100
-"""Most runs beside one, the newest, of which one with one replica is looked for."""
+"""Number of newest neighbouring runs to search for one with one replica."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A run folder, in one line."""
+    """Run folder in one line."""
 
     run: str
     task: str
     strategy: str
     state: str
-    """One of `STATES`."""
     accuracy: float | None
     seconds: float
     seed: int
 
 
 def list_runs(folder: Path) -> list[Run]:
-    """The runs in a folder, and in the folders of it.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """Return the runs in a folder and its subfolders."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name one that holds runs, such as runs/")
     return [_line(path) for path in _found(folder)]
@@ -71,11 +66,7 @@ def _line(path: Path) -> Run:
 
 
 def _result(run: RunFolder) -> Json:
-    """Read `result.json`; nothing, where there is none yet.
-
-    Raises:
-        UsageError: it is spoilt.
-    """
+    """Return `result.json`; nothing if there is none yet."""
     if not run.result.is_file():
         return {}
     try:
@@ -90,29 +81,30 @@ def _result(run: RunFolder) -> Json:
 
 
 def efficiency_of(path: Path) -> str:
-    """Say how many samples a second a run of several replicas took, of so many times those of one replica: of the
-    newest run beside it that is as it, but for replicas, seed and epochs; "" where there is none.
+    """Compare a run's samples a second with those of one replica times its number of replicas.
+
+    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; "" without
+    one.
     """
-    found: list[tuple[float, Path]] = []
+    dated: list[tuple[float, Path]] = []
     for result in path.resolve().parent.glob("*/result.json"):
-        with contextlib.suppress(OSError):  # it may have been deleted since
-            found.append((result.stat().st_mtime, result.parent))
+        with contextlib.suppress(OSError):  # a run may be deleted meanwhile
+            dated.append((result.stat().st_mtime, result.parent))
     alike, replicas, rate = _alike(path)
-    for _, beside in sorted(found, reverse=True)[:BESIDE]:
-        # whatever is wrong with a run beside it is no matter of this one
+    for _, beside in sorted(dated, reverse=True)[:BESIDE]:
+        # errors in a neighbouring run do not concern this one
         with contextlib.suppress(
             DistbeliefError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError
         ):
-            other, count, one = _alike(beside)
-            if count == 1 < replicas and one >= 1 and other == alike:
-                share = 100 * rate / (replicas * one)
+            other, count, single = _alike(beside)
+            if count == 1 < replicas and single >= 1 and other == alike:
+                share = 100 * rate / (replicas * single)
                 where = os.path.normpath(path / os.pardir / beside.name)
-                return f"{share:.0f} % of {replicas} times {one:,.0f} samples/s, those of {where}"
+                return f"{share:.0f} % of {replicas} times {single:,.0f} samples/s, those of {where}"
     return ""
 
 
 def _alike(path: Path) -> tuple[Json, int, float]:
-    """Return what runs share that differ in the number of replicas alone, and that number and samples a second."""
     run = RunFolder(path)
     job, result = run.read_job(), _result(run)
     common = {name: job.get(name) for name in ("task", "strategy", "device", "cluster", "carrier", "path", "compute")}
@@ -122,22 +114,13 @@ def _alike(path: Path) -> tuple[Json, int, float]:
 
 
 def _accuracy(path: Path, result: Json) -> float | None:
-    """Return what the job has measured; else, where a study trained this one model, what that did afterwards.
-
-    Raises:
-        UsageError: what the study has kept is spoilt.
-    """
     accuracy: float | None = result.get("test_accuracy")
     trial = path.parent / TRIAL
     return read_kept(trial, Trial).accuracy if accuracy is None and path.name == RUN and trial.is_file() else accuracy
 
 
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
-    """Those of which all that is asked for is so, the best first.
-
-    Raises:
-        UsageError: there is no such column, or state.
-    """
+    """Return the runs that match all filters, sorted."""
     if by not in COLUMNS:
         raise unknown("column", by, COLUMNS)
     if (state := kept.get("state")) and state not in STATES:
@@ -149,12 +132,7 @@ def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
 
 
 def study_of(paths: Sequence[Path], targets: Sequence[Target]) -> tuple[Study, list[Trial]]:
-    """Return the study that some runs make: an arm for all that differ in their seeds only.
-
-    Raises:
-        UsageError: one is no run folder, has no result yet, or is spoilt; or a target is none.
-        CheckpointError: its `job.json` is corrupt.
-    """
+    """Return the study that some runs make: one arm for runs that differ only in seeds."""
     targets = sorted(targets, key=hardness)
     results: list[Json] = []
     for path in paths:
@@ -175,7 +153,7 @@ def study_of(paths: Sequence[Path], targets: Sequence[Target]) -> tuple[Study, l
 
 
 def _names(results: Sequence[Json]) -> list[str]:
-    """Strategy and task of each, and the settings in which runs of one strategy differ."""
+    """Return strategy and task of each run, and the settings in which runs of one strategy differ."""
     names = []
     for result in results:
         alike = [other["settings"] for other in results if other["strategy"] == result["strategy"]]
@@ -198,7 +176,6 @@ def _short(value: object) -> str:
 
 
 def _trial(name: str, result: Json) -> Trial:
-    """A run as a trial, whose points are the evaluations that it made as it went."""
     whole, size = result["samples"] / max(result["epochs"], 1), int(result["settings"].get("batch_size") or 1)
     points = []
     for row in result["history"]:

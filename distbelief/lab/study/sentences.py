@@ -1,14 +1,21 @@
-"""Findings of a study, in sentences: each made of its figures by a rule, none by hand."""
+"""Findings of a study in sentences, each derived from its figures by a rule."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from statistics import correlation
 
+import msgspec
+
+from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import (
     BUSY,
     HOW,
+    MEDIANS,
     ArmFigures,
+    ProblemFigures,
     Reached,
     Report,
     highest,
@@ -20,31 +27,29 @@ from distbelief.lab.study.figures import (
     told_interval,
     without_replicas,
 )
+from distbelief.lab.study.trials import Interval, Trial, median, ratio_of_medians
 
 MOST = 10
 SHOWN = 5
-"""So many arms are named in a list at most: the table has all."""
 WIDE = 1.5
-"""A slowest seed that took so many times as long as the fastest is worth a word."""
+"""Ratio of the slowest to the fastest seed below which a finding says "only"."""
 
 
 def sentences(report: Report) -> list[str]:
-    """At most ten, those of what was asked for first."""
+    """Return at most ten sentences, the most important first."""
     ran = [arm for arm in report.arms if arm.trials > arm.failed]
     alike = [arm for arm in ran if arm.baseline == report.study.baseline]
     target = highest(report.study.targets, alike)
-    # how each of those that are compared with the baseline stands to the highest target that one of them reaches
+    # success at the highest target that an arm with the study's baseline reaches
     at = {} if target is None else {arm.name: arm.at(target) for arm in alike}
-    rules = [
-        _failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran),
-        _missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike),
-        _accuracy(alike), _staleness(alike), _spread(at), _bytes(alike),
-    ]  # fmt: skip
-    return [text for text in rules if text][:MOST]
+    main = [_failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran)]
+    more = [_missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike)]
+    rest = [_accuracy(alike), _staleness(alike), _spread(at), _bytes(alike)]
+    return [text for text in (*main, *more, *rest) if text][:MOST]
 
 
 def _several(texts: Sequence[str], between: str = ", ") -> str:
-    """Join texts of some arms to a list that can be read.
+    """Join texts to a list of readable length.
 
     >>> _several(["a", "b", "c", "d", "e", "f", "g"])
     'a, b, c, d, e and 2 more'
@@ -54,7 +59,6 @@ def _several(texts: Sequence[str], between: str = ", ") -> str:
 
 
 def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """The fastest of each other group of arms, which is compared with the baseline of its own."""
     groups = [[arm for arm in group if arm in ran] for group in report.groups()]
     others = [group for group in groups if len(group) > 1 and group[0].baseline != report.study.baseline]
     return " ".join(f"Of {kind(group)}: {text}" for group in others if (text := _first(report, group)))
@@ -67,12 +71,12 @@ def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
     first = min(alike, key=lambda arm: arm.at(target).median)
     at = first.at(target)
     seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"
-    text = f"{first.name} is first at {named(target)}, after {number(at.median)} s {seeds}"
+    text = f"{first.name} reaches {named(target)} first, after {number(at.median)} s {seeds}"
     if first.name == first.baseline:
         return f"{text}; nothing is faster than the baseline."
     if not math.isfinite(at.speed_up.ratio):
-        return f"{text}; the baseline, {first.baseline}, does not get there in its budget."
-    sure = "" if at.speed_up.low > 1 else ", so that these seeds cannot tell them apart"
+        return f"{text}; the baseline, {first.baseline}, does not reach it in its budget."
+    sure = "" if at.speed_up.low > 1 else ", a difference within the noise of these seeds"
     return f"{text}: {told_interval(at.speed_up)} times as fast as {first.baseline}{sure}."
 
 
@@ -98,7 +102,7 @@ def _missed(at: Mapping[str, Reached]) -> str:
 
 
 def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
-    """Say where a better value may lie beyond what was looked through."""
+    """Name grids whose best value is an end, so that a better one may lie beyond."""
     ends = []
     for arm in ran:
         tuned, grid = report.study.arm(arm.name).tuned, report.study.arm(arm.name).grid
@@ -115,8 +119,8 @@ def _fewest(at: Mapping[str, Reached]) -> str:
         return ""
     least, most = (pick(samples, key=lambda name: samples[name]) for pick in (min, max))
     return (
-        f"{least} needs the fewest samples to {named(at[least].target)}, {number(samples[least])}; {most} the most "
-        f"that get there, {number(samples[most])}."
+        f"{least} needs the fewest samples to {named(at[least].target)}, {number(samples[least])}, and {most} the "
+        f"most, {number(samples[most])}."
     )
 
 
@@ -142,7 +146,6 @@ def _accuracy(alike: Sequence[ArmFigures]) -> str:
 
 
 def _scaling(report: Report) -> str:
-    """Say what replicas bring, where they bring most: of what was measured, and of what was simulated."""
     groups, texts = list(scaled(report.arms)), []
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)
@@ -152,7 +155,7 @@ def _scaling(report: Report) -> str:
                 f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
                 f"samples a second, {100 * ratio * few / many:.0f} % of what is ideal ({how})"
             )
-    return f"{'. '.join(texts)}; no arm grows by more." if texts else ""
+    return f"{'. '.join(texts)}; no other arm gains more." if texts else ""
 
 
 def _growth(group: Sequence[ArmFigures]) -> float:
@@ -189,7 +192,7 @@ def _bytes(alike: Sequence[ArmFigures]) -> str:
 
 def _failed(report: Report) -> str:
     failed = [f"{arm.name} ({arm.failed} of {arm.trials}: {arm.reason})" for arm in report.arms if arm.failed]
-    return f"Some trials could not be run to their end: {_several(failed, '; ')}." if failed else ""
+    return f"Some trials failed: {_several(failed, '; ')}." if failed else ""
 
 
 def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
@@ -197,9 +200,84 @@ def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
     if not local:
         return "All times are those of a simulated cluster." if ran else ""
     if not report.machine:
-        return "Times of real processes are as each run took them: on what machine, and what else it did, is not known."
+        return "Times of real processes come from the runs: their machine and its other load are unknown."
     busy = max((arm.busy for arm in local if math.isfinite(arm.busy)), default=0.0)
     where = f"Times of real processes are of one machine with {report.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
-    return f"{where}, of which something else took up to {100 * busy:.0f} %: they are no clean measurement."
+    return f"{where}, of which other work took up to {100 * busy:.0f} %: the measurement is not clean."
+
+
+SOONER, ALIKE, LATER = "sooner on", "not told apart on", "later on"
+"""Relations of the observed way to another, by the interval of the ratio of their times."""
+
+
+def observe(study: Study, trials: Sequence[Trial]) -> list[ProblemFigures]:
+    """Return the figures of all ways on all problems, relative to the observed way."""
+    figures, posed = [], [arm for arm in study.arms if arm.problem]
+    for arm in posed:
+        counted = sorted((trial for trial in trials if trial.arm == arm.name), key=lambda trial: trial.seed)
+        begun = [trial for trial in trials if trial.task == arm.task and trial.seed in study.seeds]
+        words = dict(itertools.pairwise(arm.words))
+        target = f"loss={arm.loss}"
+        figures.append(
+            ProblemFigures(
+                problem=arm.problem,
+                loss=arm.loss,
+                way=without_replicas(arm.name).removeprefix(f"{arm.problem}: "),
+                replicas=int(words.get("--replicas", max((trial.replicas for trial in counted), default=1))),
+                value=counted[0].value if counted else None,
+                seconds=[trial.until(target) for trial in counted],
+                samples=median([trial.until(target, "samples") for trial in counted]),
+                longer=Interval(1.0, 1.0, 1.0),
+                staleness=median([MEDIANS["staleness"](trial) or 0.0 for trial in counted]),
+                last=median([trial.points[-1].loss for trial in counted if trial.points]),
+                uneven=median([trial.uneven for trial in begun if trial.uneven]),
+            )
+        )
+    times = {(way.problem, way.replicas): way.seconds for way in figures if way.way == study.observed}
+    for at, way in enumerate(figures):
+        if way.way != study.observed:
+            longer = ratio_of_medians(way.seconds, times.get((way.problem, way.replicas), []))
+            figures[at] = msgspec.structs.replace(way, longer=longer)
+    problems = [arm.problem for arm in posed]
+    return sorted(figures, key=lambda way: (problems.index(way.problem), way.replicas))
+
+
+def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
+    """Say where the observed way is faster than others, by how much, and what the gain correlates with."""
+    texts = []
+    for way, replicas in dict.fromkeys(
+        (figure.way, figure.replicas) for figure in figures if figure.way != study.observed
+    ):
+        ones = [figure for figure in figures if (figure.way, figure.replicas) == (way, replicas)]
+        where = [
+            f"{verdict} {', '.join(f'{figure.problem} ({figure.gain})' for figure in alike)}"
+            for verdict in (SOONER, ALIKE, LATER)
+            if (alike := [figure for figure in ones if _verdict(figure) == verdict])
+        ]
+        count = f"{replicas} replicas" if replicas > 1 else "one replica"
+        text = f"With {count} {study.observed} beside {way} is {'; '.join(where) or 'nowhere at the loss'}."
+        known = [figure for figure in ones if _verdict(figure) and math.isfinite(figure.uneven)]
+        uneven, gains = _ranks([figure.uneven for figure in known]), _ranks([figure.longer.ratio for figure in known])
+        if len({*uneven}) > 2 and len({*gains}) > 1:
+            how = f"{correlation(uneven, gains):.2f}"
+            text += f" Gain and unevenness of gradients have a rank correlation of {how}."
+        texts.append(text)
+    return texts
+
+
+def _verdict(figure: ProblemFigures) -> str:
+    """Return the observed way's relation to this one; "" if neither reaches the loss."""
+    if math.isnan(figure.longer.ratio):
+        return ""
+    return SOONER if figure.longer.low > 1 else LATER if figure.longer.high < 1 else ALIKE
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    """Return twice the rank of each value; equal ones share their middle rank.
+
+    >>> _ranks([0.5, math.inf, 0.7, math.inf])
+    [1, 6, 3, 6]
+    """
+    return [sum((other < value) + (other <= value) for other in values) for value in values]

@@ -1,1 +1,1 @@
-"""The ways to split a model, one file each."""
+"""Ways to split a model."""

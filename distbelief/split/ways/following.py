@@ -1,5 +1,5 @@
-"""Following: what computes on parts as it does on the whole, and so needs no message: elementwise operations, pooling,
-flattening, and batch norm where channels are cut.
+"""Following: operations that compute on parts as on the whole: elementwise, pooling, flattening, batch norm of
+channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distbelief.split.observing import name_of
 from distbelief.split.registry import LayerCall
 from distbelief.split.tidying import Shape
 from distbelief.split.tracing import Traced
-from distbelief.split.ways.regions import ROWS, pooled
+from distbelief.split.ways.convolutions import ROWS, pooled
 
 _ELEMENTWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
@@ -51,18 +51,12 @@ def _is(traced: Traced, node: fx.Node, kinds: tuple[type, ...], names: frozenset
 
 
 def is_elementwise(traced: Traced, node: fx.Node) -> bool:
-    """Return whether each element that a node gives is of the same elements of what it takes."""
+    """Return whether each output element depends on the same elements of the inputs alone."""
     return _is(traced, node, _ELEMENTWISE, _ELEMENTWISE_FUNCTIONS)
 
 
 def follow(traced: Traced, node: fx.Node, cuts: Sequence[Cut | None]) -> Divided | None:
-    """Return how a node is computed on parts of what it takes; None where it needs something whole.
-
-    Args:
-        traced: the model.
-        node: one whose inputs are tensors.
-        cuts: of each of its inputs: where it is cut, or None where it is whole.
-    """
+    """Return how a node computes on parts of its inputs; None if it needs a whole one."""
     cut = next(known for known in cuts if known is not None)
     takes = [traced.shapes[input_node] for input_node in node.all_input_nodes if input_node in traced.shapes]
     if node not in traced.shapes or len(takes) != len(node.all_input_nodes):
@@ -91,7 +85,7 @@ def _alike(cut: Cut, make: Callable[[Indices], nn.Module] | None = None) -> Divi
 
 
 def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape], gives: Shape) -> Divided | None:
-    """Dimensions are counted from the last: that of the cut is whole in what is broadcast along it."""
+    """Cut an elementwise node; dimensions count from the last, and broadcast inputs stay whole."""
     behind = next(len(shape.fixed) - cut.dimension for shape in takes if _side(shape, cut.dimension) == cut.edges[-1])
     at = len(gives.fixed) - behind
     if draws(node, traced.layer(node) if node.op == "call_module" else None):
@@ -115,7 +109,7 @@ def _side(shape: Shape, dimension: int) -> int:
 
 
 def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
-    """All but the samples becomes one dimension, of which a channel is a run."""
+    """Flatten all but the samples, so that each channel becomes a run."""
     each = math.prod(takes.fixed[2:])
     same = len(gives.fixed) == 2 and not any(takes.growth[1:]) and gives.growth[0] == takes.growth[0]
     if not same or gives.fixed[1] != takes.fixed[1] * each:
@@ -129,7 +123,7 @@ def _flat(cut: Cut, takes: Shape, gives: Shape) -> Divided | None:
 
 
 def flatten(value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-    """All dimensions but the first as one, whatever sizes the whole was given."""
+    """Flatten all dimensions but the first, whatever sizes the node names."""
     return value.flatten(1)
 
 
@@ -143,7 +137,7 @@ def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
         )
         names = ("weight", "bias", "running_mean", "running_var")
         holds: dict[str, Indices | None] = {name: Indices(0, start, stop) for name in names}
-        if partition == 0:  # each partition counts; the state has one count
+        if partition == 0:  # each partition counts, but the state has one count
             holds["num_batches_tracked"] = None
         parts.append(NodeShare((features,), features, part, holds))
     return Divided(tuple(parts), 1, cut.edges)

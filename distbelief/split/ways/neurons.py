@@ -1,4 +1,4 @@
-"""Neurons: fully connected layers by what they give (columns) or take (rows), in pairs where that saves a message."""
+"""Neurons: fully connected layers by outputs (columns) or inputs (rows), in pairs if that saves a transfer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from distbelief.split.tracing import Traced
 from distbelief.split.ways.following import is_elementwise
 
 SMALL = 0.02
-"""A layer without a partner that has less than this of all parameters stays whole, at partition 0."""
+"""Share of all parameters below which a layer without a partner stays whole at partition 0."""
 
 
 def columns(call: LayerCall) -> Divided:
-    """Each partition has some neurons, and gives what they give; all need the whole input.
-
-    Raises:
-        UsageError: there are fewer neurons than partitions.
-    """
+    """Give each partition some neurons; all need the whole input."""
     layer = _linear(call)
     if layer.out_features < call.partitions:
         raise call.refuse("neurons", layer.out_features)
@@ -31,11 +27,7 @@ def columns(call: LayerCall) -> Divided:
 
 
 def rows(call: LayerCall) -> Divided:
-    """Each partition has what some of the inputs are multiplied with; what partitions give is added up.
-
-    Raises:
-        UsageError: there are fewer inputs than partitions.
-    """
+    """Give each partition the weights of some inputs; the outputs are summed."""
     layer = _linear(call)
     if layer.in_features < call.partitions:
         raise call.refuse("inputs", layer.in_features)
@@ -43,7 +35,7 @@ def rows(call: LayerCall) -> Divided:
     parts = []
     for partition, (start, stop) in enumerate(pairwise(bounds)):
         holds: dict[str, Indices | None] = {"weight": Indices(1, start, stop)}
-        if partition == 0 and layer.bias is not None:  # it is added once
+        if partition == 0 and layer.bias is not None:  # the sum needs it once
             holds["bias"] = None
         part = part_of(layer, holds, in_features=stop - start)
         parts.append(NodeShare((Indices(last, start, stop),), None, part, holds))
@@ -56,10 +48,9 @@ def _linear(call: LayerCall) -> nn.Linear:
 
 
 def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
-    """Choose for each layer columns or rows, or (an int) the partition at which it is whole.
+    """Choose columns or rows for each layer, or (an int) the partition at which it stays whole.
 
-    A layer by rows takes what one by columns gives as it lies there, if only elementwise operations are between them:
-    one message where two by columns need two and their gradients.
+    Rows take the output of columns in place if only elementwise operations lie between: one transfer instead of two.
     """
     partitions: dict[fx.Node, str | int] = {}
     total = sum(parameter.numel() for parameter in traced.model.parameters())
@@ -76,7 +67,7 @@ def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
 
 
 def _partner(traced: Traced, node: fx.Node) -> fx.Node:
-    """The next node that is not elementwise, where nothing else takes what lies between."""
+    """Return the next node that is not elementwise, if nothing else uses the values between."""
     while len(node.users) == 1:
         node = next(iter(node.users))
         if not is_elementwise(traced, node) or len(node.all_input_nodes) > 1:

@@ -1,9 +1,8 @@
-"""Samples: each partition takes a part of the minibatch through the convolutions, and all partitions take one part
-after another through the fully connected layers, which they have by neurons.
+"""Samples: convolutions on a part of the minibatch at each partition, and fully connected layers by neurons on all
+parts.
 
-Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while a part is
-computed by all, the next one arrives. Here the weights of the fully connected layers are updated once a minibatch, so
-that a step is that of the whole model.
+Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while all compute
+one part, the next one arrives. Here the fully connected layers update once per minibatch, as in the whole model.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ from distbelief.split.ways.following import is_elementwise
 
 
 def before_dense(traced: Traced) -> set[fx.Node]:
-    """The nodes that take nothing that a fully connected layer gives.
-
-    Raises:
-        UsageError: none of them calls a layer that has something to train.
-    """
+    """Return the nodes that depend on no fully connected layer."""
     nodes: set[fx.Node] = set()
     for node in traced.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
@@ -52,16 +47,9 @@ def before_dense(traced: Traced) -> set[fx.Node]:
 def rounds(
     traced: Traced, placed: Mapping[fx.Node, int | Divided], in_parts: Collection[fx.Node], partitions: int
 ) -> tuple[Traced, Placed]:
-    """The model with a copy of each node for each part of the minibatch, and where those are computed.
+    """Return the model with a copy of each node for each part of the minibatch, and the places of copies.
 
-    Args:
-        traced: the model.
-        placed: where some of its nodes are computed.
-        in_parts: nodes each of whose copies is computed by the partition of that part.
-        partitions: how many, and how many parts.
-
-    Raises:
-        UsageError: something is computed of several samples together.
+    Copies of `in_parts` belong to the partition of their part, others to the places of their nodes.
     """
     rewritten = _Rounds(traced, partitions)
     for node in traced.graph.nodes:
@@ -81,14 +69,13 @@ class _Rounds:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
         self.copies: dict[fx.Node, list[fx.Node]] = {}
-        """Copies of each node, by part; the same one for all, where it is of no samples."""
+        """Copies of each node by part; the same for all if it does not depend on samples."""
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._parts = traced, parts
         self._whole: dict[fx.Node, fx.Node] = {}
 
     def take(self, node: fx.Node) -> None:
-        """Copy a node for each part, or once."""
         if node.op == "output":
             self.graph.output(fx.map_arg(node.args, self._together)[0])
         elif node.op == "placeholder":
@@ -100,7 +87,6 @@ class _Rounds:
             self.copies[node] = [self._copy(node, None)] * self._parts
 
     def _parts_of(self, node: fx.Node) -> list[fx.Node]:
-        """An input in parts; one that has no samples stays whole."""
         whole = self.graph.placeholder(node.name)
         whole.meta = dict(node.meta)
         shape = self._traced.shapes.get(node)
@@ -132,7 +118,7 @@ class _Rounds:
         return copy
 
     def _target(self, node: fx.Node, number: int | None) -> Target:
-        """Return what a copy calls: for dropout, a module that draws as for all samples and takes those of its part."""
+        """Return a copy's target: for dropout, a module that draws for all samples and takes its part."""
         layer = self._traced.layer(node) if node.op == "call_module" else None
         if number is None or not draws(node, layer):
             return node.target
@@ -147,7 +133,6 @@ class _Rounds:
         return target
 
     def _together(self, node: fx.Node) -> fx.Node:
-        """Return what all parts give, one behind the other."""
         parts = self.copies[node]
         if len(set(parts)) == 1:
             return parts[0]
@@ -155,7 +140,7 @@ class _Rounds:
             shape = self._traced.shapes.get(node)
             if shape is None or not shape.growth or (shape.fixed[0], shape.growth[0]) != (0, 1):
                 raise self._refusal(node)
-            samples = next(iter(self.graph.nodes))  # the first placeholder is their number
+            samples = next(iter(self.graph.nodes))  # the first placeholder is `samples`
             whole = self.graph.call_function(joined, (parts, samples))
             whole.meta.update(path=node.meta["path"], flops=0)
             self.shapes[whole] = shape
@@ -163,11 +148,11 @@ class _Rounds:
         return self._whole[node]
 
     def _refuse_together(self, node: fx.Node) -> None:
-        """Refuse what is computed of several samples, as far as that can be seen."""
+        """Refuse nodes that visibly depend on several samples."""
         shape = self._traced.shapes.get(node)
         one_dimension = shape is None or sum(more > 0 for more in shape.growth) == 1
         layers = self._traced.layer(node).modules() if node.op == "call_module" else ()
-        # arithmetic with how many samples there are, which a part does not have; and a number of their values
+        # arithmetic with the number of all samples, or with a number from their values
         counts = is_elementwise(self._traced, node) and not all(
             input_node in self._traced.shapes for input_node in node.all_input_nodes
         )
@@ -176,7 +161,7 @@ class _Rounds:
             raise self._refusal(node)
 
     def _is_number(self, node: fx.Node) -> bool:
-        """Return whether what a node gives of tensors is no tensor, nor holds any."""
+        """Return whether a node computes a number from tensors."""
         took = (
             any(input_node in self._traced.shapes for input_node in node.all_input_nodes)
             or node.target is operator.getitem
@@ -184,20 +169,19 @@ class _Rounds:
         return node not in self._traced.shapes and took and not self._holds(node)
 
     def _holds(self, node: fx.Node) -> bool:
-        """Return whether tensors are taken out of what a node gives."""
+        """Return whether tensors are taken out of a node's value."""
         readers = (user for user in node.users if user.target in (operator.getitem, getattr))
         return any(user in self._traced.shapes or self._holds(user) for user in readers)
 
     def _refusal(self, node: fx.Node) -> UsageError:
         what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
         return UsageError(
-            f"{node.meta['path'] or 'the model'}: {what} computes something of all samples together, and a part has "
+            f"{node.meta['path'] or 'the model'}: {what} depends on all samples together, and a part has "
             "some of them: split otherwise, or (for batch norm) normalise by groups or layers"
         )
 
 
 def _normalises(node: fx.Node) -> bool:
-    """Return whether a function is batch norm that is trained."""
     training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
     return node.op == "call_function" and "batch_norm" in name_of(node) and bool(training)
 
@@ -212,6 +196,6 @@ def _of_all_samples(layer: nn.Module) -> bool:
 
 
 def joined(parts: Sequence[torch.Tensor], samples: int) -> torch.Tensor:
-    """Return what all parts give, one behind the other, without what those gave that have copies."""
+    """Join the outputs of all parts, without copies of samples."""
     whole = torch.cat([*parts])
     return whole if len(whole) == samples else whole[:samples]

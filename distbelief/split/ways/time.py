@@ -1,8 +1,9 @@
-"""Time: a stack of recurrent layers, each at a partition, over chunks of the sequence: while one layer computes a
-chunk, the layer below it computes the next. The first chunk is what a partition waits for before it has anything to do,
-forward, and the last that it waits for on the way back: where the layers above work longer, chunks begin short and grow
-by as much, so that nobody waits for the next (lot streaming; Potts and Baker 1989, *Flow shop scheduling with lot
-streaming*).
+"""Time: recurrent layers at partitions, over chunks of the sequence; one layer computes a chunk, the one below the
+next.
+
+Partitions wait for their first chunk forward and their last one backward. If upper layers work longer, chunks begin
+short and grow by that factor, so that no partition waits for the next chunk (lot streaming; Potts and Baker 1989,
+*Flow shop scheduling with lot streaming*).
 """
 
 from __future__ import annotations
@@ -25,28 +26,16 @@ from distbelief.split.tracing import Traced
 
 RECURRENT = (nn.GRU, nn.LSTM, nn.RNN)
 State = fx.Node | tuple[fx.Node, ...]
-"""State of a stack or a layer between time steps: an LSTM's is two tensors."""
+"""State of a stack or a layer between time steps; an LSTM's is two tensors."""
 CHUNKS = 4
-"""Chunks for each partition, where none are named."""
 ELEMENTWISE = 320
-"""Operations that take as long as what is done element by element for a gate of a unit and step."""
+"""Operations that take as long as the elementwise work of a unit's gate in a step."""
 
 
 def unrolled(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, chunks: int
 ) -> tuple[Traced, dict[fx.Node, int]]:
-    """The model with a node for each recurrent layer and chunk, and the partitions of those nodes.
-
-    Args:
-        traced: the model.
-        nodes: in which to look for recurrent stacks.
-        partitions: how many partitions; each has some layers of a stack, one after the other.
-        chunks: in how many runs of steps a sequence is cut; 0 for `CHUNKS` for each partition.
-
-    Raises:
-        UsageError: there is no such stack, one that runs both ways, or one of fewer layers than partitions, or a
-            sequence of fewer steps than chunks.
-    """
+    """Return the model with a node for each recurrent layer and chunk, and the partitions of those nodes."""
     stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
@@ -58,7 +47,7 @@ def unrolled(
 
 
 def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
-    """Return how much each layer of recurrent stacks, which follow each other, works for a step: in operations."""
+    """Return the operations of each recurrent layer for a step."""
     works: list[int] = []
     for node in stacks:
         stack = traced.layer(node)
@@ -69,8 +58,7 @@ def _works(traced: Traced, stacks: Sequence[fx.Node]) -> list[int]:
 
 
 def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
-    """Return where a sequence is cut into chunks, of which each is longer than the one before by a factor, as nearly as
-    whole steps allow; as equal as can be, the first ones longer, where that is 1.
+    """Return the edges of chunks that grow by a factor, as nearly as whole steps allow; equal chunks for 1.
 
     >>> chunk_edges(28, 7, 1.0), chunk_edges(28, 7, 1.3)
     ((0, 4, 8, 12, 16, 20, 24, 28), (0, 2, 4, 6, 10, 14, 20, 28))
@@ -80,7 +68,7 @@ def chunk_edges(steps: int, chunks: int, growth: float) -> tuple[int, ...]:
     longest = chunks if growth > 1 else 0
 
     def grown(chunk: int) -> float:
-        return float(growth ** (chunk - longest))  # of the largest, so that it cannot be more than a number may be
+        return float(growth ** (chunk - longest))  # relative to the largest, so that it cannot overflow
 
     cuts = [0]
     for chunk in range(1, chunks + 1):
@@ -98,11 +86,12 @@ class _Unrolling:
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._partitions, self._chunks = traced, partitions, chunks
         self._works, self._begun = works, 0
-        self._flows: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # what one stack gives in chunks, the next takes so
+        self._flows: dict[
+            fx.Node, tuple[int, list[fx.Node]]
+        ] = {}  # chunks of a stack, which the next takes as they are
         self._new: dict[fx.Node, Any] = {}
 
     def take(self, node: fx.Node, unroll: bool) -> None:
-        """Copy a node, or unroll it."""
         parent = node.args[0] if node.target is operator.getitem and node.args else None
         if isinstance(parent, fx.Node) and isinstance(held := self._new.get(parent), tuple):
             number = node.args[1]
@@ -119,7 +108,7 @@ class _Unrolling:
                 self.shapes[copy] = self._traced.shapes[node]
 
     def drop_unused(self) -> None:
-        """Leave out what was put together and nobody takes: states, mostly."""
+        """Erase joined and sliced values that nothing uses: mostly states."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.target in (torch.cat, torch.narrow, operator.getitem):
                 self.graph.erase_node(node)
@@ -157,18 +146,17 @@ class _Unrolling:
 
     def _check(self, stack: nn.RNNBase, path: str) -> None:
         if stack.bidirectional:
-            raise UsageError(f"{path} runs both ways through its sequence: it cannot be pipelined over time")
+            raise UsageError(f"{path} is bidirectional: it cannot be pipelined over time")
         if stack.dropout and stack.training:
             raise UsageError(f"{path} has dropout={stack.dropout} inside: put nn.Dropout between stacks instead")
         if stack.proj_size:
             raise UsageError(f"{path} has proj_size={stack.proj_size}: it cannot be pipelined over time")
 
     def _partitions_of(self, path: str) -> list[int]:
-        """Return the partition of each layer of all stacks."""
         count = len(self._works)
         if count < self._partitions:
             raise UsageError(
-                f"--partitions {self._partitions}: {path} and what follows it have {count} layers; split over at most "
+                f"--partitions {self._partitions}: {path} and later stacks have {count} layers; split over at most "
                 f"{count}, or another way"
             )
         return [
@@ -176,7 +164,6 @@ class _Unrolling:
         ]
 
     def _growth(self, partitions: Sequence[int]) -> float:
-        """Return how much longer a partition works than the one before it, in the mean over all."""
         if self._partitions == 1:
             return 1.0
         works = list(zip(partitions, self._works, strict=True))
@@ -184,7 +171,7 @@ class _Unrolling:
         return float((last / first) ** (1 / (self._partitions - 1)))
 
     def _chunks_of(self, sequence: fx.Node, dimension: int, bounds: Sequence[int], path: str) -> list[fx.Node]:
-        """A sequence in chunks: those that the stack before gives, or slices."""
+        """Return a sequence in chunks: those of the previous stack, or slices."""
         if self._flows.get(sequence, (-1, []))[0] == dimension:
             return self._flows[sequence][1]
         return [
@@ -198,7 +185,7 @@ class _Unrolling:
         ]
 
     def _layer(self, stack: nn.RNNBase, path: str, number: int) -> str:
-        """One layer of a stack, on the stack's own tensors, as a module of the model."""
+        """Add one layer of a stack, on the stack's own tensors, to the model, and return its name."""
         assert isinstance(stack, RECURRENT)
         takes = stack.input_size if number == 0 else stack.hidden_size
         kind = {"nonlinearity": stack.nonlinearity} if isinstance(stack, nn.RNN) else {}
@@ -213,7 +200,6 @@ class _Unrolling:
         return target
 
     def _first(self, state: State | None, number: int, path: str) -> State | None:
-        """A layer's own part of the state that the whole stack begins with."""
 
         def own(whole: fx.Node) -> fx.Node:
             shape = Indices(0, number, number + 1).of(self.shapes[whole])
@@ -226,7 +212,6 @@ class _Unrolling:
     def _step(
         self, node: fx.Node, name: str, flow: fx.Node, state: State | None, partition: int, chunks: int
     ) -> tuple[fx.Node, State]:
-        """One layer over one chunk, of as many steps as the others more or less."""
         stack = self._traced.layer(node)
         assert isinstance(stack, nn.RNNBase)
         call = self.graph.call_module(name, (flow,) if state is None else (flow, state))

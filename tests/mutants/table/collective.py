@@ -160,7 +160,7 @@ MUTANTS = [
         "parts[(i - t) % count]", "parts[(i - t + 1) % count]",
         (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula",
             f"{PROOFS}::test_every_schedule_sums")),
-    Mutant("a-proof-lets-a-part-be-added-twice", PROVED, "lab/draw/execution.py",
+    Mutant("a-proof-lets-a-part-be-added-twice", PROVED, "lab/draw/schedules.py",
         "elif sent.ranks & held.ranks:", "elif sent.ranks & held.ranks == (1 << schedule.ranks) - 1:",
         (f"{PROOFS}::test_the_checker_refuses_what_is_no_all_reduce",)),
     Mutant("a-port-takes-many-messages-at-once", "schedule-price", "schedules/price.py",

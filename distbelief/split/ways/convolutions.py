@@ -1,4 +1,4 @@
-"""Regions: convolutions and pooling by the rows of what they give; a region takes a border from its neighbours."""
+"""Convolutions by filters, and convolutions and pooling by regions of the image."""
 
 from __future__ import annotations
 
@@ -11,21 +11,56 @@ from distbelief.errors import UsageError
 from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.split.registry import LayerCall, register
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def filters(call: LayerCall) -> Divided:
+    """Give each partition some filters with their groups' inputs; a group's filters may be divided."""
+    layer = call.layer
+    assert isinstance(layer, CONVOLUTIONS)
+    each, looks = layer.out_channels // layer.groups, layer.in_channels // layer.groups
+
+    def seen(start: int, stop: int) -> tuple[int, int, int]:
+        return 1, start // each * looks, ((stop - 1) // each + 1) * looks
+
+    def changed(start: int, stop: int) -> dict[str, int]:
+        groups = (stop - 1) // each - start // each + 1
+        return {"in_channels": groups * looks, "out_channels": stop - start, "groups": groups}
+
+    names = dict.fromkeys((name for name, _ in layer.named_parameters()), 0)
+    return call.sections(1, seen, names, changed, _bounds(call, layer))
+
+
+def _bounds(call: LayerCall, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
+    if layer.out_channels < call.partitions:
+        raise call.refuse("filters", layer.out_channels)
+    each = layer.out_channels // layer.groups
+    if call.partitions <= layer.groups:
+        return tuple(group * each for group in edges(layer.groups, call.partitions))
+    if call.partitions % layer.groups or each < call.partitions // layer.groups:
+        raise UsageError(
+            f"--partitions {call.partitions}: {call.path} has {layer.groups} groups of {each} filters; split it over "
+            f"{layer.groups} or fewer, or over a multiple of that"
+        )
+    inside = edges(each, call.partitions // layer.groups)
+    return (*(group * each + cut for group in range(layer.groups) for cut in inside[:-1]), layer.out_channels)
+
+
+for kind in CONVOLUTIONS:
+    register(kind, "filters", filters)
+    register(kind, "groups", filters)
+
+
 ROWS = 2
-"""The dimension of the rows of images: samples, channels, rows, columns."""
+"""Dimension of images' rows: samples, channels, rows, columns."""
 
 
 def regions(call: LayerCall) -> Divided:
-    """Each partition has some rows of what a convolution gives; its filters are one partition's, and sent to the
-    others.
-
-    Raises:
-        UsageError: there are fewer rows than partitions, or a padding that is not of zeros.
-    """
+    """Give each partition some rows of a convolution's output; one partition owns the filters and sends them."""
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
     if layer.padding_mode != "zeros":
-        raise UsageError(f"{call.path}: padding_mode={layer.padding_mode!r} looks around the image; regions need zeros")
+        raise UsageError(f"{call.path}: padding_mode={layer.padding_mode!r} is not for regions, which need zeros")
     before, aside = _padding(layer, call.path)
     parts = []
     names = [name for name, _ in layer.named_parameters()]
@@ -38,7 +73,7 @@ def regions(call: LayerCall) -> Divided:
 
 
 def pooled(call: LayerCall) -> Divided | None:
-    """Each partition has some rows of what pooling gives; None where windows are not all alike."""
+    """Give each partition some rows of pooling's output; None if windows differ."""
     layer = call.layer
     if not isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
         return None
@@ -58,7 +93,7 @@ def pooled(call: LayerCall) -> Divided | None:
 
 
 def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) -> Sequence[tuple[int, Indices, Indices]]:
-    """Return each partition's rows of the result, and the rows that it needs: rows outside the image are padding."""
+    """Return each partition's rows of the output, and the rows that it needs; those outside are padding."""
     rows = call.gives.fixed[ROWS]
     if rows < call.partitions:
         raise call.refuse("rows", rows)
@@ -70,13 +105,12 @@ def _windows(call: LayerCall, size: int, step: int, before: int, spread: int) ->
 
 
 def _padding(layer: nn.Conv2d, path: str) -> tuple[int, int]:
-    """Rows of padding above, and columns on either side."""
     if layer.padding == "valid":
         return 0, 0
     if isinstance(layer.padding, str):
         above, aside = ((size - 1) * spread for size, spread in zip(layer.kernel_size, layer.dilation, strict=True))
         if aside % 2:
-            raise UsageError(f"{path}: padding='same' of an even kernel is not alike on both sides; name the padding")
+            raise UsageError(f"{path}: padding='same' of an even kernel differs between its sides; name the padding")
         return above // 2, aside // 2
     above, aside = layer.padding[0], layer.padding[1]
     return above, aside
