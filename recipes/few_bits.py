@@ -21,8 +21,8 @@ from distbelief.core.effects import Batch
 from distbelief.core.settings import Settings
 from distbelief.lab.compress import shrinking
 from distbelief.tasks import Task, as_data, resolve
-from distbelief.tasks.files.constrained import fill, layers
-from distbelief.tasks.files.lean import held_bytes, lean
+from distbelief.tasks.constrained import fill, layers
+from distbelief.tasks.inference import held_bytes, lean
 from distbelief.tasks.worker import Trainer, build_model
 
 TRAINING = ("float32", "bf16", "fp16", "dynamic:10,12")

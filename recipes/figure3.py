@@ -25,7 +25,7 @@ import distbelief as db
 from distbelief.places.simulated.handling import Handling
 from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.tasks.task import Task
-from distbelief.zoo.local import LocallyConnected
+from distbelief.zoo.mnist import LocallyConnected
 
 MACHINES = (1, 2, 4, 8, 16, 36, 64, 81, 100, 128)
 BATCH, STEPS = 100, 6

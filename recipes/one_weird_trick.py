@@ -15,8 +15,7 @@ from functools import partial
 
 import distbelief as db
 from distbelief.tasks.task import Task
-from distbelief.zoo.alexnet import convolutional
-from distbelief.zoo.images import draw
+from distbelief.zoo.convnets import convolutional, draw
 
 FILTERS = (64, 192, 384, 384, 256)
 """Of the paper's one column."""

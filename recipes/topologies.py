@@ -15,8 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import distbelief as db
-from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes, loads
+from distbelief.network.graph import Routes, Topology, loads
 from distbelief.network.shapes import shape
 from distbelief.schedules.allreduce import schedule
 from distbelief.schedules.price import LinkModel, price_on

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from distbelief.runtime.loop import join
-from distbelief.tasks.mnist import lenet
+from distbelief.tasks.digits import lenet
 
 SAMPLES, BATCH = 12_800, 64
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
-from distbelief.record.machine import machine
+from distbelief.record.limits import machine
 
 REPEATS_LIMIT = 1000
 """Most rounds of one benchmark."""

@@ -12,7 +12,7 @@ from distbelief.codecs.codec import Floats, Symbols, check_finite
 from distbelief.codecs.file import ModelFile
 from distbelief.codecs.stored import Stored
 from distbelief.errors import UsageError
-from distbelief.tasks.files.constrained import trained_name
+from distbelief.tasks.constrained import trained_name
 
 ROUNDS = 300
 """Most rounds of k-means; it has nearly always come to rest long before."""

@@ -20,7 +20,7 @@ from distbelief.lab.study.definition import Arm, Study, Target
 from distbelief.lab.study.statistics import MISSED, median
 from distbelief.lab.study.trials import SHRUNK, Trial, cosine, measure_points, of_result, tidy, unevenness
 from distbelief.record.folder import RunFolder, write_atomically
-from distbelief.record.machine import busy, machine
+from distbelief.record.limits import busy, machine
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 RUN = "run"
