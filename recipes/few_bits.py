@@ -30,7 +30,7 @@ INFERENCE = ("float32", "int8", "ids", "ids, 8.5 % kept")
 
 
 def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each way, in turns; the first, which warms up, is left out."""
+    """Measure the seconds of each way in turns, without the first, which warms up."""
 
     def seconds(way: Callable[[], object]) -> float:
         begun = time.process_time()
@@ -42,7 +42,7 @@ def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, lis
 
 
 def held_for_backward(step: Callable[[], object]) -> int:
-    """Bytes of the tensors that a step keeps for its gradient."""
+    """Count the bytes of the tensors that a step keeps for its gradient."""
     seen: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def held_for_backward(step: Callable[[], object]) -> int:
 
 
 def training(task: Task, batch: int, turns: int) -> list[list[str]]:
-    """A row for each arithmetic."""
+    """Make a row for each arithmetic."""
     data = Settings(batch_size=batch)
     trainers = {name: Trainer(task, build_model(task, 0, "cpu"), data, arithmetic=name) for name in TRAINING}
     steps: dict[str, Callable[[], object]] = {
@@ -69,7 +69,7 @@ def training(task: Task, batch: int, turns: int) -> list[list[str]]:
 
 
 def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
-    """A row for each way."""
+    """Make a row for each way."""
     assert task.test is not None
     data = as_data(task.test())
     batch = min(batch, len(data))
@@ -88,7 +88,7 @@ def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
 
 
 def model(task: Task, how: str) -> torch.nn.Module:
-    """An untrained model whose layers share 16 values, of all weights or of a part."""
+    """Make an untrained model whose layers share 16 values, in all weights or in a part."""
     made = build_model(task, 0, "cpu").eval()
     tensors, aliases = shrinking.stored(made.state_dict())
     for name in layers(made):
@@ -100,7 +100,7 @@ def model(task: Task, how: str) -> torch.nn.Module:
 
 
 def told(seconds: list[float], beside: list[float]) -> str:
-    """Milliseconds, the middle half of them, and how many times those of float32."""
+    """Format milliseconds, their middle half, and the ratio to float32."""
     low, middle, high = (1000 * one for one in statistics.quantiles(seconds, n=4))
     return f"{middle:.3g} ({low:.3g} to {high:.3g}), {middle / 1000 / statistics.median(beside):.2f}"
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 
 def draw(axes: Axes, found: dict[str, Any], task: str, place: str, target: float) -> None:
-    """One panel: the arms from top to bottom, as the study has them."""
+    """Draw one panel, with the arms from top to bottom in the order of the study."""
     arms = [arm for arm in found["arms"] if (arm["task"], arm["place"]) == (task, place)]
     for row, arm in enumerate(arms):
         at = next(one for one in arm["targets"] if one["target"] == target)
@@ -37,7 +37,7 @@ def draw(axes: Axes, found: dict[str, Any], task: str, place: str, target: float
 
 
 def main(folder: str, path: str, *panels: str) -> None:
-    """Draw the panels below each other, each as high as it has arms."""
+    """Draw the panels below each other, with heights by their numbers of arms."""
     found = json.loads((Path(folder) / "report.json").read_text())
     asked = [panel.split(":") for panel in panels]
     rows = [sum((arm["task"], arm["place"]) == (task, place) for arm in found["arms"]) for task, place, _ in asked]
