@@ -1,4 +1,4 @@
-"""All-reduce in shared memory and over role links, compared with gloo's, and on limited lines with its predicted time."""
+"""All-reduce in shared memory and over role links, compared with gloo's, and on limited lines with its prediction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AllreduceOptions(BenchOptions):
     predicted time. Needs root and iproute2.
     """
     encrypted: tuple[int, ...] = ()
-    """Number of network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS and gloo's own
+    """Numbers of network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS and gloo's own
     all-reduce without encryption, in turns. Needs root and iproute2.
     """
     rate: int = 100

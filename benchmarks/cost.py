@@ -109,13 +109,22 @@ def _steps(sizes: Sizes, seconds: float) -> Json:
     found = profile.measure(task, names, dict.fromkeys(tried, ""), seconds)
     seen = msgspec.structs.replace(found, points=[one for one in found.points if one.batch_size in sizes.seen])
     rows = {
-        str(one.batch_size): {"measured": one.step, "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),
-                              "error": abs(told / one.step - 1)}
-        for one in found.points if one.batch_size in sizes.unseen
-    }  # fmt: skip
+        str(one.batch_size): {
+            "measured": one.step,
+            "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),
+            "error": abs(told / one.step - 1),
+        }
+        for one in found.points
+        if one.batch_size in sizes.unseen
+    }
     errors = [row["error"] for row in rows.values()]
-    return {"rows": rows, "median_error": statistics.median(errors), "worst_error": max(errors), "busy": found.busy,
-            "left_out": {str(size): why for size, why in found.left_out.items()}}  # fmt: skip
+    return {
+        "rows": rows,
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "busy": found.busy,
+        "left_out": {str(size): why for size, why in found.left_out.items()},
+    }
 
 
 def _memory(one: HeldMemory) -> dict[str, float]:

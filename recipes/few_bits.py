@@ -64,8 +64,16 @@ def training(task: Task, batch: int, turns: int) -> list[list[str]]:
         for name, one in trainers.items()
     }
     seconds = timed(steps, turns)
-    return [[task.reference, str(batch), name, told(seconds[name], seconds["float32"]),
-             f"{held_for_backward(steps[name]) / 1e6:.2f}"] for name in TRAINING]  # fmt: skip
+    return [
+        [
+            task.reference,
+            str(batch),
+            name,
+            told(seconds[name], seconds["float32"]),
+            f"{held_for_backward(steps[name]) / 1e6:.2f}",
+        ]
+        for name in TRAINING
+    ]
 
 
 def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
@@ -83,8 +91,16 @@ def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
 
     ways = {name: lambda one=one: infer(one) for name, one in models.items()}
     seconds = {name: [1 / max(1, 100 // batch) * one for one in all_] for name, all_ in timed(ways, turns).items()}
-    return [[task.reference, str(batch), name, told(seconds[name], seconds["float32"]),
-             f"{held_bytes(models[name]) / 1e6:.3f}"] for name in INFERENCE]  # fmt: skip
+    return [
+        [
+            task.reference,
+            str(batch),
+            name,
+            told(seconds[name], seconds["float32"]),
+            f"{held_bytes(models[name]) / 1e6:.3f}",
+        ]
+        for name in INFERENCE
+    ]
 
 
 def model(task: Task, how: str) -> torch.nn.Module:

@@ -42,9 +42,13 @@ def main(folder: str, path: str, *panels: str) -> None:
     asked = [panel.split(":") for panel in panels]
     rows = [sum((arm["task"], arm["place"]) == (task, place) for arm in found["arms"]) for task, place, _ in asked]
     figure, axes = plt.subplots(
-        len(asked), 1, figsize=(8, 0.24 * sum(rows) + 0.8 * len(asked)), squeeze=False, layout="constrained",
+        len(asked),
+        1,
+        figsize=(8, 0.24 * sum(rows) + 0.8 * len(asked)),
+        squeeze=False,
+        layout="constrained",
         gridspec_kw={"height_ratios": rows},
-    )  # fmt: skip
+    )
     for (task, place, target), one in zip(asked, axes[:, 0], strict=True):
         draw(one, found, task, place, float(target))
     figure.savefig(path, dpi=110)

@@ -72,8 +72,10 @@ def rate(strategy: Strategy, name: str, replicas: int, parameters: int, rounds: 
     task = db.Task(model=lambda: torch.nn.Linear(parameters, 1, bias=False), train=lambda: data)
     place = db.Simulated(
         db.NetworkModel(latency=LINE.latency, bandwidth=bandwidth(name, replicas)),
-        db.ComputeModel(step=STEP, spread="lognormal"), phantom=True, topology=name,
-    )  # fmt: skip
+        db.ComputeModel(step=STEP, spread="lognormal"),
+        phantom=True,
+        topology=name,
+    )
     job = db.Job(task=task, strategy=strategy, batch_size=32, evaluate_every=0, checkpoint_every=0)
     result = db.run(job, on=place)
     print(f"{strategy.name} on {result['network']['told']}: {result['samples_per_second']:,.0f} samples/s")

@@ -154,9 +154,15 @@ def _alone(connection: Connection, workload: Workload) -> None:
 
 
 def _plain(
-    connection: Connection, workload: Workload, how: str, supervisor: int, memory: int, bell: Connection, rank: int,
+    connection: Connection,
+    workload: Workload,
+    how: str,
+    supervisor: int,
+    memory: int,
+    bell: Connection,
+    rank: int,
     ranks: int,
-) -> None:  # fmt: skip
+) -> None:
     task = resolve(workload.task)
     data, model = as_data(task.train()), build_model(task, 0, "cpu")
     file = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)

@@ -44,9 +44,12 @@ def share(file: int, mapping: memoryview, model: nn.Module, rank: int, ranks: in
 
 
 def gradients(
-    model: nn.Module, loss: Callable[..., torch.Tensor], batch: Callable[[torch.Tensor], tuple[Any, Any]],
-    samples: int, size: int,
-) -> Loop:  # fmt: skip
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    batch: Callable[[torch.Tensor], tuple[Any, Any]],
+    samples: int,
+    size: int,
+) -> Loop:
     """Compute the gradient of one minibatch after another."""
     while True:
         for numbers in torch.randperm(samples).split(size):

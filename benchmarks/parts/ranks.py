@@ -36,9 +36,15 @@ PLAN = Plan(Settings(), lay_out([Tensor("weight", (1,), "float32")]), (), 0)
 
 
 def play(
-    connection: Connection, rank: int, ranks: int, store: str, supervisor: int, memory: int, where: str,
+    connection: Connection,
+    rank: int,
+    ranks: int,
+    store: str,
+    supervisor: int,
+    memory: int,
+    where: str,
     identity: Identity | None,
-) -> None:  # fmt: skip
+) -> None:
     """Serve until told to end.
 
     Args:

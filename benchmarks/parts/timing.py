@@ -105,8 +105,13 @@ def figure(what: str, measured: float, promised: float, lower: bool = False) -> 
     >>> figure("seconds to the first step", 2.5, 3.0, lower=True)["reached"]
     True
     """
-    return {"what": what, "measured": measured, "promised": promised, "better": "lower" if lower else "higher",
-            "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
+    return {
+        "what": what,
+        "measured": measured,
+        "promised": promised,
+        "better": "lower" if lower else "higher",
+        "reached": measured <= promised if lower else measured >= promised,
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

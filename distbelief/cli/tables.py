@@ -134,7 +134,7 @@ def _show_iteration(cost: TrainingCost) -> None:
 def _show_memory(cost: TrainingCost) -> None:
     memory = cost.memory
     rows = [[kind, _mega(memory[kind])] for kind in KINDS]
-    held, peak = sum(memory[kind] for kind in HELD), sum(memory.values())
+    held, peak = sum(memory[kind] for kind in KINDS), sum(memory.values())
     rows += [["all of the model", _mega(held)], ["Python, torch and the data", _mega(cost.process)]]
     rows += [["the process", _mega(peak)]]
     show(f"memory when most is held, {cost.optimizer}", ("", "MB"), rows)

@@ -784,7 +784,7 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
             "--compare one.json torn.json",
             "torn.json: is no file of `distbelief cost TASK --json`: Input data was trunc",
         ),
-        ("--compare one.json one.json --epochs 3", "has only --json beside it"),
+        ("--compare one.json one.json --epochs 3", "leave off all other options but --json"),
         ("digits --compare one.json one.json", "--compare takes files instead of a task"),
     ],
 )

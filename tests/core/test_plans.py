@@ -686,7 +686,7 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     monkeypatch.setattr(halving, "measure", lambda *_: pytest.fail("it is measured"))
     data = TensorData(torch.zeros(65, 8), torch.zeros(65, dtype=torch.int64))
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
-    with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
+    with pytest.raises(UsageError, match="the last minibatch of an epoch has one sample"):
         planning.plan(task, "1x2")
 
 

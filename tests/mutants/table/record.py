@@ -86,7 +86,7 @@ MUTANTS = [
         ),
     ),
     Mutant("a-piece-of-another-split-is-read-from-the-beginning", RECUT, "record/restore.py",
-        ".narrow(piece.dimension, piece.start,", ".narrow(piece.dimension, 0,",
+        "along).narrow(piece.dimension, piece.start,", "along).narrow(piece.dimension, 0,",
         (FILES + "test_a_checkpoint_of_a_split_model_goes_on_with_another_split_or_none",)),
     Mutant("pieces-of-another-split-are-put-together-along-its-own-dimension", RECUT, "record/restore.py",
         "piece, along = entry.piece, wanted[0].entry.piece.dimension",
