@@ -49,8 +49,7 @@ distbelief train mnist downpour --replicas 2 --shards 2 --optimizer adagrad --lr
 distbelief train mnist downpour --help [all]       the options of a command with a strategy
 distbelief --version
 
-exit status: 0 done; 1 failed, or not ready (check); 2 refused, until a word, a file or the data is another;
-             130 interrupted"""
+exit status: 0 done; 1 failed, or not ready (check); 2 refused: change a word, a file or the data; 130 interrupted"""
 
 
 def main() -> NoReturn:

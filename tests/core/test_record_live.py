@@ -248,6 +248,9 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     assert "2.00 s simulated, 50 samples/s simulated (" in text
     assert "steps of 1.0 ms, 6 us a message, 26 GB/s for memory access, hosts of 2 cores" in text
     assert "simulated" not in summary({name: value for name, value in whole.result().items() if name != "cluster"})
+    alone = whole.result() | {"cluster": cluster | {"hosts": None}}
+    assert "a machine for each role" in summary(alone)
+    assert "all roles on one machine" in summary(alone | {"path": "direct"})
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 110, 120])
