@@ -1,4 +1,4 @@
-"""Benchmarks of this machine, by name; each is imported when it is asked for."""
+"""Benchmarks of this machine by name, each imported when it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distbelief.core.records import Json
 
 
 class Bench(NamedTuple):
-    """One benchmark: the module of this package, the class of its options there, and what it measures."""
+    """A benchmark: its module in this package, the class of its options, and what it measures."""
 
     module: str
     options_name: str
@@ -18,15 +18,15 @@ class Bench(NamedTuple):
 
     @property
     def options(self) -> type[Any]:
-        """The dataclass of its options."""
+        """Return the dataclass of its options."""
         return getattr(self._imported(), self.options_name)  # type: ignore[no-any-return]  # a class, by its name
 
     def defaults(self, quick: bool) -> Any:
-        """Its options where none is given; those that `--quick` makes shorter can still be given beside it."""
+        """Return its default options; with `--quick` some are shorter unless they are given."""
         return self.options(**(QUICK[self.module] if quick else {}))
 
     def run(self, options: Any) -> Json:
-        """Run it; returns what it writes as JSON."""
+        """Run it, and return its result as JSON."""
         from benchmarks.parts.timing import report
 
         return report(self.module, self._imported().run, options)
@@ -58,7 +58,7 @@ BENCHES: Mapping[str, Bench] = {
         Bench("sandblaster", "SandblasterOptions", "an iteration of L-BFGS, its ceiling, and torch's"),
     )
 }
-"""Every benchmark, by name."""
+"""All benchmarks by name."""
 
 QUICK: Mapping[str, Mapping[str, object]] = {
     "wire": {"sizes": (4 << 10, 256 << 10), "repeats": 3, "seconds": 0.002},

@@ -15,7 +15,7 @@ PROGRAM = "python -m benchmarks"
 
 
 def run(args: list[str]) -> int:
-    """Run a benchmark, or make the table of several runs; returns the exit status.
+    """Run a benchmark, or make the table of several runs; return the exit status.
 
     Raises:
         DistbeliefError: a word that is none, or a benchmark that cannot be run.

@@ -1,4 +1,4 @@
-"""All-reduce in shared memory and over role links beside gloo's own, and on limited lines beside its price."""
+"""All-reduce in shared memory and over role links, compared with gloo's, and on limited lines with its prediction."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in 
 RING, ENCRYPTED = "our ring over TCP", "our ring over TLS"
 LIMITED = (4_000, 64_000, MB, 16 * MB)
 TIMES, TURN_SECONDS = 15, 4.0
-"""Most times that each is measured between namespaces, and about how long."""
+"""Most measurements of each between namespaces, and their approximate duration in seconds."""
 WITHIN = 5
-"""Times that each is measured in its turn, where it is encrypted."""
+"""Measurements of each in its turn if it is encrypted."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class AllreduceOptions(BenchOptions):
     """Options of the benchmark allreduce."""
 
     sizes: tuple[int, ...] = (MB, 16 * MB, 64 * MB)
-    """Bytes that are added up, in float32."""
+    """Bytes of float32 to add."""
     ranks: tuple[int, ...] = (2, 4)
-    """Processes that add them up."""
+    """Processes that add them."""
     repeats: int = 9
-    """Rounds in which all contenders take their turns."""
+    """Rounds in which all contenders take turns."""
     namespaces: tuple[int, ...] = ()
-    """Network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there beside its price.
-    Needs root and iproute2.
+    """Numbers of network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there, with its
+    predicted time. Needs root and iproute2.
     """
     encrypted: tuple[int, ...] = ()
-    """Network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS beside gloo's own all-reduce
-    in the clear, by turns. Needs root and iproute2.
+    """Numbers of network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS and gloo's own
+    all-reduce without encryption, in turns. Needs root and iproute2.
     """
     rate: int = 100
-    """Mbit/s of each namespace, both ways."""
+    """Mbit/s of each namespace in each direction."""
 
 
 def run(options: AllreduceOptions) -> Measured:
@@ -104,8 +104,8 @@ def _table_of_prices(title: str, by_size: Json) -> Table:
 
 @contextmanager
 def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[[str, int, int], float]]:
-    """Processes that add up; yields who has them do it: how, how many bytes, how often; seconds each time (the median),
-    of the slowest.
+    """Start processes that add; yield a function of algorithm, bytes and times that returns the seconds of the slowest
+    each time (the median).
     """
     with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
@@ -133,7 +133,7 @@ def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[
 def _by_turns(
     measure: Callable[[str, int, int], float], hows: Mapping[str, str], size: int, times: int, repeats: int
 ) -> Json:
-    """Ways to add up so many bytes, after one time of each that warms up, and what they are beside gloo's own."""
+    """Measure the ways to add some bytes after a warm-up, relative to gloo's own."""
     for how in hows.values():
         measure(how, size, 1)
     taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
@@ -160,9 +160,7 @@ def _figures(measured: Json) -> list[Figure]:
 
 
 def _limited(place: AbstractContextManager[list[str]], sizes: tuple[int, ...]) -> Json:
-    """Every algorithm between namespaces, beside its price by the latency and the bandwidth of this network, measured
-    in this run.
-    """
+    """Measure every algorithm between namespaces, with its prediction by the latency and bandwidth of this run."""
     found: Json = {}
     with place as hosts, _processes(len(hosts), hosts) as measure:
         ranks, link = len(hosts), _probe(measure)
@@ -178,7 +176,7 @@ def _limited(place: AbstractContextManager[list[str]], sizes: tuple[int, ...]) -
 
 
 def _encrypted(place: AbstractContextManager[list[str]], sizes: tuple[int, ...], repeats: int) -> Json:
-    """Our ring over TLS and gloo's own in the clear, by turns."""
+    """Measure our ring over TLS and gloo's own without encryption, in turns."""
     hows = {OWN: "native", ENCRYPTED: "tls"}
     with place as hosts, _processes(len(hosts), hosts) as measure:
         return {str(size): _by_turns(measure, hows, size, WITHIN, repeats) for size in sizes}
@@ -197,7 +195,7 @@ def _of_encryption(encrypted: Json, where: str) -> list[Figure]:
 
 
 def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
-    """The latency and the bandwidth between neighbours that all swap: of few bytes, and what more bytes cost more."""
+    """Measure the latency and the bandwidth between neighbours that all swap, from few and from many bytes."""
     few, some, many = (measure("latency", size, TIMES) / SWAPS for size in (8, MB // 4, MB))
     return LinkModel(few, (MB - MB // 4) / max(many - some, 1e-9))
 

@@ -1,4 +1,4 @@
-"""Steps at batch sizes that no profile has seen and the memory of processes, beside predictions."""
+"""Measured steps at unprofiled batch sizes, and measured memory of processes, compared with predictions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from distbelief.lab.cost.trace import Tracer
 from distbelief.tasks import as_data, resolve
 
 ERROR = 0.10
-"""The figure to reach, of a step and of the memory of a large model."""
+"""Largest error of a step, and of the memory of a large model."""
 SMALL, SMALL_ERROR, SMALL_BYTES = 200e6, 0.15, 8e6
-"""Where less is held than so many bytes, the error that may be, or the bytes."""
+"""Bytes below which an absolute error counts: the relative error, or the bytes."""
 
 
 class Sizes(NamedTuple):
@@ -31,9 +31,9 @@ class Sizes(NamedTuple):
 
     task: str
     seen: Sequence[int]
-    """That are profiled."""
+    """Profiled sizes."""
     unseen: tuple[int, ...]
-    """That are predicted, to four times the largest profiled."""
+    """Predicted sizes, up to four times the largest profiled one."""
 
 
 MODELS = {
@@ -64,9 +64,9 @@ class CostBenchOptions(BenchOptions):
     """Options of the benchmark cost."""
 
     models: tuple[str, ...] = ("mlp", "lenet", "alexnet")
-    """mlp, lenet and alexnet."""
+    """Models to measure: mlp, lenet and alexnet."""
     seconds: float = 60.0
-    """For the steps of each model."""
+    """Seconds for the steps of each model."""
 
 
 def run(options: CostBenchOptions) -> Measured:
@@ -93,7 +93,7 @@ def run(options: CostBenchOptions) -> Measured:
 
 
 def _allowed(process: float) -> float:
-    """The error that the memory of a process may be predicted with.
+    """Return the allowed error of a predicted memory.
 
     >>> _allowed(1e9), _allowed(16e6)
     (0.1, 0.5)
@@ -102,24 +102,33 @@ def _allowed(process: float) -> float:
 
 
 def _steps(sizes: Sizes, seconds: float) -> Json:
-    """Steps at all sizes, which take turns; those that are unseen beside the lines between the others."""
+    """Measure steps at all sizes in turns; unprofiled ones are compared with lines between the others."""
     task = resolve(sizes.task)
     tracer = Tracer(task, sample_of(as_data(task.train())))
     names, tried = [layer.name for layer in tracer.layers], sorted((*sizes.seen, *sizes.unseen))
     found = profile.measure(task, names, dict.fromkeys(tried, ""), seconds)
     seen = msgspec.structs.replace(found, points=[one for one in found.points if one.batch_size in sizes.seen])
     rows = {
-        str(one.batch_size): {"measured": one.step, "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),
-                              "error": abs(told / one.step - 1)}
-        for one in found.points if one.batch_size in sizes.unseen
-    }  # fmt: skip
+        str(one.batch_size): {
+            "measured": one.step,
+            "predicted": (told := seen.at(one.batch_size, tracer.mapped).step),
+            "error": abs(told / one.step - 1),
+        }
+        for one in found.points
+        if one.batch_size in sizes.unseen
+    }
     errors = [row["error"] for row in rows.values()]
-    return {"rows": rows, "median_error": statistics.median(errors), "worst_error": max(errors), "busy": found.busy,
-            "left_out": {str(size): why for size, why in found.left_out.items()}}  # fmt: skip
+    return {
+        "rows": rows,
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors),
+        "busy": found.busy,
+        "left_out": {str(size): why for size, why in found.left_out.items()},
+    }
 
 
 def _memory(one: HeldMemory) -> dict[str, float]:
-    """Bytes by a trace, and of a process."""
+    """Compare the bytes of a trace with those of a process."""
     task = resolve(one.task)
     traced = Tracer(task, sample_of(as_data(task.train()))).follow(one.batch_size, optim(one.optimizer)).peak
     process = iterations.peak(one.task, one.batch_size, one.optimizer)

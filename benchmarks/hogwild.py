@@ -1,5 +1,5 @@
-"""Replicas that update one memory beside a plain Hogwild loop, and what locks cost where gradients are sparse
-and where they are dense.
+"""Replicas that update one memory, compared with a plain Hogwild loop; and the cost of locks with sparse and with dense
+gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distbelief.strategies.parameter_server.in_memory import InMemory
 from distbelief.tasks import as_data, resolve
 
 RATE = 0.01
-"""Learning rate on the MLP: plain SGD, slow enough that nobody diverges on a crowded machine."""
+"""Learning rate on the MLP: plain SGD, slow enough for all replicas to converge on a busy machine."""
 WAYS: dict[str, Callable[..., InMemory]] = {
     "none": Hogwild,
     "8 shards": lambda **options: Locking(shards=8, **options),
@@ -38,15 +38,13 @@ class HogwildOptions(BenchOptions):
     """Options of the benchmark hogwild."""
 
     repeats: int = 7
-    """Rounds in which all contenders take their turns."""
+    """Rounds in which all contenders take turns."""
     epochs: int = 8
-    """Passes over MNIST in one turn of the MLP: a job's first step and its last report count too, and are to weigh
-    little.
-    """
+    """Passes over MNIST in one turn of the MLP, enough for the first step and the last report to weigh little."""
     batch_size: int = 64
     """Samples in a minibatch of the MLP."""
     svm_batch_size: int = 8
-    """Samples in a minibatch of the support vector machines; the paper's is 1, whose steps are mostly Python here."""
+    """Samples in a minibatch of the support vector machines; with 1, as in the paper, steps would be mostly Python."""
 
 
 def run(options: HogwildOptions) -> Measured:
@@ -95,7 +93,7 @@ def _mlp(options: HogwildOptions) -> Json:
 
 
 def _svm(options: HogwildOptions) -> dict[str, dict[str, list[float]]]:
-    """By task and locks: samples per second of one replica and of two, and their ratio."""
+    """Return by task and locks the samples per second of one replica, of two, and their ratio."""
 
     def job(task: str, way: str, replicas: int) -> Callable[[], float]:
         strategy = WAYS[way](replicas=replicas, optimizer=Optimizer("sgd", 0.5))

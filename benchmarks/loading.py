@@ -1,4 +1,4 @@
-"""What transforms of the data cost where they are loaded ahead of the step."""
+"""The cost of data transforms that a loader runs ahead of the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour
 
 SHARE = 0.97
-"""The figure to reach: samples per second with transforms that are loaded ahead, of those without."""
+"""Least samples per second with transforms loaded ahead, relative to those without."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LoadingOptions(BenchOptions):
     """Options of the benchmark loading."""
 
     milliseconds: float = 5.0
-    """Of transforms, in a minibatch of 64."""
+    """Milliseconds of transforms in a minibatch of 64."""
     epochs: int = 2
     """Passes over 12,800 images in a turn."""
     repeats: int = 5
@@ -54,7 +54,7 @@ def run(options: LoadingOptions) -> Measured:
 
 
 def _rate(epochs: int, seconds: float, workers: str) -> float:
-    """Samples per second of one replica."""
+    """Return the samples per second of one replica."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         strategy = Downpour(replicas=1, shards=1)
         job = Job(task="loading", strategy=strategy, epochs=epochs, checkpoint_every=0, out=f"{folder}/run")

@@ -1,5 +1,5 @@
-"""How many flat vectors a replica and a shard hold, and a job's processes together on the served and on
-the direct path, from what they hold for a large model and for a small one.
+"""Flat vectors held by a replica, by a shard, and by all processes of a job on the served and on the direct path, from
+the memory for a large and a small model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VECTOR = 4 * workloads.WIDE * workloads.WIDE
 ROLES = (roles.replica(0), roles.shard(0))
 TOGETHER = "together"
 STATES = {"sgd": 0, "adagrad": 1, "momentum": 1, "adam": 2}
-"""Vectors of state that an optimizer keeps."""
+"""Vectors of state that each optimizer keeps."""
 INTERVAL = 0.01
 """Seconds between looks at the processes."""
 
@@ -36,9 +36,9 @@ class MemoryOptions(BenchOptions):
     """Options of the benchmark memory."""
 
     optimizer: str = "adagrad"
-    """What the shards step with: its state is part of theirs."""
+    """Optimizer of the shards, whose state counts as theirs."""
     epochs: int = 30
-    """Steps of each job: as long as it is looked at."""
+    """Steps of each job, over which it is observed."""
 
 
 def run(options: MemoryOptions) -> Measured:
@@ -65,7 +65,7 @@ def run(options: MemoryOptions) -> Measured:
 
 
 def _figures(measured: Json, together: Mapping[str, float], optimizer: str) -> list[Figure]:
-    """The promised figures; a vector more than the model's own is what a replica holds less its parameters."""
+    """Return the targets; a replica's own vectors are what it holds without its parameters."""
     figures = []
     state = STATES.get(optimizer)
     for how, one in measured.items():
@@ -82,7 +82,7 @@ def _figures(measured: Json, together: Mapping[str, float], optimizer: str) -> l
 def _grown(
     optimizer: str, epochs: int, place: Local, replicas: int = 1, prefetch: int = 0
 ) -> dict[str, dict[str, float]]:
-    """Flat vectors held by each role of a job, and by all of them together."""
+    """Return the flat vectors held by each role of a job, and by all together."""
     strategy = Downpour(replicas=replicas, shards=1, prefetch=prefetch, optimizer=optim(optimizer))
     large, small = (
         _held(f"benchmarks.parts.workloads:{model}", strategy, place, epochs) for model in ("wide", "narrow")
@@ -91,7 +91,7 @@ def _grown(
 
 
 def _held(task: str, strategy: Strategy, place: Local, epochs: int) -> dict[str, dict[str, float]]:
-    """Bytes held by each role of a job: the median over the looks at it, and the most."""
+    """Return the bytes held by each role of a job, the median over all looks, and the most."""
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
@@ -108,7 +108,7 @@ def _held(task: str, strategy: Strategy, place: Local, epochs: int) -> dict[str,
 
 
 def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) -> None:
-    """Note, again and again, what each process of the jobs under a process holds, and all of them together."""
+    """Note repeatedly the bytes held by each process of the jobs under a process, and by all together."""
     while not ended.wait(INTERVAL):
         played = _roles(ancestor)
         for role in ROLES:
@@ -121,7 +121,7 @@ def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) ->
 
 
 def _roles(ancestor: int) -> dict[str, int]:
-    """The processes under one whose titles say that they play a role."""
+    """Return the processes below one whose titles name a role."""
     parents, titles = {}, {}
     for path in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
@@ -140,7 +140,7 @@ def _roles(ancestor: int) -> dict[str, int]:
 
 
 def _bytes(pid: int, file: str, *kinds: str) -> int:
-    """Bytes of some kinds that a process holds; 0 where it has ended."""
+    """Return the bytes of some kinds that a process holds; 0 after its end."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
         amounts = dict(line.split(":", 1) for line in lines if ":" in line)

@@ -1,6 +1,4 @@
-"""`plan`: the first of a plan for this machine, beside the best of all its candidates in jobs of their own
-afterwards.
-"""
+"""The first row of a plan for this machine, compared with the best of all its candidates in separate jobs."""
 
 from __future__ import annotations
 
@@ -31,15 +29,15 @@ from distbelief.lab.plan.halving import MOST_EPOCHS
 from distbelief.lab.plan.plan import plan, this_machine
 
 OF_BEST = 0.95
-"""What of the best the first of a plan is to reach, or else the slowest of that best's own runs."""
+"""Share of the best candidate's rate that the first must reach, unless the slowest run of the best is slower."""
 LONGEST = 45.0
-"""Seconds in which the MLP and LeNet are to be planned."""
+"""Time limit in seconds for plans of the MLP and LeNet."""
 WORKLOADS = "benchmarks.parts.workloads:"
 BATCH, SGD = 64, optim("sgd", lr=0.01)
 
 
 class PlannedModel(NamedTuple):
-    """A model that is planned for."""
+    """A model to plan for."""
 
     task: str
     strategies: tuple[str, ...] = PLANNED
@@ -51,7 +49,7 @@ MODELS: Mapping[str, PlannedModel] = {
     "split": PlannedModel(f"{WORKLOADS}mlp_wide_short", ("single",)),
 }
 QUICK_TASK = f"{WORKLOADS}mlp_quick"
-"""What is planned for with --quick, with two strategies at most."""
+"""Models planned with --quick, with at most two strategies."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,11 @@ class PlanBenchOptions(BenchOptions):
     """Options of the benchmark plan."""
 
     models: tuple[str, ...] = tuple(MODELS)
-    """mlp, lenet and split (784-2048-2048-10, whole and over two processes)."""
+    """Models to plan for: mlp, lenet and split (784-2048-2048-10, whole and over two processes)."""
     repeats: int = 3
-    """Jobs of each candidate afterwards, by turns."""
+    """Jobs of each candidate, in turns."""
     seconds: float = 4.0
-    """That each of these trains."""
+    """Samples that each job trains."""
 
 
 def run(options: PlanBenchOptions) -> Measured:
@@ -84,7 +82,7 @@ def run(options: PlanBenchOptions) -> Measured:
 
 
 def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
-    """A plan, and then jobs of each of its candidates."""
+    """Make a plan, and then run jobs of each of its candidates."""
     request = PlanRequest(strategies=model.strategies, batch_size=BATCH, optimizer=SGD)
     if options.quick:
         model = PlannedModel(QUICK_TASK, model.strategies[:2])
@@ -115,7 +113,7 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
 
 
 def _figures(name: str, found: Json) -> list[Figure]:
-    """What is promised."""
+    """Return the target figures."""
     return [
         figure(f"{name}: the first of the plan, {found['first']}, of the best", found["of_best"], found["due"]),
         figure(f"{name}: seconds of the plan", found["planned_seconds"], LONGEST, lower=True),

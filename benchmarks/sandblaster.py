@@ -1,4 +1,4 @@
-"""An L-BFGS iteration of Sandblaster beside its ceiling, and its time to a loss beside torch's."""
+"""An L-BFGS iteration of Sandblaster compared with its ceiling, and its time to a loss compared with torch's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from distbelief.tasks import as_data, resolve
 from distbelief.tasks.worker import Trainer, build_model
 
 PATIENCE = 900.0
-"""Seconds that torch may take."""
+"""Time limit of torch in seconds."""
 CEILING, TORCH = 0.93, 1.0
-"""The figures to reach: an iteration of the ceiling's, and time of torch's to the same loss."""
+"""Targets: an iteration relative to its ceiling, and the time to a loss relative to torch's."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class SandblasterOptions(BenchOptions):
     """Options of the benchmark sandblaster."""
 
     task: str = "mnist"
-    """What is trained: the MLP 784-300-100-10."""
+    """Task to train: the MLP 784-300-100-10."""
     portion_size: int = 500
-    """Samples in a portion, here and at the ceiling."""
+    """Samples in a portion, here and for the ceiling."""
     repeats: int = 5
-    """Rounds in which an iteration and its ceiling take turns; torch takes 3 at most."""
+    """Rounds in which an iteration and its ceiling take turns; torch runs at most 3 times."""
     iterations: int = 20
-    """Iterations to the loss that torch is to reach."""
+    """Number of iterations whose final loss torch must reach."""
 
 
 def run(options: SandblasterOptions) -> Measured:
@@ -63,7 +63,7 @@ def run(options: SandblasterOptions) -> Measured:
 
 
 def _job(options: SandblasterOptions, iterations: int) -> Json:
-    """A job of two replicas and two shards; what it returns, with a row of its history for every iteration."""
+    """Run a job of two replicas and two shards; return its result, with a row of history for every iteration."""
     strategy = Sandblaster(2, 2, iterations, portion_size=options.portion_size)
     return workloads.run(options.task, strategy)
 
@@ -85,9 +85,7 @@ def _iteration(options: SandblasterOptions) -> Json:
 
 
 def _seconds(options: SandblasterOptions, iterations: int) -> float:
-    """Seconds of an iteration that evaluates the batch once, from end to end of two iterations: the median of a
-    job's.
-    """
+    """Return the seconds of an iteration that evaluates the batch once: the median of a job's."""
     rows = _job(options, iterations)["history"]
     samples = len(as_data(resolve(options.task).train()))
     found = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(rows) if b["samples"] - a["samples"] == samples]
@@ -95,7 +93,7 @@ def _seconds(options: SandblasterOptions, iterations: int) -> float:
 
 
 def _halves(options: SandblasterOptions, times: int) -> float:
-    """Seconds in which two processes that know nothing of each other each do half of the batch's gradient."""
+    """Measure the seconds in which two independent processes compute half of the batch's gradient each."""
     samples = len(as_data(resolve(options.task).train()))
     workload = loops.Workload(
         options.task, max(1, times * samples // options.portion_size // 2), options.portion_size, 0
@@ -105,7 +103,7 @@ def _halves(options: SandblasterOptions, times: int) -> float:
 
 
 def _half(connection: Connection, workload: loops.Workload, rank: int) -> None:
-    """Sum the gradients of one's portions."""
+    """Sum the gradients of the process's portions."""
     task = resolve(workload.task)
     trainer = Trainer(task, build_model(task, 0, "cpu"), Settings(batch_size=workload.batch_size))
     sums = [(torch.zeros_like(parameter), parameter) for parameter in trainer.model.parameters()]
@@ -138,17 +136,17 @@ def _torch(options: SandblasterOptions) -> Json:
 
 
 def _torchs(options: SandblasterOptions, target: float) -> float:
-    """Seconds of torch, in a process of its own."""
+    """Measure torch in a process of its own."""
     with Peers() as peers:
         return float(peers.start("torch", 2, _lbfgs, options.task, target).hear(PATIENCE))
 
 
 class _Reached(Exception):
-    """The loss is low enough."""
+    """The end of the optimization, at a low enough loss."""
 
 
 def _lbfgs(connection: Connection, task: str, target: float) -> None:
-    """Seconds in which torch's L-BFGS, on the whole batch at once, evaluates a loss that is low enough."""
+    """Measure the seconds in which torch's L-BFGS, on the whole batch, reaches a loss."""
     made = resolve(task)
     model, data = build_model(made, 0, "cpu"), as_data(made.train())
     inputs, targets = data.batch(torch.arange(len(data)))

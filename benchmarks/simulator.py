@@ -1,4 +1,4 @@
-"""How fast the virtual cluster runs where nothing is computed."""
+"""The speed of the virtual cluster with phantoms."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from distbelief.strategies import Downpour
 
 BATCH = 64
 SHARE = 0.03
-"""The figure to reach: messages a second, of the events of a bare queue that hold as much."""
+"""Target: messages per second, relative to the events per second of a bare queue of the same size."""
 EVENTS = 200_000
-"""In a turn of that queue."""
+"""Events in a turn of that queue."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SimulatorOptions(BenchOptions):
     replicas: int = 1000
     """Replicas of the virtual cluster."""
     shards: int = 16
-    """Its shards."""
+    """Shards of the virtual cluster."""
     steps: int = 20
     """Steps of each replica."""
     repeats: int = 3
-    """Times it is run."""
+    """Number of runs."""
 
 
 def run(options: SimulatorOptions) -> Measured:
@@ -67,7 +67,7 @@ def _simulation(options: SimulatorOptions) -> Simulation:
 
 
 def _run(options: SimulatorOptions, own: list[float]) -> float:
-    """Seconds of a run, from making the cluster to its end; the thread's own CPU seconds are added to `own`."""
+    """Measure the seconds of a run, including making the cluster; append the CPU seconds of the thread to `own`."""
     start, cpu = time.perf_counter(), time.thread_time()
     _simulation(options).run()
     own.append(time.thread_time() - cpu)
@@ -75,7 +75,7 @@ def _run(options: SimulatorOptions, own: list[float]) -> float:
 
 
 def _queue() -> float:
-    """CPU seconds of a bare queue of events: each is a small object, taken out by its time, and puts in the next."""
+    """Measure the CPU seconds of a bare queue of events, each a small object that adds the next."""
     start, chance = time.thread_time(), random.Random(0)
     waiting = [(chance.random(), event, (event, "event")) for event in range(1000)]
     heapq.heapify(waiting)
@@ -86,7 +86,7 @@ def _queue() -> float:
 
 
 def _messages(options: SimulatorOptions) -> int:
-    """The messages that are delivered in a run."""
+    """Count the messages delivered in a run."""
     simulation, count = _simulation(options), 0
 
     def watch(*_: str | Message) -> None:

@@ -1,5 +1,5 @@
-"""Samples per second of a model that is split over two processes, beside the whole one with one thread
-and with two, and beside what torch has for that.
+"""Samples per second of a model split over two processes, compared with the whole model with one thread and with two,
+and with torch's own ways.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from distbelief.tasks.worker import placed
 
 WORKLOADS = "benchmarks.parts.workloads:"
 RATE = 0.001
-"""Learning rate of every contender: plain SGD, slow enough that nobody diverges."""
+"""Learning rate of every contender: plain SGD, slow enough for all to converge."""
 CROSSES, COPIES = 76_800, 3.0
-"""Bytes of what crosses in the MLP of 300 and 100 units for 64 samples, and how many times as long it may take as
-copying them in and out.
+"""Bytes that cross in the MLP of 300 and 100 units for 64 samples, and their largest time relative to copying them in
+and out.
 """
 CROSSINGS = 2000
-"""Rounds in which they do, there and back."""
+"""Rounds in which they cross, there and back."""
 ONE, TWO, SPLIT = "whole, 1 thread", "whole, 2 threads", "split, 2 processes"
 
 
 class SplitBenchModel(NamedTuple):
-    """A model that is measured."""
+    """A model to measure."""
 
     task: str
     split: str
     batch_size: int
     steps: int
-    """In one turn."""
+    """Samples in one turn."""
     promised: float
-    """Of the whole with 1 thread."""
+    """Target speed relative to the whole model with 1 thread."""
     ahead: bool
-    """Whether it is to be ahead of the whole with 2 threads."""
+    """Whether it must be faster than the whole model with 2 threads."""
     chunks: int = 0
-    """In which a sequence is cut."""
+    """Number of chunks of a sequence."""
 
     @property
     def how(self) -> partitions.How:
-        """How it is split."""
+        """Return the split of the model."""
         return partitions.How(self.split, chunks=self.chunks)
 
 
@@ -71,21 +71,21 @@ MODELS: Mapping[str, SplitBenchModel] = {
 }
 PARTS = (CROSSING, WHOLE, MEMORY, PIPELINES, TENSORS) = ("crossing", "whole", "memory", "pipelines", "tensors")
 ON_DEVICE = (CROSSING, WHOLE)
-"""Those that are measured on another device than the CPU, with nothing promised."""
+"""Parts that are measured on other devices too, without targets."""
 AS_PIPELINES: Mapping[str, float] = {"mlp": 1.3, "wide": 0.97, "alexnet": 0.97}
-"""How many times as fast as torch's pipeline stages are to be."""
+"""Target speed of our pipeline relative to torch's stages."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
-"""How many times as fast as torch's tensors, by columns and rows, neurons are to be."""
+"""Target speed of our neurons relative to torch's tensors by columns and rows."""
 
 
 HELD: Mapping[partitions.How, float] = {
     partitions.How("groups", 2): 0.52,
     partitions.How("conv*=groups,fc*=neurons", 4): 0.28,
 }
-"""Splits of AlexNet, and how much of what the whole holds the largest partition may."""
+"""Splits of AlexNet, each with the largest share of the whole memory for a partition."""
 MLP = partitions.How("neurons")
 HELD_STEPS = 3
-"""After which that is looked at."""
+"""Steps before the memory is measured."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,20 @@ class SplitBenchOptions(BenchOptions):
     """Options of the benchmark split."""
 
     models: tuple[str, ...] = tuple(MODELS)
-    """alexnet (two groups), wide (784-2048-2048-10, neurons), gru (by time), lenet (filters and neurons), mlp (neurons:
-    it does not pay)."""
+    """Models: alexnet (two groups), wide (784-2048-2048-10, neurons), gru (by time), lenet (filters and neurons), mlp
+    (neurons, where a split does not pay).
+    """
     parts: tuple[str, ...] = PARTS
-    """crossing (how long a message takes), whole (beside the whole model), memory (what AlexNet's
-    partitions hold), pipelines (mlp, wide and alexnet in stages
-    beside torch's), tensors (mlp and wide by neurons beside torch's by columns and rows)."""
+    """Parts to measure: crossing (time of a message), whole (relative to the whole model), memory (of AlexNet's
+    partitions), pipelines (mlp, wide and alexnet in stages, relative to torch's), tensors (mlp and wide by neurons,
+    relative to torch's by columns and rows).
+    """
     microbatches: tuple[int, ...] = (1, 4, 8)
-    """Of a minibatch, in pipelines."""
+    """Microbatches of a minibatch, in pipelines."""
     device: str = "cpu"
-    """cpu; or cuda, for crossing and whole on GPUs, which the partitions take in turn, beside the whole model on
-    one."""
+    """cpu; or cuda, for crossing and whole on GPUs, which the partitions take in turn."""
     repeats: int = 3
-    """Rounds in which all contenders take their turns."""
+    """Rounds in which all contenders take turns."""
 
 
 def run(options: SplitBenchOptions) -> Measured:
@@ -212,7 +213,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
 
 
 def _held(options: SplitBenchOptions) -> Json:
-    """What partitions hold, and their processes at their peak, beside the whole model's."""
+    """Measure the memory of partitions, and of their processes at the peak, relative to the whole model's."""
     task, splits = (MODELS[ALEXNET].task, HELD) if not options.quick else (f"{WORKLOADS}mlp_quick", {MLP: 1.0})
     workload = loops.Workload(task, HELD_STEPS, MODELS[ALEXNET].batch_size, RATE)
     [whole] = partitions.held(workload, partitions.How("", 1))
@@ -248,7 +249,7 @@ def _table_of_held(how: str, one: Json) -> Table:
 
 
 def _beside_pipelines(name: str, microbatches: int, options: SplitBenchOptions) -> Json:
-    """Stages, and torch's with each of its schedules that can be."""
+    """Measure our stages, and torch's with each possible schedule."""
     workload = _workload(name, options)
     ours = {"stages": partial(partitions.split, workload, partitions.How("stages", microbatches=microbatches))}
     can = (torch_split.GPIPE, torch_split.ONE_F_ONE_B)[: 1 if microbatches < partitions.PARTITIONS else None]
@@ -266,7 +267,7 @@ Contenders = Mapping[str, Callable[[], float]]
 
 
 def _beside_torch(ours: Contenders, theirs: Contenders, promised: float, options: SplitBenchOptions) -> Json:
-    """All by turns, and the fastest of ours beside the fastest of torch's."""
+    """Measure all in turns, and compare our fastest with torch's fastest."""
     taken = interleave({**ours, **theirs}, options.repeats)
     found = rates(taken)
     best, rival = (max(names, key=found["samples_per_second"].__getitem__) for names in (ours, theirs))

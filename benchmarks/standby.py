@@ -1,4 +1,4 @@
-"""What a standby costs, and how long it takes to be its shard when that is killed."""
+"""The cost of standbys, and the time until one succeeds its killed shard."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from distbelief.places.status import status
 from distbelief.strategies import Downpour
 
 ANEW, SHARE = 0.33, 0.85
-"""The figures to reach: a take-over, of a start anew, and the samples per second with standbys, of those without."""
+"""Targets: the time of a succession relative to a restart, and samples per second with standbys relative to those
+without.
+"""
 PATIENCE = 120.0
-"""Longest wait for one job."""
+"""Time limit of one job in seconds."""
 ENDLESS = 1_000_000
 
 
@@ -36,13 +38,13 @@ class StandbyOptions(BenchOptions):
     """Options of the benchmark standby."""
 
     task: str = "benchmarks.parts.workloads:lenet_short"
-    """What is trained with and without standbys."""
+    """Task to train with and without standbys."""
     replicas: int = 2
     """Replicas of every job."""
     shards: int = 2
-    """Its shards."""
+    """Shards of every job."""
     repeats: int = 5
-    """Rounds of the two jobs, and shards that are killed."""
+    """Rounds of the two jobs, and number of killed shards."""
 
 
 def run(options: StandbyOptions) -> Measured:
@@ -75,7 +77,7 @@ def run(options: StandbyOptions) -> Measured:
 
 
 def _take_over(options: StandbyOptions) -> dict[str, float]:
-    """Train a million parameters, kill a shard, and see when the next step is applied everywhere."""
+    """Train a million parameters, kill a shard, and measure when the next step is applied everywhere."""
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "distbelief", "train", "benchmarks.parts.workloads:million", "downpour"]
@@ -97,8 +99,8 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
 
 
 def _watch(lines: IO[str], run: Path, shards: int, began: float) -> tuple[float, float]:
-    """Kill shard 0 once all standbys hold what their shards do; returns the seconds until a step is applied after
-    that, and those from the beginning until the first one was.
+    """Kill shard 0 when all standbys are complete; return the seconds until the next applied step, and from the
+    beginning to the first.
     """
     ready, killed, first, succeeded, give_up = 0, 0.0, 0.0, False, time.monotonic() + PATIENCE
     for line in lines:

@@ -1,4 +1,4 @@
-"""Seconds from starting a job, in a fresh Python, to its first step."""
+"""Seconds from the start of a job, in a fresh Python, to its first step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from distbelief.cli.tables import number
 from distbelief.errors import JobFailed
 
 TIMES = 2.5
-"""The figure to reach: the first step, in the time that Python takes here to import torch."""
+"""Target: time to the first step, relative to Python's import of torch."""
 PATIENCE = 120.0
-"""Longest wait for one job."""
+"""Time limit of one job in seconds."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class StartOptions(BenchOptions):
     """Options of the benchmark start."""
 
     task: str = "mnist"
-    """What is trained."""
+    """Task to train."""
     replicas: int = 2
     """Replicas of the job."""
     shards: int = 2
-    """Its shards."""
+    """Shards of the job."""
     repeats: int = 5
-    """Times a job is started."""
+    """Number of starts."""
 
 
 def run(options: StartOptions) -> Measured:
@@ -61,15 +61,15 @@ def run(options: StartOptions) -> Measured:
 
 
 def _import_torch() -> float:
-    """Seconds in which a fresh Python imports torch and ends."""
+    """Measure the seconds in which a fresh Python imports torch and ends."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=PATIENCE)
     return time.monotonic() - began
 
 
 def _start(options: StartOptions) -> dict[str, float]:
-    """Seconds until the job's first minibatches were dealt, until its first steps were reported as applied, and until
-    it ended.
+    """Measure the seconds to the first dealt minibatches, to the first steps reported as applied, and to the end of a
+    job.
     """
     moments: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:

@@ -1,5 +1,5 @@
-"""Samples per second under stragglers, by what may be stale: steps are padded by sleeps, so that few
-cores hold many replicas.
+"""Samples per second under stragglers for several strategies; sleeps pad the steps, so that few cores run many
+replicas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 FACTOR, CHANCE, TAIL = 4.0, 0.05, 10.0
-"""How many times slower the slow replica is; the chance of a slow step, and how many times longer that takes."""
+"""Factor of the slow replica; probability and factor of a slow step."""
 SYNCHRONOUS = "synchronous"
 
 
@@ -27,9 +27,9 @@ class StraggleOptions(BenchOptions):
     """Options of the benchmark straggle."""
 
     task: str = "digits"
-    """What is trained; its own step should be much shorter than the pad."""
+    """Task to train, whose own step should be much shorter than the pad."""
     replicas: int = 4
-    """Replicas of every strategy; one of them is the backup worker of the one that has one."""
+    """Replicas of every strategy, including backup workers."""
     epochs: int = 4
     """Passes over the training set in one turn."""
     batch_size: int = 16
@@ -37,7 +37,7 @@ class StraggleOptions(BenchOptions):
     pad: float = 0.03
     """Least seconds of a step."""
     repeats: int = 3
-    """Rounds in which all strategies take their turns."""
+    """Rounds in which all strategies take turns."""
 
 
 def run(options: StraggleOptions) -> Measured:
@@ -87,7 +87,7 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
 
 
 def _figures(measured: Json) -> list[Figure]:
-    """Each is ahead of synchronous where the issue of stragglers says so."""
+    """Return the targets: which strategies are faster than synchronous."""
     ahead = ["downpour", "synchronous, 1 backup worker", "bounded, staleness 3"]
     # where one replica is always slow, the others wait for it under a bound too
     return [

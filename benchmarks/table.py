@@ -1,6 +1,4 @@
-"""Runs of benchmarks, made apart in time, as one table of medians and of how far the runs lie apart;
-docs/bench.md is made of it.
-"""
+"""A table of several runs of benchmarks at different times, with medians and ranges; docs/bench.md is made of it."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from distbelief.errors import UsageError
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """On what, and when, a run was made."""
+    """Machine and time of a run."""
 
     cores: int
     processor: str
@@ -25,7 +23,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 class BenchRun(msgspec.Struct, frozen=True):
-    """What `--json` has written of a run."""
+    """Contents of a file that `--json` has written."""
 
     bench: str
     machine: MachineFacts
@@ -82,7 +80,7 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
 
 
 def _row(figures: Sequence[Figure], runs: int) -> str:
-    """A row of the table.
+    """Make a row of the table.
 
     >>> from benchmarks.parts.timing import figure
     >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)

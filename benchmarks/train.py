@@ -1,5 +1,5 @@
-"""Samples per second of each path beside a plain loop that does only what a step of it must, two processes that know
-nothing of each other, two in lockstep, two threads, and DDP on gloo.
+"""Samples per second of each path, compared with a plain loop that does only the necessary work, two independent
+processes, two in lockstep, two threads, and DDP on gloo.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TASKS = {
     "mlp": ("mnist", "benchmarks.parts.workloads:mlp_quick"),
     "lenet": ("benchmarks.parts.workloads:lenet_short", "benchmarks.parts.workloads:lenet_quick"),
 }
-"""The task of each model, and that of its quick form."""
+"""Task of each model, and its quick form."""
 RATE = 0.01
-"""Learning rate of every contender, slow enough that nobody diverges on a crowded machine."""
+"""Learning rate of every contender, slow enough for all to converge on a busy machine."""
 SGD = Optimizer("sgd", RATE)
 SINGLE, THREADS = "single, 1 thread", "single, 2 threads"
 PAIR, LOCKSTEP = "two independent plain loops", "two plain loops in lockstep"
@@ -51,7 +51,7 @@ PLAIN = {
     SYNCHRONOUS: PLAIN_ROUNDS,
     ALLREDUCE: PLAIN_ALLREDUCE,
 }
-"""Ours, and the plain loop that does only what a step of that path must."""
+"""Contender of ours, and the plain loop of its path."""
 REFERENCES = {"pair": PAIR, "lockstep": LOCKSTEP, "2 threads": THREADS, "ddp": DDP, "single": SINGLE}
 FIGURES = (
     ("mlp", (f"{DIRECT}, 2 replicas",), PLAIN_DIRECT, 0.95),
@@ -60,7 +60,7 @@ FIGURES = (
     ("lenet", (SYNCHRONOUS,), LOCKSTEP, 0.95),
     *((model, ours, DDP, 1.0) for model in TASKS for ours in (SERVED, (ALLREDUCE,))),
 )
-"""Model, ours, beside what, and the share that is promised of it: of several of ours, the best one's."""
+"""Model, ours, the compared loop, and the target share; among several of ours the fastest counts."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TrainOptions(BenchOptions):
     models: tuple[str, ...] = ("mlp", "lenet")
     """mlp (784-300-100-10, 1 ms a step) and lenet (20-50-500, 15 ms a step)."""
     repeats: int = 5
-    """Rounds in which all contenders take their turns."""
+    """Rounds in which all contenders take turns."""
     replicas: tuple[int, ...] = (1, 2, 4)
     """Replicas of Downpour."""
     epochs: int = 4
@@ -78,7 +78,7 @@ class TrainOptions(BenchOptions):
     batch_size: int = 64
     """Samples in a minibatch of one replica."""
     transport: str = "shared"
-    """How Downpour's bytes travel: shared (memory) or tcp."""
+    """Carrier of Downpour: shared (memory) or tcp."""
 
 
 def run(options: TrainOptions) -> Measured:
@@ -152,7 +152,7 @@ def _of_model(model: str, options: TrainOptions) -> Json:
 
 
 def _figures(measured: Json) -> list[Figure]:
-    """The promised figures of what was measured, round by round."""
+    """Return the target figures, round by round."""
     figures = []
     for model, ours, reference, promised in FIGURES:
         turns: dict[str, list[float]] = measured.get(model, {}).get("turns", {})

@@ -1,4 +1,4 @@
-"""Push and fetch round trips over each carrier, beside what this machine can do at best."""
+"""Push and fetch round trips over each carrier, compared with the limits of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS: Mapping[str, tuple[str, bool, Does]] = {
     "a push alone": ("shared", False, "push"),
     "a fetch alone": ("shared", False, "fetch"),
 }
-"""Carrier, whether its bytes lie on all shards or on one, and what a round trip is."""
+"""Carrier, whether its bytes are on all shards or on one, and the kind of round trip."""
 LIMITS: Mapping[str, Callable[[Peers, int], limits.Limit]] = {
     "direct update": lambda _, size: limits.Direct(size),
     "direct update and copy": lambda _, size: limits.Direct(size, copies=True),
@@ -46,13 +46,13 @@ class WireOptions(BenchOptions):
     """Options of the benchmark wire."""
 
     sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
-    """Bytes that are pushed, and fetched, in one round trip; multiples of 128."""
+    """Bytes pushed and fetched in a round trip, multiples of 128."""
     shards: int = 2
-    """Shards that the bytes lie on, as in a job; rows that say so, and tcp and tls beside one raw socket, have one."""
+    """Shards with the bytes, as in a job; tcp and tls are also measured with one, next to a raw socket."""
     repeats: int = 15
-    """Rounds in which all carriers and limits take their turns."""
+    """Rounds in which all carriers and limits take turns."""
     seconds: float = 0.04
-    """About how long one turn lasts."""
+    """Approximate seconds of one turn."""
 
 
 def run(options: WireOptions) -> Measured:
@@ -75,7 +75,7 @@ def run(options: WireOptions) -> Measured:
 
 
 def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
-    """All carriers and limits, for one size."""
+    """Measure all carriers and limits for one size."""
     with Peers() as peers, contextlib.ExitStack() as stack:
         contenders: dict[str, Ours | limits.Limit] = {
             name: Ours(peers, carrier, size, shards if spreads else 1, does)
@@ -113,7 +113,7 @@ def _turn(contender: Ours | limits.Limit, count: int) -> float:
 
 
 def _figures(measured: Json) -> list[Figure]:
-    """The promised figures, as far as their sizes were measured."""
+    """Return the target figures of the measured sizes."""
     figures = []
     for size, told, landed, in_place in ((MIDDLE, "4 MB", 0.45, 0.5), (LARGE, "64 MB", 0.6, 0.8)):
         if one := measured.get(str(size)):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Synchronous,
     )
     from distbelief.tasks import Task, TensorData
-    from distbelief.tasks.files.loading import load
+    from distbelief.tasks.inference import load
     from distbelief.transport.network_model import NetworkModel, Outage
     from distbelief.transport.processors import Hosts
 
@@ -74,7 +74,7 @@ _PLACES = {
     "compress": "lab.compress.compressing",
     "expand": "lab.compress.compressing",
     "Compression": "lab.compress.options",
-    "load": "tasks.files.loading",
+    "load": "tasks.inference",
     "plan": "lab.plan.plan",
     "PlanRequest": "lab.cost.options",
     "Job": "job",

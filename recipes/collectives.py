@@ -22,7 +22,7 @@ ALGORITHMS = ("naive", "tree", "butterfly", "halving-doubling", "ring")
 
 
 def simulated(algorithm: str, ranks: int, size: int, rounds: int = 4) -> float:
-    """Seconds of one all-reduce of so many bytes."""
+    """Simulate one all-reduce of some bytes; return its seconds."""
     data = db.TensorData(torch.zeros(rounds * ranks, 1), torch.zeros(rounds * ranks, dtype=torch.int64))
     task = db.Task(model=lambda: torch.nn.Linear(size // 4, 1, bias=False), train=lambda: data)
     place = db.Simulated(

@@ -21,8 +21,8 @@ from distbelief.core.effects import Batch
 from distbelief.core.settings import Settings
 from distbelief.lab.compress import compressing
 from distbelief.tasks import Task, as_data, resolve
-from distbelief.tasks.files.constrained import fill, layers
-from distbelief.tasks.files.lean import held_bytes, lean
+from distbelief.tasks.constrained import fill, layers
+from distbelief.tasks.inference import held_bytes, lean
 from distbelief.tasks.worker import Trainer, build_model
 
 TRAINING = ("float32", "bf16", "fp16", "dynamic:10,12")
@@ -30,7 +30,7 @@ INFERENCE = ("float32", "int8", "ids", "ids, 8.5 % kept")
 
 
 def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each way, in turns; the first, which warms up, is left out."""
+    """Measure the seconds of each way in turns, without the first, which warms up."""
 
     def seconds(way: Callable[[], object]) -> float:
         begun = time.process_time()
@@ -42,7 +42,7 @@ def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, lis
 
 
 def held_for_backward(step: Callable[[], object]) -> int:
-    """Bytes of the tensors that a step keeps for its gradient."""
+    """Count the bytes of the tensors that a step keeps for its gradient."""
     seen: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def held_for_backward(step: Callable[[], object]) -> int:
 
 
 def training(task: Task, batch: int, turns: int) -> list[list[str]]:
-    """A row for each arithmetic."""
+    """Make a row for each arithmetic."""
     data = Settings(batch_size=batch)
     trainers = {name: Trainer(task, build_model(task, 0, "cpu"), data, arithmetic=name) for name in TRAINING}
     steps: dict[str, Callable[[], object]] = {
@@ -64,12 +64,20 @@ def training(task: Task, batch: int, turns: int) -> list[list[str]]:
         for name, one in trainers.items()
     }
     seconds = timed(steps, turns)
-    return [[task.reference, str(batch), name, told(seconds[name], seconds["float32"]),
-             f"{held_for_backward(steps[name]) / 1e6:.2f}"] for name in TRAINING]  # fmt: skip
+    return [
+        [
+            task.reference,
+            str(batch),
+            name,
+            told(seconds[name], seconds["float32"]),
+            f"{held_for_backward(steps[name]) / 1e6:.2f}",
+        ]
+        for name in TRAINING
+    ]
 
 
 def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
-    """A row for each way."""
+    """Make a row for each way."""
     assert task.test is not None
     data = as_data(task.test())
     batch = min(batch, len(data))
@@ -83,12 +91,20 @@ def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
 
     ways = {name: lambda one=one: infer(one) for name, one in models.items()}
     seconds = {name: [1 / max(1, 100 // batch) * one for one in all_] for name, all_ in timed(ways, turns).items()}
-    return [[task.reference, str(batch), name, told(seconds[name], seconds["float32"]),
-             f"{held_bytes(models[name]) / 1e6:.3f}"] for name in INFERENCE]  # fmt: skip
+    return [
+        [
+            task.reference,
+            str(batch),
+            name,
+            told(seconds[name], seconds["float32"]),
+            f"{held_bytes(models[name]) / 1e6:.3f}",
+        ]
+        for name in INFERENCE
+    ]
 
 
 def model(task: Task, how: str) -> torch.nn.Module:
-    """An untrained model whose layers share 16 values, of all weights or of a part."""
+    """Make an untrained model whose layers share 16 values, in all weights or in a part."""
     made = build_model(task, 0, "cpu").eval()
     tensors, aliases = compressing.stored_tensors(made.state_dict())
     for name in layers(made):
@@ -100,7 +116,7 @@ def model(task: Task, how: str) -> torch.nn.Module:
 
 
 def told(seconds: list[float], beside: list[float]) -> str:
-    """Milliseconds, the middle half of them, and how many times those of float32."""
+    """Format milliseconds, their middle half, and the ratio to float32."""
     low, middle, high = (1000 * one for one in statistics.quantiles(seconds, n=4))
     return f"{middle:.3g} ({low:.3g} to {high:.3g}), {middle / 1000 / statistics.median(beside):.2f}"
 

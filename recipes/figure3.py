@@ -25,7 +25,7 @@ import distbelief as db
 from distbelief.places.simulated.handling import Handling
 from distbelief.split.layers import Divided, Indices, NodeShare, edges, part_of
 from distbelief.tasks.task import Task
-from distbelief.zoo.local import LocallyConnected
+from distbelief.zoo.mnist import LocallyConnected
 
 MACHINES = (1, 2, 4, 8, 16, 36, 64, 81, 100, 128)
 BATCH, STEPS = 100, 6
@@ -274,18 +274,21 @@ class Net(NamedTuple):
 def speech() -> Net:
     """The net for speech, each layer and the softmax by what they give."""
     return Net(
-        lambda _: Speech(), SPEECH[:1], lambda _: "layers=columns,softmax=columns",
+        lambda _: Speech(),
+        SPEECH[:1],
+        lambda _: "layers=columns,softmax=columns",
         lambda parts, _: (parts[:, 0].log() - parts[:, 1]).mean(),
-    )  # fmt: skip
+    )
 
 
 def image(maps: int) -> Net:
     """A net for images, a tile at each machine."""
     return Net(
-        lambda machines: Images(maps, *grid(machines)), IMAGE,
+        lambda machines: Images(maps, *grid(machines)),
+        IMAGE,
         lambda machines: ",".join(f"tiles.{number}={number}" for number in range(machines)),
         lambda parts, _: (parts[:, 0] - parts[:, 1]).mean(),
-    )  # fmt: skip
+    )
 
 
 def parameters(net: Net, machines: int = 1) -> int:
@@ -300,9 +303,12 @@ def seconds(net: Net, machines: int, seed: int = 0) -> float:
     if machines == 1:
         return alone
     task = Task(
-        model=partial(net.model, machines), train=partial(Samples, net.shape), loss=net.loss, metric=None,
+        model=partial(net.model, machines),
+        train=partial(Samples, net.shape),
+        loss=net.loss,
+        metric=None,
         split=net.split(machines),
-    )  # fmt: skip
+    )
     job = db.Job(
         task, db.Single(partitions=machines), batch_size=BATCH, seed=seed, evaluate_every=0, checkpoint_every=0
     )

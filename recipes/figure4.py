@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 
 def draw_accuracies(place: Axes, found: dict[str, Any]) -> None:
-    """A line for each arm: its points are at nearly the same times with all seeds."""
+    """Draw a line for each arm, whose points are at nearly the same times for all seeds."""
     for arm in found["arms"]:
         trials = [one["points"] for one in found["trials"] if one["arm"] == arm["name"] and one["points"]]
         moments = list(zip(*trials, strict=False))
@@ -35,7 +35,7 @@ def draw_accuracies(place: Axes, found: dict[str, Any]) -> None:
 
 
 def draw_times(place: Axes, found: dict[str, Any]) -> None:
-    """A line for each method, over its arms."""
+    """Draw a line for each method, over its arms."""
     target = found["study"]["targets"][-1]
     groups: dict[str, list[tuple[int, list[float]]]] = {}
     for arm in found["arms"]:
@@ -57,7 +57,7 @@ def draw_times(place: Axes, found: dict[str, Any]) -> None:
 
 
 def main(accuracies: str, times: str, path: str) -> None:
-    """Draw one beside the other."""
+    """Draw both parts."""
     figure, places = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
     for draw, folder, place in zip((draw_accuracies, draw_times), (accuracies, times), places, strict=True):
         draw(place, json.loads((Path(folder) / "report.json").read_text()))

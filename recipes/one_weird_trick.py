@@ -15,29 +15,28 @@ from functools import partial
 
 import distbelief as db
 from distbelief.tasks.task import Task
-from distbelief.zoo.alexnet import convolutional
-from distbelief.zoo.images import draw
+from distbelief.zoo.convnets import convolutional, draw
 
 FILTERS = (64, 192, 384, 384, 256)
-"""Of the paper's one column."""
+"""Parameters of the paper's one column."""
 EACH = 128
 """Samples of a worker."""
 SAMPLE = 98.05 * 3600 / (90 * 1_281_167)
 """Seconds of a sample: of the paper's one worker, a K20, in 98.05 hours for 90 passes of ImageNet."""
 BANDWIDTH, LATENCY = 6e9, 10e-6
-"""Bytes a second and seconds of a line: of PCI Express 2 with 16 lanes."""
+"""Bytes per second and latency in seconds of a line: PCI Express 2 with 16 lanes."""
 PAPER = {2: 1.93, 4: 3.66, 8: 6.25}
-"""Its speedups; with 8 workers 6.16 where the fully connected layers have batches of 128."""
+"""The paper's speedups; with 8 workers 6.16 if the fully connected layers have batches of 128."""
 
 
 def task() -> Task:
-    """AlexNet in one column, on images that are made here."""
+    """Make the task of AlexNet in one column, on synthetic images."""
     model = partial(convolutional, FILTERS, columns=1)
     return Task(model=model, train=partial(draw, test=False), test=partial(draw, test=True)).named("one-column")
 
 
 def speedup(workers: int, split: str = "samples") -> float:
-    """How many times faster than one worker so many are."""
+    """Return the speedup over one worker."""
     samples = workers * EACH
     place = db.Simulated(
         network=db.NetworkModel(latency=LATENCY, bandwidth=BANDWIDTH),
@@ -52,7 +51,7 @@ def speedup(workers: int, split: str = "samples") -> float:
 
 
 def main(split: str = "samples") -> None:
-    """Print them beside the paper's."""
+    """Print the speedups with the paper's."""
     print("workers  speedup  paper's")
     for workers, found in PAPER.items():
         print(f"{workers:7}  {speedup(workers, split):7.2f}  {found:7.2f}")

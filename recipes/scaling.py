@@ -26,25 +26,25 @@ from distbelief.transport.network_model import NetworkModel
 REPLICAS = (1, 2, 4, 8, 16, 32, 64)
 BATCH = 32
 RATE = 1e12
-"""Floating-point operations that a machine makes in a second: some ten cores, or a small GPU."""
+"""Floating-point operations of a machine per second: some ten cores, or a small GPU."""
 OPERATIONS = 6
-"""Of a multiply-add and sample: two forward, twice as many back."""
+"""Operations per multiply-add and sample: two forward, twice as many back."""
 NETS = {"AlexNet": "alexnet", "VGG-16": "vgg16", "Inception v1": "inception-v1"}
 NETWORKS = {f"{gigabits} Gbit/s": NetworkModel(latency=50e-6, bandwidth=gigabits * 1.25e8) for gigabits in (1, 10)}
 HALF = 0.5
 
 
 class Net(NamedTuple):
-    """What of a net counts here."""
+    """Sizes of a net that count here."""
 
     pricing: Pricing
     parameters: int
     step: float
-    """Seconds of a minibatch on one machine."""
+    """Return the seconds of a minibatch on one machine."""
 
 
 def net(task: str) -> Net:
-    """A net, by its name as a task."""
+    """Measure a net by the name of its task."""
     made = resolve(task)
     layers = Tracer(made, sample_of(as_data(made.train()))).layers
     operations = OPERATIONS * sum(layer.multiply_adds for layer in layers) * BATCH
@@ -52,7 +52,7 @@ def net(task: str) -> Net:
 
 
 def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPLICAS) -> list[float]:
-    """The rate of so many replicas, of so many times the rate of one."""
+    """Return the rate of some replicas, relative to as many times the rate of one."""
 
     def rate(count: int) -> float:
         cluster = PricedCluster(Machines(count, 1), network, one.step, Handling(), Handling())
@@ -64,7 +64,7 @@ def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPL
 
 
 def falls(found: Sequence[float], replicas: Sequence[int] = REPLICAS) -> int | None:
-    """From how many replicas on the efficiency is under one half; None where it never is.
+    """Return the number of replicas from which the efficiency is below one half, or None.
 
     >>> falls([1.0, 0.7, 0.4, 0.3], (1, 2, 4, 8)), falls([1.0, 0.9], (1, 2))
     (4, None)
@@ -73,7 +73,7 @@ def falls(found: Sequence[float], replicas: Sequence[int] = REPLICAS) -> int | N
 
 
 def reason(name: str, line: str, one: Net, found: Sequence[float]) -> str:
-    """What the efficiency comes from."""
+    """Explain the efficiency."""
     sent = 2 * torch.float32.itemsize * one.parameters
     seconds, fell = sent / NETWORKS[line].bandwidth, falls(found)
     where = f"under one half from {fell} replicas on" if fell else f"never under one half ({found[-1]:.2f} on 64)"

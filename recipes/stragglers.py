@@ -26,7 +26,7 @@ STRATEGIES = {
 
 
 def main(path: str, step: float = 0.03, epochs: int = 8) -> None:
-    """Train with each of them, and draw."""
+    """Train with each strategy, and draw."""
     place = db.Local(compute=db.ComputeModel(step=step, spread="constant", slow={0: 4.0}))
     plt.figure(figsize=(7, 4))
     for name, strategy in STRATEGIES.items():

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 
 def draw(axes: Axes, found: dict[str, Any], task: str, place: str, target: float) -> None:
-    """One panel: the arms from top to bottom, as the study has them."""
+    """Draw one panel, with the arms from top to bottom in the order of the study."""
     arms = [arm for arm in found["arms"] if (arm["task"], arm["place"]) == (task, place)]
     for row, arm in enumerate(arms):
         at = next(one for one in arm["targets"] if one["target"] == target)
@@ -37,14 +37,18 @@ def draw(axes: Axes, found: dict[str, Any], task: str, place: str, target: float
 
 
 def main(folder: str, path: str, *panels: str) -> None:
-    """Draw the panels below each other, each as high as it has arms."""
+    """Draw the panels below each other, with heights by their numbers of arms."""
     found = json.loads((Path(folder) / "report.json").read_text())
     asked = [panel.split(":") for panel in panels]
     rows = [sum((arm["task"], arm["place"]) == (task, place) for arm in found["arms"]) for task, place, _ in asked]
     figure, axes = plt.subplots(
-        len(asked), 1, figsize=(8, 0.24 * sum(rows) + 0.8 * len(asked)), squeeze=False, layout="constrained",
+        len(asked),
+        1,
+        figsize=(8, 0.24 * sum(rows) + 0.8 * len(asked)),
+        squeeze=False,
+        layout="constrained",
         gridspec_kw={"height_ratios": rows},
-    )  # fmt: skip
+    )
     for (task, place, target), one in zip(asked, axes[:, 0], strict=True):
         draw(one, found, task, place, float(target))
     figure.savefig(path, dpi=110)

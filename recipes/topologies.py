@@ -15,8 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import distbelief as db
-from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes, loads
+from distbelief.network.graph import Routes, Topology, loads
 from distbelief.network.shapes import shape
 from distbelief.schedules.allreduce import schedule
 from distbelief.schedules.price import LinkModel, price_on
@@ -24,12 +23,12 @@ from distbelief.strategies import Strategy
 
 LINE = LinkModel(latency=20e-6, bandwidth=1.25e9)
 SIZE, ALEXNET, STEP = 100e6, 61_100_840, 0.14
-"""Bytes that are added up; parameters; seconds of a minibatch at 1e12 operations a second."""
+"""Bytes to add; parameters; seconds of a minibatch at 1e12 operations a second."""
 SHAPES = ("tree:16x8", "fat-tree:8", "slim-fly:5")
 
 
 def far_first(hosts: Sequence[int]) -> list[int]:
-    """Partners at distance 1, which swap first, are where those at the greatest distance were; of a power of two."""
+    """Order ranks so that the first partners of a swap are far apart in the walk; for powers of two."""
     bits = len(hosts).bit_length() - 1
     return [hosts[int(f"{rank:0{bits}b}"[::-1], 2)] for rank in range(len(hosts))]
 
@@ -49,7 +48,7 @@ def orders(topology: Topology) -> dict[str, tuple[str, list[int]]]:
 
 
 def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float, float]:
-    """Times the vector that the busiest link between switches carries one way, and seconds of it all."""
+    """Return how many vectors the busiest link between switches carries one way, and the seconds of the sum."""
     made = schedule(algorithm, len(hosts), len(hosts))
     moves = [(hosts[one.source], hosts[one.target], one.length / made.length) for one in made.moves]
     between = [load for link, load in loads(routes, moves).items() if not routes.topology.ends_at_host(link)]
@@ -57,7 +56,9 @@ def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float,
 
 
 def bandwidth(name: str, hosts: int, like: str = "fat-tree:8") -> float:
-    """Of each cable, where all that are used have together what those of another topology have at 1.25 GB/s."""
+    """Return the bandwidth of each cable, if all used cables together have the capacity of another topology's at 1.25
+    GB/s.
+    """
 
     def cables(topology: Topology) -> int:
         return len(topology.cables) - len(topology.hosts) + hosts
@@ -66,13 +67,15 @@ def bandwidth(name: str, hosts: int, like: str = "fat-tree:8") -> float:
 
 
 def rate(strategy: Strategy, name: str, replicas: int, parameters: int, rounds: int) -> float:
-    """Samples a second."""
+    """Return the samples per second."""
     data = db.TensorData(torch.zeros(32 * rounds * replicas, 1), torch.zeros(32 * rounds * replicas, dtype=torch.int64))
     task = db.Task(model=lambda: torch.nn.Linear(parameters, 1, bias=False), train=lambda: data)
     place = db.Simulated(
         db.NetworkModel(latency=LINE.latency, bandwidth=bandwidth(name, replicas)),
-        db.ComputeModel(step=STEP, spread="lognormal"), phantom=True, topology=name,
-    )  # fmt: skip
+        db.ComputeModel(step=STEP, spread="lognormal"),
+        phantom=True,
+        topology=name,
+    )
     job = db.Job(task=task, strategy=strategy, batch_size=32, evaluate_every=0, checkpoint_every=0)
     result = db.run(job, on=place)
     print(f"{strategy.name} on {result['network']['told']}: {result['samples_per_second']:,.0f} samples/s")

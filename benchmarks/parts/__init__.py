@@ -1,1 +1,1 @@
-"""What benchmarks are made of: what they train, beside what they run it, who takes part, and how they measure."""
+"""Parts of benchmarks: workloads, contenders, processes, and ways to measure."""

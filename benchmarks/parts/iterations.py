@@ -1,4 +1,4 @@
-"""A process that trains a few iterations and says how much memory they needed, to be compared with a trace."""
+"""A process that trains a few iterations and reports the memory they needed, for a comparison with a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distbelief.tasks.worker import Trainer, build_model, load, with_data
 
 ITERATIONS = 3
 PATIENCE = 120.0
-"""Longest wait for the process, in seconds."""
+"""Time limit of the process in seconds."""
 
 
 def peak(task: str, batch_size: int, optimizer: str) -> float:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _load_kernels() -> None:
-    """Have torch load what layers and optimizers compute with, which is no memory of theirs."""
+    """Let torch load the code of layers and optimizers, whose memory does not count."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 7 * 7, 10))
     nn.functional.cross_entropy(model(torch.zeros(2, 3, 16, 16)), torch.zeros(2, dtype=torch.int64)).backward()
     step = stepper(build(optim("adam"), [{"params": list(model.parameters())}]))

@@ -1,4 +1,4 @@
-"""What this machine can do at best, each limit with as little code as there can be between it and the hardware."""
+"""The limits of this machine, each measured with as little code as possible above the hardware."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from benchmarks.parts.shards import GRADIENT, RATE, mapped
 from distbelief.transport.tcp import BUFFER
 
 DOORBELL = b"d" * 64
-"""About as long as the message of a push."""
+"""Bytes of a push's message, approximately."""
 
 
 class Limit(ABC):
-    """Something that is done over and over."""
+    """An operation to repeat."""
 
     @abstractmethod
     def once(self) -> None:
@@ -41,10 +41,10 @@ class Limit(ABC):
         return (time.perf_counter() - start) / count
 
     def check(self) -> None:
-        """Nothing that could have gone wrong unseen."""
+        """Check that the operation worked."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
 
 
 def _ones(size: int) -> torch.Tensor:
@@ -52,8 +52,8 @@ def _ones(size: int) -> torch.Tensor:
 
 
 class Direct(Limit):
-    """The replica itself updates parameters that processes share, with a gradient that they share: no server, no
-    message; and copies them to memory of its own, as landing them does, where that is asked for.
+    """Update of shared parameters by the replica itself from a shared gradient, without server and messages; if asked
+    for, with a copy of the parameters to its own memory, as in landing.
     """
 
     def __init__(self, size: int, copies: bool = False) -> None:
@@ -71,7 +71,7 @@ class Direct(Limit):
             self._landing.copy_(self._parameters)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         os.close(self._memory)
 
 
@@ -90,7 +90,7 @@ class Doorbell(Limit):
         self._epoll.register(self._socket, select.EPOLLIN)
 
     def once(self) -> None:
-        """Ring, and wait."""
+        """Ring the bell, and wait."""
         self._socket.send(DOORBELL)
         self._epoll.poll()
         self._socket.recv(len(DOORBELL))
@@ -102,7 +102,7 @@ class Doorbell(Limit):
 
 
 def answer_doorbell(_: Connection, name: str) -> None:
-    """Send back what comes, until the other side closes."""
+    """Send back received bytes until the other side closes."""
     bell = socket.socket(socket.AF_UNIX)
     bell.connect(b"\0" + name.encode())
     epoll = select.epoll()
@@ -116,7 +116,7 @@ def answer_doorbell(_: Connection, name: str) -> None:
 
 
 class RawTcp(Limit):
-    """A blocking TCP connection: the gradient there, the update, the parameters back."""
+    """A blocking TCP connection: the gradient to the server, the update, and the parameters back."""
 
     def __init__(self, peers: Peers, size: int) -> None:
         listener = _tuned(socket.socket())
@@ -140,7 +140,7 @@ class RawTcp(Limit):
 
 
 def answer_raw(_: Connection, size: int, port: int) -> None:
-    """Apply each gradient that comes and send the parameters back, until the other side closes."""
+    """Apply each received gradient and send the parameters back, until the other side closes."""
     peer = _tuned(socket.socket())
     peer.connect(("127.0.0.1", port))
     gradient, parameters = _ones(size), torch.zeros(size // 4)
@@ -151,7 +151,7 @@ def answer_raw(_: Connection, size: int, port: int) -> None:
 
 
 def _tuned(connection: socket.socket) -> socket.socket:
-    """The options of `transport.tcp`, so that only what we add to a socket differs."""
+    """Set the options of `transport.tcp`, so that only our own code differs."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):  # a container may not be allowed to choose
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
@@ -165,7 +165,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _receive(connection: socket.socket, room: memoryview) -> bool:
-    """Fill `room`; False where the other side has closed."""
+    """Fill `room`; return False if the other side has closed."""
     have = 0
     while have < len(room):
         count = connection.recv_into(room[have:])
@@ -176,7 +176,7 @@ def _receive(connection: socket.socket, room: memoryview) -> bool:
 
 
 class Gloo(Limit):
-    """torch.distributed's send and recv over gloo: the gradient there, the update, the parameters back."""
+    """torch.distributed's send and recv over gloo: the gradient to the server, the update, and the parameters back."""
 
     def __init__(self, peers: Peers, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="distbelief-bench-")
@@ -199,7 +199,7 @@ class Gloo(Limit):
 
 
 def answer_gloo(_: Connection, size: int, store: str) -> None:
-    """Apply each gradient that comes and send the parameters back, until ended."""
+    """Apply each received gradient and send the parameters back, until told to end."""
     group = _gloo(store, 1)
     gradient, parameters = _ones(size), torch.zeros(size // 4)
     while True:
@@ -209,6 +209,6 @@ def answer_gloo(_: Connection, size: int, store: str) -> None:
 
 
 def _gloo(store: str, rank: int) -> Any:
-    """A group of two that belongs to nobody else: no `init_process_group`, which a process has once."""
+    """Make a group of two without `init_process_group`, which a process can call once."""
     kind: Any = dist.ProcessGroupGloo
     return kind(FileStore(store, 2), rank, 2, datetime.timedelta(seconds=ANSWER_SECONDS))

@@ -1,5 +1,5 @@
-"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate; they are taken away however
-the benchmark ends.
+"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate, removed at the end of the
+benchmark.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from distbelief.errors import UsageError
 CLONE_NEWNET = 0x40000000
 IP_SECONDS = 20.0
 SLOW = 100
-"""Mbit/s of a line for which the next two are made."""
+"""Rate in Mbit/s to which the next two limits belong."""
 BURST = 4
-"""kB that a line lets pass at once: what it has not used while nothing was sent, up to so much, costs nothing then."""
+"""Burst of a line in kB, which unused time allows to pass at once."""
 PACKETS = 6000
-"""Bytes that a host hands to its line at a time, which who is behind them waits for: an acknowledgement."""
+"""Bytes that a host sends at a time, for which an acknowledgement behind them waits."""
 BURST_SECONDS = 1.3e-3
-"""For how long a faster line lets pass what comes: timers are too coarse for less, and it would not be so fast."""
+"""Burst of a faster line in seconds, since timers are too coarse for less."""
 INTERFACE = "line"
-"""By which a namespace reaches the others."""
+"""Interface by which a namespace reaches the others."""
 
 
 def address(number: int) -> str:
-    """At which the others reach a host, by its place among them."""
+    """Return the address of a host, by its index."""
     return f"10.214.0.{number + 1}"
 
 
@@ -82,7 +82,7 @@ def _limit(tc: list[str], device: str, rate: int) -> None:
 
 
 def ip(*words: str) -> None:
-    """Run `ip`.
+    """Run `ip`, or raise an `OSError`.
 
     Raises:
         OSError: it is not there, or refuses.
@@ -97,7 +97,7 @@ def _run(words: list[str]) -> None:
 
 
 def enter(name: str) -> str:
-    """Put this process into a namespace; returns the interface by which it reaches the others.
+    """Move this process into a namespace; return the interface by which it reaches the others.
 
     Raises:
         UsageError: it may not.
@@ -112,8 +112,6 @@ def enter(name: str) -> str:
 
 
 def first(process: int = 0) -> None:
-    """Let a process (this one), and what it starts, go before all others: it is to wait for its line, not for who else
-    uses the processor.
-    """
+    """Give a process and its children the highest priority, so that it waits for its line and not for the processor."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(1))

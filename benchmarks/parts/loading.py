@@ -1,4 +1,5 @@
-"""The script of the benchmark loading: LeNet on a data set whose samples take some time to load.
+"""The script of the benchmark loading: LeNet on data that load slowly. Its arguments are the seconds of transforms in a
+minibatch, and the number of loading processes, or "held" for tensors in memory.
 
 Its arguments: seconds of transforms in a minibatch, and processes that load ahead, or "held" for tensors in memory.
 """
@@ -13,13 +14,13 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from distbelief.runtime.loop import join
-from distbelief.tasks.mnist import lenet
+from distbelief.tasks.digits import lenet
 
 SAMPLES, BATCH = 12_800, 64
 
 
 class Transformed(Dataset[tuple[torch.Tensor, int]]):
-    """Images of noise; each takes the processor for a while as it is loaded."""
+    """Images of noise, each of which uses the processor for some time as it is loaded."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds / BATCH

@@ -1,4 +1,4 @@
-"""Training loops beside which ours are measured, each in processes of its own: plain ones, and DDP over gloo."""
+"""Training loops to compare with, each in its own processes: plain ones, and DDP over gloo."""
 
 from __future__ import annotations
 
@@ -42,39 +42,37 @@ LOOPS = {
 
 
 class Workload(NamedTuple):
-    """What one process of a loop does."""
+    """Function of one process of a loop."""
 
     task: str
     steps: int
     batch_size: int
     lr: float
     device: str = "cpu"
-    """Where loops that are independent compute, and partitions of a split model, in turn."""
+    """Devices of independent loops, and of partitions of a split model, in turn."""
 
 
 class Trains(Protocol):
-    """Who computes gradients of minibatches."""
+    """A computer of gradients of minibatches."""
 
     @property
     def order(self) -> Order:
-        """Of the minibatches."""
+        """Samples in a minibatch."""
         ...
 
     def compute(self, batch: Batch) -> Computed:
-        """The gradient of one, or a part of it."""
+        """Compute the gradient of a minibatch, or a part of it."""
         ...
 
 
 def independent(workload: Workload, processes: int, threads: int = 1) -> float:
-    """Samples per second of so many of our own loops side by side that know nothing of each other: the sum of their
-    rates.
-    """
+    """Return the summed samples per second of several independent loops of ours side by side."""
     with Peers() as peers:
         return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
 
 
 def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> float:
-    """Samples per second of a plain loop: the sum over its processes."""
+    """Return the samples per second of a plain loop, summed over its processes."""
     size = plain.room(build_model(resolve(workload.task), 0, "cpu"), 2 * ranks + 1)
     with Peers() as peers, lend(size) as memory:
         place, bells = (os.getpid(), memory), [Pipe() for _ in range(ranks)]
@@ -88,8 +86,8 @@ def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> fl
 
 
 def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
-    """Samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each process takes
-    its own minibatches.
+    """Return the samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each
+    process has its own minibatches.
     """
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
@@ -101,7 +99,7 @@ def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
 
 
 def race(peers: list[Peer]) -> list[float]:
-    """Start all at once when all are ready; returns the samples per second of each."""
+    """Start all processes together when they are ready; return the samples per second of each."""
     for peer in peers:
         peer.hear()
     for peer in peers:
@@ -115,7 +113,7 @@ def race(peers: list[Peer]) -> list[float]:
 def warm_and_run(
     connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
 ) -> None:
-    """Warm up, wait for the word, and tell the samples per second of a trainer that is stepped."""
+    """Warm up, wait for the start, and report the samples per second of a trainer that is stepped."""
     numbers = count(rank * workload.steps)
 
     def once() -> int:
@@ -127,8 +125,8 @@ def warm_and_run(
 
 
 def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> None:
-    """Warm up, wait for the word, and tell the samples per second of what makes a step. What a device has left to do of
-    the last step is not waited for, and that of the last to warm up is: of many steps, it is one.
+    """Warm up, wait for the start, and report the samples per second of a function that makes a step. Neither the warm-
+    up nor the last step is waited for on a device; over many steps this cancels.
     """
     for _ in range(WARM):
         once()
@@ -141,7 +139,7 @@ def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> No
 
 
 def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
-    """As the strategy `single` steps."""
+    """Step as the strategy `single` does."""
     step = optimizers.stepper(
         optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}])
     )
@@ -156,9 +154,15 @@ def _alone(connection: Connection, workload: Workload) -> None:
 
 
 def _plain(
-    connection: Connection, workload: Workload, how: str, supervisor: int, memory: int, bell: Connection, rank: int,
+    connection: Connection,
+    workload: Workload,
+    how: str,
+    supervisor: int,
+    memory: int,
+    bell: Connection,
+    rank: int,
     ranks: int,
-) -> None:  # fmt: skip
+) -> None:
     task = resolve(workload.task)
     data, model = as_data(task.train()), build_model(task, 0, "cpu")
     file = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)

@@ -1,5 +1,5 @@
-"""The partitions of a split model as processes that share what crosses, without a server: each computes its part of a
-step, and makes the update of what it holds.
+"""Partitions of a split model as processes that exchange values without a server; each computes its part of a step and
+updates its own parameters.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model, placed, with_data
 
 PARTITIONS = 2
-"""Of a model that is split for a benchmark."""
+"""Settings of a split model in a benchmark."""
 
 
 class How(NamedTuple):
-    """How a model is split."""
+    """Split of the model."""
 
     split: str
     partitions: int = PARTITIONS
@@ -47,7 +47,7 @@ class How(NamedTuple):
     chunks: int = 0
 
     def settings(self, batch_size: int) -> Settings:
-        """Those of a job that splits it so."""
+        """Return the settings of a job with this split."""
         return Settings(
             batch_size=batch_size,
             strategy=Single(
@@ -57,7 +57,7 @@ class How(NamedTuple):
 
 
 def split(workload: Workload, how: How) -> float:
-    """Samples per second of one split replica, each partition with one thread."""
+    """Return the samples per second of one split replica, each partition with one thread."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     program = program_of(split_graph(task, build_model(task, 0, "cpu"), settings))
     slots = slots_of(program, how.microbatches, workload.batch_size)
@@ -74,17 +74,17 @@ def split(workload: Workload, how: How) -> float:
 
 
 class PartitionMemory(NamedTuple):
-    """What a process holds of a model that it trains."""
+    """Memory of a process for the model that it trains."""
 
     held: int
     """Bytes of parameters, gradients and the state of adagrad."""
     peak: int
-    """Most bytes that the process had in memory since it began, the interpreter and torch among them."""
+    """Peak memory of the process in bytes, including the interpreter and torch."""
 
 
 def held(workload: Workload, how: How) -> list[PartitionMemory]:
-    """What the process of each partition holds, once a model is built and trained for some steps; that of the whole
-    model, where there is one partition.
+    """Measure the memory of the process of each partition, after the model is built and trained for some steps; one
+    partition is the whole model.
     """
     with Peers() as peers:
         if how.partitions == 1:
@@ -106,7 +106,7 @@ def held(workload: Workload, how: How) -> list[PartitionMemory]:
 
 
 def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
-    """Seconds in which so many bytes cross from one partition to another, one way; each on a device, in turn."""
+    """Measure the seconds in which some bytes cross from one partition to another, each on a device in turn."""
     with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
         shared = os.getpid(), memory
         rates = race(
@@ -116,7 +116,7 @@ def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
 
 
 def copying_seconds(size: int, steps: int) -> float:
-    """Seconds in which so many bytes are copied to memory that is shared and from there, by one process."""
+    """Measure the seconds in which one process copies some bytes to shared memory and back."""
     value, there = torch.zeros(size, dtype=torch.uint8), torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
     begun = time.perf_counter()
     for _ in range(steps):
@@ -140,7 +140,7 @@ class _PartitionTrainer:
         self._step = 0
 
     def compute(self, batch: Batch) -> Computed:
-        """Its part of the gradient of a minibatch."""
+        """Compute its part of the gradient of a minibatch."""
         self._step += 1
         self._crossings.begin(self._step)
         self._part.begin(batch)
@@ -175,7 +175,7 @@ def _partition(
 def _trainer(
     workload: Workload, how: How, supervisor: int, memory: int, partition: int, model: torch.nn.Module
 ) -> tuple[_PartitionTrainer, torch.nn.Module]:
-    """Who plays a partition's part of a model, and what that holds."""
+    """Player of a partition of a model, and its memory."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[partition]
@@ -202,7 +202,7 @@ def _hold_whole(connection: Connection, workload: Workload) -> None:
 
 
 def _train_and_tell(connection: Connection, workload: Workload, trainer: Trains, module: torch.nn.Module) -> None:
-    """Train for some steps, and tell what is held."""
+    """Train for some steps, and report the memory."""
     optimizer = torch.optim.Adagrad(module.parameters(), lr=workload.lr)
     for number in range(workload.steps):
         trainer.compute(Batch(*divmod(number, trainer.order.batches)))
@@ -241,7 +241,7 @@ def _bounce(
 
 
 def _bytes(mapping: mmap.mmap, copies: DeviceCopies | None) -> torch.Tensor:
-    """Memory that is shared, pinned where a device copies from and to it."""
+    """Memory that is shared, and pinned if a device copies from and to it."""
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     if copies is not None:
         copies.pin(memory)

@@ -1,4 +1,4 @@
-"""Processes of our own for a measurement, which end with it, however it ends."""
+"""Processes of a measurement, which end with it in any case."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.settle import settle_process
 
 ANSWER_SECONDS = 120.0
-"""Longest wait for one word of a peer."""
+"""Time limit for one word of a peer, in seconds."""
 LEAVING = 200
-"""Milliseconds in which a process that ends has closed all its pipes."""
+"""Milliseconds in which an ending process closes all its pipes."""
 GRACE = 1.0
-"""Seconds that a peer whose pipe is closed may take to end."""
+"""Seconds in which a peer must end after its pipe was closed."""
 
 
 class Peer:
-    """One process, and the pipe to it."""
+    """A process, and the pipe to it."""
 
     def __init__(self, name: str, process: BaseProcess, connection: Connection) -> None:
         self.name, self.process, self.connection = name, process, connection
@@ -49,7 +49,7 @@ class Peer:
 
 
 class Peers:
-    """The processes of a measurement; on leaving, all are ended."""
+    """The processes of a measurement, which all end with the block."""
 
     def __init__(self) -> None:
         self._peers: list[Peer] = []
@@ -68,7 +68,7 @@ class Peers:
         self._peers.clear()
 
     def start(self, name: str, threads: int, function: Callable[..., None], *args: object) -> Peer:
-        """Run `function(connection, ...)`, of a module, in a process with so many torch threads."""
+        """Run `function(connection, ...)` of a module in a process with some number of torch threads."""
         context = forkserver.context()
         forkserver.start()
         ours, theirs = context.Pipe()
@@ -100,7 +100,7 @@ def _play(
 
 
 def _left_alone(connection: Connection) -> bool:
-    """Return whether nobody is at the other end of a pipe, so that nobody wants to know why its process failed."""
+    """Return whether the other end of a pipe is closed, so that no process reads an error."""
     poll = select.poll()
     poll.register(connection.fileno(), 0)  # a hang-up is always told
     return bool(poll.poll(LEAVING))

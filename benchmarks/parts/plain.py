@@ -17,11 +17,11 @@ from torch import nn
 
 Loop = Iterator[int]
 WORDS = 4096
-"""Bytes of the numbers that processes share, which lie before the vectors."""
+"""Bytes of the shared numbers, which precede the vectors."""
 
 
 class Shared(NamedTuple):
-    """What one of several processes shares with the others."""
+    """Memory that one of several processes shares with the others."""
 
     file: int
     """Descriptor of the memory."""
@@ -32,21 +32,24 @@ class Shared(NamedTuple):
 
 
 def room(model: nn.Module, vectors: int) -> int:
-    """Count the bytes of memory with so many vectors."""
+    """Count the bytes of the memory with some vectors."""
     return WORDS + vectors * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
 def share(file: int, mapping: memoryview, model: nn.Module, rank: int, ranks: int) -> Shared:
-    """Find the numbers and vectors in memory that is mapped."""
+    """Map the numbers and vectors in the memory."""
     length = sum(parameter.numel() for parameter in model.parameters())
     vectors = torch.frombuffer(mapping, dtype=torch.float32, offset=WORDS).view(-1, length)
     return Shared(file, mapping[:WORDS].cast("q"), vectors, rank, ranks)
 
 
 def gradients(
-    model: nn.Module, loss: Callable[..., torch.Tensor], batch: Callable[[torch.Tensor], tuple[Any, Any]],
-    samples: int, size: int,
-) -> Loop:  # fmt: skip
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    batch: Callable[[torch.Tensor], tuple[Any, Any]],
+    samples: int,
+    size: int,
+) -> Loop:
     """Compute the gradient of one minibatch after another."""
     while True:
         for numbers in torch.randperm(samples).split(size):
@@ -63,7 +66,7 @@ def views(model: nn.Module, vector: torch.Tensor) -> list[torch.Tensor]:
 
 
 def live_in(model: nn.Module, vector: torch.Tensor, begins: bool = True) -> None:
-    """Have a model's parameters lie in a vector; one that begins brings their values there."""
+    """Put a model's parameters into a vector; the first process copies its values there."""
     for parameter, part in zip(model.parameters(), views(model, vector), strict=True):
         if begins:
             part.copy_(parameter.data)
@@ -71,7 +74,7 @@ def live_in(model: nn.Module, vector: torch.Tensor, begins: bool = True) -> None
 
 
 def independent(model: nn.Module, steps: Loop, lr: float, _: Shared) -> Loop:
-    """Step by oneself."""
+    """Step alone."""
     optimizer = torch.optim.SGD(model.parameters(), lr, fused=True)
     for samples in steps:
         optimizer.step()
@@ -79,14 +82,14 @@ def independent(model: nn.Module, steps: Loop, lr: float, _: Shared) -> Loop:
 
 
 def lockstep(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Begin no step before all have ended the one before: what waiting costs, without a byte sent."""
+    """Step in lockstep: no process begins a step before all have ended the last, which measures the cost of waiting."""
     for samples in independent(model, steps, lr, shared):
         _meet(shared)
         yield samples
 
 
 def hogwild(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Step parameters that all share, without a lock."""
+    """Step shared parameters without a lock."""
     live_in(model, shared.vectors[0])
     return independent(model, steps, lr, shared)
 
@@ -160,7 +163,7 @@ def serve(vectors: torch.Tensor, bells: Sequence[int], lr: float, rounds: bool) 
 
 
 def all_reduce(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Add up a part of all gradients each, and step with the whole sum."""
+    """Add up one part of all gradients each, and step with the whole sum."""
     parameters, slot = [*model.parameters()], views(model, shared.vectors[shared.rank])
     total, sums = shared.vectors[shared.ranks], views(model, shared.vectors[shared.ranks])
     parts = [vector.chunk(shared.ranks)[shared.rank] for vector in shared.vectors[: shared.ranks]]
@@ -179,7 +182,7 @@ def all_reduce(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop
 
 
 def _meet(shared: Shared) -> None:
-    """Wait until all are as far."""
+    """Wait until all processes have come as far."""
     numbers, ranks = shared.numbers, shared.ranks
     numbers[shared.rank] += 1
     while min(numbers[:ranks]) < numbers[shared.rank]:

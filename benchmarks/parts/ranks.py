@@ -1,4 +1,4 @@
-"""One process of the benchmark allreduce: it adds up as it is told, and tells how long that took."""
+"""One process of the benchmark allreduce: it adds on request, and reports the time."""
 
 from __future__ import annotations
 
@@ -29,16 +29,22 @@ from distbelief.transport.tls import TlsEndpoint
 
 SECONDS = 120.0
 LEAD_SECONDS = 0.05
-"""How long before it the moment is agreed on at which all begin; long enough for the slowest line."""
+"""Seconds until the agreed moment at which all begin, enough for the slowest line."""
 SWAPS = 10
 PLAN = Plan(Settings(), lay_out([Tensor("weight", (1,), "float32")]), (), 0)
-"""Of no job: whoever forms a group asks for none."""
+"""Settings outside of a job, which a group needs but does not use."""
 
 
 def play(
-    connection: Connection, rank: int, ranks: int, store: str, supervisor: int, memory: int, where: str,
+    connection: Connection,
+    rank: int,
+    ranks: int,
+    store: str,
+    supervisor: int,
+    memory: int,
+    where: str,
     identity: Identity | None,
-) -> None:  # fmt: skip
+) -> None:
     """Serve until told to end.
 
     Args:
@@ -92,7 +98,7 @@ def play(
 
 
 def _mean(act: Callable[[], object], times: int) -> float:
-    """Seconds of each of several, one after the other."""
+    """Measure the seconds of each of several rounds."""
     began = time.perf_counter()
     for _ in range(times):
         act()
@@ -100,7 +106,7 @@ def _mean(act: Callable[[], object], times: int) -> float:
 
 
 def _together(act: Callable[[], object]) -> float:
-    """Seconds from a moment that all ranks agree on; they have one clock."""
+    """Measure the seconds from a moment that all ranks agree on; they share a clock."""
     agreed = torch.tensor([time.monotonic() + LEAD_SECONDS], dtype=torch.float64)
     dist.all_reduce(agreed, dist.ReduceOp.MAX)
     moment = float(agreed)
@@ -112,7 +118,7 @@ def _together(act: Callable[[], object]) -> float:
 def _act(
     how: str, where: tuple[int, int], window: Window | None, fabric: Fabric, own: torch.Tensor
 ) -> Callable[[], object]:
-    """What is measured."""
+    """Run the measurement."""
     if how == "native":
         return lambda: dist.all_reduce(own)
     if how == "copy":
@@ -124,7 +130,7 @@ def _act(
 
 
 def _add_up(fabric: Fabric) -> None:
-    """One round of a fabric that has one vector."""
+    """Run a round of a fabric with one vector."""
     fabric.ready(0)
     while (done := fabric.reduce()) is None:
         pass
@@ -132,7 +138,9 @@ def _add_up(fabric: Fabric) -> None:
 
 
 def _linked(how: str, rank: int, ranks: int, size: int, identity: Identity | None) -> RoleLinks:
-    """A group of all ranks over role links, that adds up one vector: a ring over TLS, or any in the clear."""
+    """Form a group of all ranks over role links that adds one vector: a ring over TLS, or any algorithm without
+    encryption.
+    """
     role, algorithm = roles.replica(rank), "ring" if how == "tls" else how
     endpoint: TcpEndpoint | TlsEndpoint = (
         TlsEndpoint(role, "bench", identity=identity)
@@ -152,7 +160,7 @@ def _linked(how: str, rank: int, ranks: int, size: int, identity: Identity | Non
 
 
 def _swap(tensor: torch.Tensor, rank: int, ranks: int) -> None:
-    """Send to the next, and receive from the one before, some times."""
+    """Send to the next rank and receive from the previous one, several times."""
     there = torch.empty_like(tensor)
     for _ in range(SWAPS):
         come, go = dist.P2POp(dist.irecv, there, (rank - 1) % ranks), dist.P2POp(dist.isend, tensor, (rank + 1) % ranks)

@@ -1,4 +1,4 @@
-"""Push and fetch as a replica makes them: over a carrier of ours, to a real shard in a process of its own."""
+"""Push and fetch as a replica makes them, over one of our carriers to a real shard in another process."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
 RATE = 1e-3
-"""Learning rate of every update that is measured, here and in `limits`."""
+"""Learning rate of every measured update, here and in `limits`."""
 GRADIENT = 1e-3
-"""What every gradient is filled with: the sums stay far from numbers that are slow to add."""
+"""Value of every gradient, which keeps sums away from slow denormal numbers."""
 JOB = "bench"
 Does = Literal["both", "push", "fetch", "in place"]
 REPLICA = roles.replica(0)
 
 
 def plan_of(size: int, shards: int) -> Plan:
-    """The plan of shards that hold `size` bytes of float32."""
+    """Return the plan of shards with `size` bytes of float32."""
     layout = lay_out([Tensor("weight", (size // 4,), "float32")])
     settings = Settings(strategy=Downpour(1, shards, optimizer=optim("sgd", RATE)))
     return Plan(settings, layout, cut(layout, settings.partitions, shards), 1)
@@ -64,9 +64,7 @@ def serve_shard(
     index: int,
     identity: Identity | None,
 ) -> None:
-    """Play a shard until it is told to stop; `memory` is the supervisor's descriptor of what is read in place, or
-    -1.
-    """
+    """Play a shard until told to stop; `memory` is the supervisor's descriptor of memory for reads in place, or -1."""
     role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
         descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
@@ -124,7 +122,7 @@ class Ours:
         self._driver.begin(REPLICA)
 
     def trips(self, count: int) -> float:
-        """Seconds per round trip, over `count` of them."""
+        """Return the seconds per round trip, over `count` of them."""
         start = time.perf_counter()
         answer, self._answer = self._answer, None
         assert answer is not None
@@ -134,7 +132,7 @@ class Ours:
         return (time.perf_counter() - start) / count
 
     def _story(self) -> Story:
-        """As `replica.downpour` does without prefetch: a push, then a fetch, and a wait for both."""
+        """Push, fetch, and wait for both, as `replica.downpour` does without prefetch."""
         versions, clock = {role: Version(0, 0) for role, _ in self._shards}, 0
         pushed = self.gradient.view(torch.uint8)
         outgoing = {role: pushed[part.start : part.stop] for role, part in self._shards}

@@ -1,6 +1,4 @@
-"""How the benchmarks measure: contenders take turns within one run, and what is reported are medians and ratios of the
-same rounds.
-"""
+"""Measurement in turns: contenders take turns within one run, and results are medians, and ratios within rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 from distbelief.cli.tables import number, show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
-from distbelief.record.machine import machine
+from distbelief.record.limits import machine
 
 REPEATS_LIMIT = 1000
 """Most rounds of one benchmark."""
@@ -60,7 +58,7 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median over the rounds of `above / below`, each within its round.
+    """Return the median over the rounds of `above / below`, each within its round.
 
     >>> ratio([2.0, 9.0, 6.0], [1.0, 3.0, 3.0])
     2.0
@@ -69,7 +67,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a fraction of the median; 0 of fewer than 2 values.
+    """Return half the distance between the quartiles, relative to the median; 0 for fewer than 2 values.
 
     >>> spread([1.0, 2.0, 3.0])
     0.5
@@ -81,34 +79,39 @@ def spread(values: Sequence[float]) -> float:
 
 
 def medians(taken: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of what each contender took."""
+    """Return the median of each contender's values."""
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def rates(taken: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """The medians of what are samples per second, and the `spread` of each, as results name them."""
+    """Return medians of samples per second, and the `spread` of each, as in results."""
     return {"samples_per_second": medians(taken), "spread": {name: spread(values) for name, values in taken.items()}}
 
 
 class Figure(TypedDict):
-    """One of the figures to reach, as results hold it."""
+    """A target figure in a result."""
 
     what: str
     measured: float
     promised: float
     better: str
-    """higher, or lower where less is better."""
+    """"higher", or "lower" if less is better."""
     reached: bool
 
 
 def figure(what: str, measured: float, promised: float, lower: bool = False) -> Figure:
-    """One of the figures to reach, beside what was measured; `lower` where less is better.
+    """Make a target figure with its measured value; `lower` if less is better.
 
     >>> figure("seconds to the first step", 2.5, 3.0, lower=True)["reached"]
     True
     """
-    return {"what": what, "measured": measured, "promised": promised, "better": "lower" if lower else "higher",
-            "reached": measured <= promised if lower else measured >= promised}  # fmt: skip
+    return {
+        "what": what,
+        "measured": measured,
+        "promised": promised,
+        "better": "lower" if lower else "higher",
+        "reached": measured <= promised if lower else measured >= promised,
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,15 +119,15 @@ class BenchOptions:
     """Options of every benchmark."""
 
     json: str | None = None
-    """File to write the result to."""
+    """File for the result."""
     quick: bool = False
-    """The shortest form: whether it runs, not how fast."""
+    """Run the shortest form, to see whether it works, not how fast."""
     quiet: bool = False
     """Print nothing."""
 
 
 class Table(NamedTuple):
-    """A table as a benchmark prints it."""
+    """A table that a benchmark prints."""
 
     title: str
     columns: Sequence[str]
@@ -132,7 +135,7 @@ class Table(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Fields of a benchmark's result, its figures to reach and its tables."""
+    """Fields of a benchmark's result, its target figures and its tables."""
 
     fields: Json
     figures: Sequence[Figure]
@@ -140,7 +143,7 @@ class Measured(NamedTuple):
 
 
 def rate_rows(found: Json, *shares: Mapping[str, float]) -> list[list[str]]:
-    """Rows of a table of `rates`: samples per second, their spread, and shares as far as there are some."""
+    """Make the rows of a table of `rates`: samples per second, their spread, and ratios."""
     return [
         [name, number(rate), f"{found['spread'][name]:.0%}", *(number(of[name]) if name in of else "" for of in shares)]
         for name, rate in found["samples_per_second"].items()
@@ -175,7 +178,7 @@ def _figure_row(one: Figure) -> list[str]:
 
 
 def told_options(options: BenchOptions) -> dict[str, object]:
-    """The options that differ from their defaults, but for those that say where the result goes."""
+    """Return the options that differ from their defaults, without those of the output."""
     given = {
         field: getattr(options, field.name)
         for field in dataclasses.fields(options)

@@ -1,5 +1,5 @@
-"""What torch itself has for a model over two processes, on gloo: its pipelines of stages, and layers whose tensors are
-distributed. The model is a sequence of modules.
+"""Torch's own ways of splitting a model over two processes with gloo: pipelines of stages, and layers of distributed
+tensors. The model is a sequence of modules.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model
 
 GPIPE, ONE_F_ONE_B = "GPipe", "1F1B"
-"""Its pipelines."""
+"""Schedules of torch's pipelines."""
 
 
 def pipeline(workload: Workload, schedule: str, microbatches: int) -> float:
-    """Samples per second of torch's pipeline, whose stages are those that our own split makes."""
+    """Return the samples per second of torch's pipeline, with the same stages as our split."""
     return _race(workload, _stage, schedule, microbatches)
 
 
 def tensors(workload: Workload) -> float:
-    """Samples per second of fully connected layers by columns and by rows in turn, as our own neurons have them."""
+    """Return the samples per second of fully connected layers split by columns and rows in turn, as our neurons are."""
     return _race(workload, _columns_and_rows)
 
 
@@ -74,7 +74,7 @@ class _Stage:
         self.order = Order(len(self._data), workload.batch_size, 0)
 
     def compute(self, batch: Batch) -> Computed:
-        """Its part of the gradient of a minibatch."""
+        """Compute its part of the gradient of a minibatch."""
         for parameter in self._own.parameters():
             parameter.grad = None
         numbers = self.order.indices(batch.epoch, batch.index)
@@ -119,6 +119,6 @@ def _columns_and_rows(connection: Connection, workload: Workload, store: str, ra
 
 
 def _own(tensor: Any) -> torch.Tensor:
-    """What a rank has of a tensor."""
+    """Return the part of a tensor on a rank."""
     own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return own

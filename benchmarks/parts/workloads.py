@@ -1,5 +1,5 @@
-"""What benchmarks train: a model of `tasks` on a part of its data, so that a round takes seconds, or one that is only
-large; and how a job is run.
+"""Workloads of benchmarks: a model of `tasks` on a part of its data, so that a round takes seconds, or a large model;
+and runs of jobs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from distbelief.strategies import Strategy
 from distbelief.tasks import Task, TensorData, resolve
 
 SHORT = 12_800
-"""Samples of MNIST of which a slow model's round is made: 200 minibatches of 64."""
+"""Samples of MNIST in a round of a slow model: 200 minibatches of 64."""
 QUICK = 1_280
 WIDE = 4096
 """Width of the large model: 64 MB of parameters."""
 
 
 def run(task: str, strategy: Strategy, place: Local | None = None, **options: Any) -> Json:
-    """Run a job that only trains, of which nothing is kept but what it returns."""
+    """Run a job that only trains, and keep only its result."""
     rare: dict[str, Any] = {"evaluate_every": 0, "checkpoint_every": 0, "snapshot_every": "0"}
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         return (place or Local()).run(Job(task, strategy, **rare, **options, out=f"{folder}/run"))
 
 
 def rate(task: str, strategy: Strategy, place: Local | None = None, **options: Any) -> float:
-    """Samples per second of a job's training: from its first minibatch dealt to its last step reported."""
+    """Return the samples per second of a job's training, from its first dealt minibatch to its last reported step."""
     return float(run(task, strategy, place, **options)["samples_per_second"])
 
 
@@ -58,7 +58,7 @@ def mlp_quick() -> Task:
 
 
 def _part(name: str, samples: int) -> Task:
-    """A task with the first samples of its training set."""
+    """Make a task with the first samples of its training set."""
     whole = resolve(name)
 
     def train() -> TensorData:

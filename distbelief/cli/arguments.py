@@ -13,8 +13,10 @@ import functools
 import inspect
 import itertools
 import re
+import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from distbelief.core.settings import option
@@ -31,39 +33,33 @@ class Argument(NamedTuple):
     """One option."""
 
     name: str
-    """Name of the field."""
     hint: Any
-    """Type of the field."""
     default: Any
     text: str
-    """Its docstring."""
+    """Docstring of the field."""
 
     @property
     def option(self) -> str:
-        """Spelling of the option on the command line."""
+        """Return the option as the command line spells it."""
         return option(self.name)
 
     @property
     def several(self) -> bool:
-        """True where several words may follow."""
+        """Return whether several words may follow."""
         return typing.get_origin(self.hint) is tuple
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """Types that one word of its value may have."""
+        """Return the types that one word of its value may have."""
         return tuple(kind for kind in typing.get_args(self.hint) or (self.hint,) if kind not in (type(None), ...))
 
     @property
     def is_flag(self) -> bool:
-        """True where no value follows."""
+        """Return whether no value follows."""
         return self.hint is bool
 
     def convert(self, word: str) -> Any:
-        """Convert one word of its value.
-
-        Raises:
-            UsageError: it is no number.
-        """
+        """Convert one word of its value, or raise a `UsageError`."""
         for kind, what in ((int, "a whole number"), (float, "a number")):
             if kind in self.kinds:
                 try:
@@ -76,20 +72,20 @@ class Argument(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataFolder:
-    """Place of the data, for commands that have no job."""
+    """Place of the data, for commands without a job."""
 
     data_dir: str | None = None
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    """Folder of the data. The default is $DISTBELIEF_DATA, then the cache."""
 
 
 class Heading(NamedTuple):
-    """Heading of the help, with the names of the options under it."""
+    """Heading of the help, and the options under it, separated by blanks."""
 
     title: str
     common: str
-    """Those that --help shows, separated by blanks."""
+    """Options that --help shows."""
     rare: str = ""
-    """Those that only `--help all` shows."""
+    """Options that only `--help all` shows."""
 
 
 @functools.cache
@@ -109,12 +105,12 @@ def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = Non
 
     Args:
         kind: the dataclass.
-        without: fields that are no options.
-        defaults: an instance whose values are the defaults; else the fields' own are.
+        without: fields that are not options.
+        defaults: an instance with other defaults than the fields have.
     """
-    # a job's task is no option, and its type would import torch
+    # a job's task is not an option, and its type would import torch
     hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
-    # its own before those that other commands have too
+    # options of this command alone come first
     fields = sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
     return [
         Argument(
@@ -134,30 +130,30 @@ def read(
     when: Mapping[str, str] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Read the words of a command: the value of each option, by the name of its field.
+    """Read the words behind a command: the value of each option, by the name of its field.
 
     Args:
         prog: the command.
-        meaning: what it does.
-        known: its options.
-        words: behind the command.
-        headings: under which help shows the options; without any, all stand together.
-        when: to change some options from their default.
-        places: file and line of the options that are from a file.
+        meaning: description of the command in its help.
+        known: options of the command.
+        words: words behind the command.
+        headings: headings of the options in the help; without them, the options are one list.
+        when: by option, when a user changes it.
+        places: by option, the file and line that set it.
 
     Raises:
-        UsageError: values are missing or none, or a word belongs to no option.
-        SystemExit: help was asked for, and shown.
+        UsageError: a value is missing or wrong, or a word belongs to no option.
+        SystemExit: the words ask for help, which was shown.
     """
-    words = _joined([_spelled(word) for word in words], [one.option for one in known if not one.is_flag])
-    if asked := [at for at, word in enumerate(words) if word in HELP]:
-        print(_help(prog, meaning, known, headings, when or {}, rare=words[asked[0] + 1 :][:1] == [ALL]), end="")
+    words = _joined([_spelled(word) for word in words], [argument.option for argument in known if not argument.is_flag])
+    if helps := [at for at, word in enumerate(words) if word in HELP]:
+        print(_help(prog, meaning, known, headings, when or {}, rare=words[helps[0] + 1 :][:1] == [ALL]), end="")
         raise SystemExit(0)
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for argument in known:
         _add(parser, argument)
     try:
-        found, strange = parser.parse_known_args(words)
+        parsed, strange = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         flag = any(argument.option == error.argument_name and argument.is_flag for argument in known)
         raise UsageError(
@@ -168,7 +164,7 @@ def read(
     values: dict[str, Any] = {}
     refusals = []
     for argument in known:
-        value = getattr(found, argument.name)
+        value = getattr(parsed, argument.name)
         try:
             if value is None:
                 values[argument.name] = argument.default
@@ -188,11 +184,7 @@ Asked = TypeVar("Asked")
 
 
 def ask(prog: str, kind: type[Asked], words: Sequence[str], meaning: str = "", defaults: Asked | None = None) -> Asked:
-    """Read the options of a command that are the fields of one dataclass.
-
-    Raises:
-        UsageError, SystemExit: as `read` and `refuse`.
-    """
+    """Read the options of a command whose options are the fields of one dataclass; raise as `read` and `refuse`."""
     known = arguments_of(kind, defaults=defaults)
     refuse(prog, words, [argument.option for argument in known])
     return kind(**read(prog, meaning or str(kind.__doc__), known, words))
@@ -201,19 +193,15 @@ def ask(prog: str, kind: type[Asked], words: Sequence[str], meaning: str = "", d
 def ask_of(
     prog: str, what: str, kind: type[Asked], words: Sequence[str], meaning: str = "", known: str = ""
 ) -> tuple[str, Asked]:
-    """Read the word that comes first, and the options behind it.
+    """Read a first word, and the options behind it; raise as `ask`.
 
     Args:
         prog: the command.
-        what: what the first word names, such as "run folder".
+        what: the kind of thing that the first word names, such as "run folder".
         kind: the dataclass of the options.
-        words: behind the command.
-        meaning: what it does; else the docstring of `kind`.
-        known: the first words that there are.
-
-    Raises:
-        UsageError: there is no such word, or as `ask`.
-        SystemExit: help was asked for, and shown.
+        words: words behind the command.
+        meaning: description in the help; the docstring of `kind` by default.
+        known: the possible first words, for an error.
     """
     if not words:
         raise UsageError(f"which {what}? Write it first: {'; '.join(filter(None, (f'{prog} [options]', known)))}")
@@ -225,11 +213,7 @@ def ask_of(
 
 
 def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[str], Asked]:
-    """Read the words before the options, and these.
-
-    Raises:
-        UsageError, SystemExit: as `ask`.
-    """
+    """Read the words before the options, and the options; raise as `ask`."""
     first = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:first]), ask(prog, kind, words[first:])
 
@@ -241,17 +225,17 @@ def refuse(
     elsewhere: Callable[[], Mapping[str, str]] = dict,
     why: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse an option that is not known.
+    """Refuse an unknown option.
 
     Args:
         prog: the command.
-        words: behind it.
-        known: its options.
-        elsewhere: lists other options, and who has them.
-        why: it has not some of those.
+        words: words behind the command.
+        known: options of the command.
+        elsewhere: lists the options of other commands and strategies, and their owners.
+        why: reasons why the command lacks some of those.
 
     Raises:
-        UsageError: with the nearest that is, or where it would belong and why not here.
+        UsageError: naming the nearest option, or the owner of the option and why it is not here.
     """
     for word in words:
         name = _spelled(word).partition("=")[0]
@@ -262,9 +246,8 @@ def refuse(
             other = f", and here it is {here}" if here else ""
             reason = f"{why[there]}; " if why and there in why else ""
             it = "it" if there == name else there
-            raise UsageError(
-                f"{prog} has no option {name}: {reason}{it} belongs to {others[there]}{other}; see {prog} --help"
-            )
+            belongs = f"{reason}{it} belongs to {others[there]}{other}"
+            raise UsageError(f"{prog} has no option {name}: {belongs}; see {prog} --help")
         near = nearest(name, [*known, "--help"])
         hint = f"did you mean {near}? " if near else ""
         raise UsageError(f"{prog} has no option {name}; {hint}All are in {prog} --help")
@@ -281,7 +264,7 @@ def _spelled(word: str) -> str:
 
 
 def _joined(words: Sequence[str], valued: Sequence[str]) -> list[str]:
-    """Join each option and a negative number behind it: argparse takes -1e-3 for an option.
+    """Join each option with a negative number behind it, since argparse takes -1e-3 for an option.
 
     >>> _joined(["--lr", "-1e-3", "--json"], ["--lr"])
     ['--lr=-1e-3', '--json']
@@ -308,7 +291,7 @@ def _add(to: Any, argument: Argument, **more: str) -> None:
 def _help(
     prog: str, meaning: str, known: Sequence[Argument], headings: Sequence[Heading], when: Mapping[str, str], rare: bool
 ) -> str:
-    """Lay the help out: the options under each heading, in its order, and at the end where the others are."""
+    """Lay out the help: the options under their headings, and how to see the rest."""
     by_name = {argument.name: argument for argument in known}
     shown = headings or [Heading("options", " ".join(by_name))]
     names = {heading: [*heading.common.split(), *heading.rare.split() * rare] for heading in shown}
@@ -327,3 +310,93 @@ def _help(
             change = f" Change it {when[argument.name]}." if argument.name in when else ""
             _add(group, argument, help=f"{argument.text}{default}{change}".replace("%", "%%"))
     return parser.format_help()
+
+
+CONFIG = "--config"
+
+
+class Configured(NamedTuple):
+    """The words of a command, with those of its `--config` file."""
+
+    words: list[str]
+    places: dict[str, str]
+    """By option that the file sets: the file and the line."""
+
+
+def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured:
+    """Put the options of the TOML file that `--config` names before the words of a command, which take precedence.
+
+    Args:
+        args: words of the command after its first words.
+        arguments: options of the command.
+
+    Raises:
+        UsageError: the file cannot be read, or has an unknown key or a wrong value.
+    """
+    words, paths = _without_config(args)
+    if not paths:
+        return Configured(words, {})
+    if len(paths) > 1:
+        raise UsageError(f"{CONFIG} {' '.join(paths)}: name one file")
+    text, options = _read(paths[0])
+    typed = {word.partition("=")[0].replace("_", "-") for word in words}
+    known = {argument.option: argument for argument in arguments}
+    first: list[str] = []
+    places: dict[str, str] = {}
+    for key, value in options.items():
+        place, name = f"{paths[0]}, line {_line_of(text, key)}", option(key)
+        if name not in known or name == CONFIG:
+            raise UsageError(f"{place}: no option {key!r} here{_nearest(key, known)}")
+        if name in places:
+            raise UsageError(f"{place}: {key} is set twice, first at {places[name]}; remove one")
+        places[name] = place
+        if name not in typed:
+            first += _words(known[name], value, f"{place}: {key}")
+    return Configured([*first, *words], places)
+
+
+def _without_config(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    words, paths, rest = [], [], iter(args)
+    for word in rest:
+        name, equals, path = word.partition("=")
+        if name != CONFIG:
+            words.append(word)
+        elif path := path if equals else next(rest, ""):
+            paths.append(path)
+        else:
+            raise UsageError(f"{CONFIG}: its value is missing")
+    return words, paths
+
+
+def _read(path: str) -> tuple[str, dict[str, object]]:
+    try:
+        text = Path(path).read_text("utf-8-sig")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"{CONFIG} {path}: {error.strerror}; name a TOML file of options") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{CONFIG} {path}: is not TOML: {error}; write lines such as replicas = 2") from error
+
+
+def _line_of(text: str, key: str) -> int:
+    match = re.search(rf"^\s*[\[\"']*{re.escape(key)}\b", text, re.MULTILINE)
+    return text[: match.end()].count("\n") + 1 if match else 1
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    near = nearest(option(key), [name for name in known if name != CONFIG])
+    names = near.removeprefix("--").replace("-", "_")
+    return f"; did you mean {names!r}?" if near else "; its options are those of --help, such as replicas"
+
+
+def _words(argument: Argument, value: object, place: str) -> list[str]:
+    """Return a value as words of the command line: none for a flag that is false."""
+    if argument.is_flag:
+        if not isinstance(value, bool):
+            raise UsageError(f"{place} is {value!r}: write true or false")
+        return [argument.option] if value else []
+    if isinstance(value, list) and argument.several and all(isinstance(word, str | int | float) for word in value):
+        return [argument.option, *map(str, value)] if value else []
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return [f"{argument.option}={value}"]
+    raise UsageError(f"{place} is {type(value).__name__} {value}: write one value{' or a list' * argument.several}")

@@ -1,4 +1,4 @@
-"""The command `distbelief`: from words to calls, from errors to one line and an exit code; it decides nothing."""
+"""The command `distbelief`: calls the command that its words name, and turns errors into a line and an exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from distbelief.cli import INTERRUPTED
+from distbelief.cli import ENDED, INTERRUPTED
 from distbelief.errors import DataError, DistbeliefError, Interrupted, Refusals, UsageError, limit, unknown
 from distbelief.places import signals
 
@@ -20,38 +20,40 @@ usage: distbelief COMMAND ...
 Train deep networks on many machines: DistBelief on today's PyTorch.
 
   train TASK STRATEGY [options]                    train a task on this machine
-  train TASK auto [options]                        the same, with what `plan` finds fastest on this machine
+  train TASK auto [options]                        the same, as `plan` finds it fastest on this machine
   launch STRATEGY [options] script.py [args...]    run your own training loop in every replica; -m module in the place
                                                    of script.py runs a module of a package, as python -m does
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
-  check [TASK] --hosts a:4,b:4 [options]           whether hosts are ready for a job, and what to do where not
+  check [TASK] --hosts a:4,b:4 [options]           check whether hosts are ready for a job
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
-  report RUN ... [options]                         put runs beside each other, on one page
+  report RUN ... [options]                         compare runs on one page
   runs [DIR] [options]                             list runs: task, strategy, state, accuracy, time
   evaluate RUN|FILE [options]                      measure the model of a run, or of a compressed file, on a test set
-  predict RUN... TASK|FILE --out FILE [options]    what trained models answer to samples: one file
-  compress RUN [options]                           make the model of a run smaller: one file
+  predict RUN... TASK|FILE --out FILE [options]    write the outputs of trained models for samples
+  compress RUN [options]                           make the model of a run smaller
   expand FILE [options]                            write the model of a compressed file as safetensors
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
-  leave TICKET                                     let the replicas that joined from this machine finish, and go
-  status RUN [options]                             who takes part in a running job, how far, and what each waits for
-  cost TASK [options]                              what a step takes and holds, layer by layer; what epochs cost
-  plan TASK [options]                              which strategy, with how many replicas, is fastest on some machines
-  split TASK [options]                             what goes where in a split model, what crosses, whether it pays
-  draw ALGORITHM [options]                         what an all-reduce sends, or a pipeline runs, step by step
+  leave TICKET                                     let the replicas that joined from this machine finish and leave
+  status RUN [options]                             show the members of a running job, and what each waits for
+  cost TASK [options]                              measure time and memory of a step, layer by layer
+  plan TASK [options]                              find the fastest strategy and number of replicas for some machines
+  split TASK [options]                             show how a model would be split, and whether it pays
+  draw ALGORITHM [options]                         draw an all-reduce or a pipeline, step by step
 
 tasks:       {tasks}, or module:function of your own; TASK@FILE begins with the
-             model of a compressed file, and keeps what is pruned and shared in it
+             model of a compressed file, and keeps its pruned and shared weights so
 strategies:  {strategies},
              or module:Class of your own
 
 distbelief train mnist downpour --replicas 2 --shards 2 --optimizer adagrad --lr 0.02 --epochs 5
 distbelief train mnist downpour --help [all]       the options of a command with a strategy
-distbelief --version"""
+distbelief --version
+
+exit status: 0 done; 1 failed, or not ready (check); 2 refused: change a word, a file or the data; 130 interrupted"""
 
 
 def main() -> NoReturn:
-    """Run the command of this process, and end it."""
+    """Run the command of this process, and end the process."""
     with signals.handled(_end):
         signals.leave_process_1()
         from distbelief.places.processes.output import open_streams
@@ -62,41 +64,42 @@ def main() -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # at once: all is written and every process ended, and Python would take half a second to tear torch down
+            # all is written and every process has ended; Python would take half a second to tear torch down
             os._exit(status)
 
 
 def _interrupted(args: Sequence[str]) -> str:
-    """Say how far a command was that was interrupted.
+    """Describe an interruption by how far the command was.
 
     >>> _interrupted(["train", "mnist"]), _interrupted(["status"])
     ('interrupted before the job began', 'interrupted')
     """
     match args[:1]:
         case ["train" | "launch" | "simulate" | "join"]:
-            return INTERRUPTED_BEFORE
+            return "interrupted" if ENDED.is_set() else INTERRUPTED_BEFORE
         case ["cost" | "plan" | "split"]:
-            return "interrupted: half of a measurement says nothing, and nothing is kept; --seconds N makes it shorter"
+            return "interrupted: an unfinished measurement is not kept; --seconds N makes it shorter"
     return "interrupted"
 
 
 def _end(*_: object) -> NoReturn:
-    """End this process, which has nothing to lose before a job begins; an import under way could catch an exception."""
+    """End this process without an exception, which an import could catch; before a job begins nothing is lost."""
     with contextlib.suppress(OSError):
-        alone = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""  # of the line and cursor that showed what was done
-        os.write(2, f"{alone}distbelief: {_interrupted(sys.argv[1:])}\n".encode())
+        clear = "\r\x1b[2K\x1b[?25h" if os.isatty(2) else ""  # clear a line of progress, and show the cursor
+        os.write(2, f"{clear}distbelief: {_interrupted(sys.argv[1:])}\n".encode())
     os._exit(INTERRUPTED)
 
 
 def run(args: Sequence[str], command: Callable[[list[str]], int] | None = None) -> int:
-    """Run a command; returns the exit status: 0, 1 for a failure, 2 for a wrong word, 130 for an interruption.
+    """Run a command; return its exit status, as `USAGE` says.
 
     Args:
-        args: its words.
-        command: what they are for; that of distbelief which they begin with, where it is left off.
+        args: the words of the command line.
+        command: called with the words; without one, the first word names a command of distbelief.
     """
     from distbelief.core.values import check_text
 
+    ENDED.clear()
     try:
         for word in args:
             check_text(word, repr(word))
@@ -110,18 +113,18 @@ def run(args: Sequence[str], command: Callable[[list[str]], int] | None = None) 
     except KeyboardInterrupt:
         return _complain(_interrupted(args), INTERRUPTED)
     except BrokenPipeError:
-        # whoever read our output has gone; Python must not try to flush it again
+        # the reader of our output is gone; Python must not try to flush it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # of this machine: a full disk behind our output, no more descriptors, a folder that was deleted under us
+        # of this machine: a full disk, no more descriptors, a folder that was deleted
         return _complain("; ".join(filter(None, [str(error), limit(error)])), 1)
     except Exception as error:
         return _complain(f"{type(error).__name__}: {error} ({_place(error)})", 1)
 
 
 def _place(error: Exception) -> str:
-    """The last line of ours that an unexpected error came through."""
+    """Return the last line of this package in the traceback of an unexpected error."""
     import traceback
 
     package = str(Path(__file__).parents[1])

@@ -1,6 +1,4 @@
-"""The options of each command, made from the fields of the Python API's dataclasses; one that does not belong is
-refused with one that does.
-"""
+"""The options of `train`, `launch` and `simulate`, made of the fields of the dataclasses of the Python API."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distbelief.cli import words
-from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, documents, read, refuse
-from distbelief.cli.config import configured
+from distbelief.cli.arguments import ALL, Argument, Heading, arguments_of, configured, documents, read, refuse
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.settings import option
 from distbelief.errors import UsageError
@@ -35,100 +32,99 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stepping:
-    """How the parameters are stepped."""
+    """Options of the optimizer."""
 
     optimizer: str = "sgd"
     """adadelta, adagrad, adam, adamax, adamw, lamb, lars, momentum, nadam, nesterov, radam, rmsprop or sgd."""
     lr: float | None = None
-    """Learning rate; the optimizer's own where none is given."""
+    """Learning rate; without it, the default of the optimizer."""
     weight_decay: float | None = None
-    """Weight decay; the optimizer's own where none is given."""
+    """Weight decay; without it, the default of the optimizer."""
     decay_exempt: bool = False
     """Leave biases and the parameters of normalisations out of the weight decay."""
     optimizer_options: tuple[str, ...] = ()
-    """Other options of its class, such as eps=1e-8 or betas=0.9,0.95; of lars: trust=0.001, momentum=0.9, exempt=true,
-    correction=false.
-    """
+    """Other options of the optimizer, such as eps=1e-8 or betas=0.9,0.95; lars has trust=0.001, momentum=0.9,
+    exempt=true and correction=false."""
 
 
 @dataclass(frozen=True)
 class Showing:
-    """What is shown."""
+    """Options of the output."""
 
     quiet: bool = False
-    """Show nothing but, at the end, the run folder."""
+    """Show only the run folder, at the end."""
     json: bool = False
-    """Show what happens as lines of JSON; the last one is the result."""
+    """Show events as lines of JSON; the last line is the result."""
 
 
 @dataclass(frozen=True)
 class Configuring:
-    """Where options are from."""
+    """Option that names a file of options."""
 
     config: str = ""
-    """A TOML file of options, such as replicas = 2; what stands on the command line goes before what the file has."""
+    """TOML file of options, such as replicas = 2; the command line takes precedence."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan in the place of a job."""
+    """Option that shows a job instead of running it."""
 
     dry_run: bool = False
-    """With --hosts or --hostfile, only show who would be where; no host is asked."""
+    """With --hosts or --hostfile, only show the host of each role, without contacting any."""
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Slower steps on real processes."""
+    """Options that slow down the steps of real processes."""
 
     pad: str = "0s"
-    """Least time of a step, such as 50ms; the rest is slept, so that more replicas than cores can be compared."""
+    """Least time of a step, such as 50ms. Steps that are faster sleep, so that more replicas than cores can be
+    compared."""
     straggle: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
 
 
 @dataclass(frozen=True)
 class VirtualOptions:
-    """The virtual cluster."""
+    """Options of the virtual cluster."""
 
     network: str = "latency=50us,bandwidth=10Gbit"
-    """Latency, bandwidth and jitter (a fraction of the latency) of every link; local-latency and local-bandwidth of
-    those inside a host (--hosts, or allreduce --per-host); reduce=10GB, how fast a gradient that arrives is added to
-    another, where that is not the memory of --handling."""
+    """Latency, bandwidth and jitter (a fraction of the latency) of every link. local-latency and local-bandwidth are
+    those inside a host (--hosts, or allreduce --per-host). reduce=10GB is the speed at which gradients are added, if it
+    differs from the memory of --handling."""
     topology: str = ""
-    """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file as
-    Slurm's topology.conf. Replicas follow each other along its walk, each on a host of its own where --hosts or
-    --per-host puts none together; shards are spread over switches."""
+    """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or a file such as
+    Slurm's topology.conf. Each replica has a host unless --hosts or --per-host puts several together; consecutive
+    replicas are neighbours, and shards are spread over the switches."""
     compute: str = "lognormal:1ms:0.2"
     """Time of a step: 1ms, constant:1ms, exponential:1ms or lognormal:1ms:0.2."""
     handling: str = "message=6us,memory=26GB"
-    """What a message costs who takes it; how fast bytes are read and written, in updates, sums and copies."""
+    """Time that a role takes for each message it receives, and the speed at which it reads and writes memory."""
     hosts: str = ""
-    """Machines that roles share: cores=2 puts all on one with two cores, replicas=4 as many replicas on each, with
-    shards spread over them; together=0.9 is the speed of a core while all of a host work; busy=1ms is what of a step
-    needs a core, the rest of it is slept. Else each role has its own."""
+    """Machines that roles share; by default each role has its own. cores=2 puts all roles on one machine with two
+    cores. replicas=4 puts four replicas on each machine, and spreads the shards. together=0.9 is the speed of a core
+    while all cores of its machine work. busy=1ms is the part of a step that needs a core; the rest sleeps."""
     path: str = "auto"
-    """Who makes the updates on one host (--hosts cores=N): served (the shards), direct (each replica, in memory that it
-    shares with the shards, under their locks), or auto (direct where the job allows it)."""
+    """Roles that make the updates on one host (--hosts cores=N): served (the shards), direct (the replicas, in memory
+    shared with the shards, under their locks), or auto (direct if the job allows it)."""
     stragglers: tuple[str, ...] = ()
     """1:4 makes replica 1 take 4 times as long; 5%x10 makes 5 % of the steps take 10 times as long."""
     faults: tuple[str, ...] = ()
-    """crash=1@500 kills replica 1 as it sends its 500th message, crash=shard0@500 shard 0, crash=coordinator@9 the
-    coordinator; restart=2s lets them come back so late; leave=1@500+2s tells the host of replica 1 to go within 2 s, as
-    that sends its 500th message; outage=2s+500ms@1/shard0 cuts replica 1 and shard 0 off from
-    the others for 500 ms, from 2 s on; delay=1%x50ms delays 1 % of all messages."""
+    """crash=1@500 kills replica 1 as it sends its 500th message; crash=shard0@500 and crash=coordinator@9 kill other
+    roles. restart=2s is the time until they come back. leave=1@500+2s tells the host of replica 1 to leave within 2 s.
+    outage=2s+500ms@1/shard0 cuts off replica 1 and shard 0 from the others at 2 s, for 500 ms. delay=1%x50ms delays 1 %
+    of all messages."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
+    """Compute nothing and move no bytes; only time passes. Learning rates and clipping have no effect."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     sweep: int | None = None
-    """Run the job under so many seeds, from --seed on: the command that replays each that fails, and how the results
-    spread. No run folder.
-    """
+    """Run the job under so many seeds, from --seed on, without run folders. Show the spread of the results, and the
+    command that replays each failing seed."""
 
 
 Source = tuple[type, tuple[str, ...]]
-"""A dataclass, and its fields that a command has no option for."""
+"""A dataclass, and those of its fields that are not options of a command."""
 
 HEADINGS = (
     Heading("first", "epochs iterations batch_size replicas optimizer lr out"),
@@ -146,18 +142,18 @@ HEADINGS = (
     Heading("time in simulation", "network compute handling stragglers phantom"),
     Heading("output", "quiet json config", "logs keep sweep"),
 )  # fmt: skip
-"""Headings of the help of train, launch and simulate; what no heading names stands under how they train."""
+"""Headings of the help; options that no heading names go under "how they train"."""
 OWN_HEADING = "how they train"
 WHEN = {
     "epochs": "when the test accuracy still rises at the end",
     "iterations": "when the loss still falls at the end",
     "batch_size": "when a step takes less than a millisecond (larger), or memory runs out (smaller)",
-    "replicas": "to as many as there are free cores or GPUs; `distbelief plan` measures what pays",
-    "optimizer": "to adagrad where replicas do not wait for each other, as in the paper",
+    "replicas": "to the number of free cores or GPUs; `distbelief plan` measures what pays",
+    "optimizer": "to adagrad if replicas do not wait for each other, as in the paper",
     "lr": "when the loss is not finite or rises (smaller), or falls slowly (larger)",
     "out": "to find a run again by its name",
 }
-"""When a newcomer changes the first options."""
+"""Advice for newcomers: when to change the first options."""
 
 
 def sources(command: str, strategy: str) -> list[Source]:
@@ -180,62 +176,54 @@ def sources(command: str, strategy: str) -> list[Source]:
 
 
 def _hidden(kind: type[Strategy]) -> tuple[str, ...]:
-    """List the options that a strategy always refuses; of a device it has one, which may be named."""
+    """List the options that a strategy always refuses, but for the device, whose one value may be named."""
     return tuple(name for name, why in kind.meaningless.items() if why and name != "device")
 
 
 def arguments(command: str, strategy: str) -> list[Argument]:
     """List the options of a command with a strategy."""
-    found = [one for kind, without in sources(command, strategy) for one in arguments_of(kind, without)]
+    known = [argument for kind, without in sources(command, strategy) for argument in arguments_of(kind, without)]
     meanings = LAUNCHED if command == "launch" else {}
-    return [one._replace(text=meanings.get(one.name, one.text)) for one in found]
+    return [argument._replace(text=meanings.get(argument.name, argument.text)) for argument in known]
 
 
 def _is_stepped(kind: type[Strategy]) -> bool:
-    """Whether a strategy's shards step with an optimizer."""
     return any(field.name == "optimizer" for field in dataclasses.fields(kind))
 
 
-LAUNCHED = {
-    "batch_size": "Samples in a minibatch of one replica; the script's own wins, where its batches() names one."
-}
-"""What options mean to `launch`, where that is not what they mean elsewhere."""
+LAUNCHED = {"batch_size": "Samples in a minibatch of one replica, unless the script's batches() names another number."}
+"""Texts of options that mean something else to `launch`."""
 
 
 def parse(command: str, task: str, strategy: str, args: Sequence[str]) -> Options:
-    """Read the options of a command.
-
-    Raises:
-        UsageError: an option that the command does not have, with the nearest that it has, or a value that is none.
-        SystemExit: help was asked for, and shown.
-    """
+    """Read the options of a command; raise as `read` and `refuse`."""
     known, kind = arguments(command, strategy), find(strategy)
-    names = [one.option for one in known]
+    names = [argument.option for argument in known]
     prog = " ".join(word for word in ("distbelief", command, task, strategy) if word)
     why = {option(name): reason for name, reason in kind.meaningless.items() if reason}
     refuse(prog, args, names, lambda: _elsewhere(command, strategy), why)
-    given = configured(args, known)
+    all_words = configured(args, known)
     meaning, *_ = (inspect.getdoc(kind) or "").split("\n\n")
     placed = {name for heading in HEADINGS for name in f"{heading.common} {heading.rare}".split()}
-    rest = " ".join(one.name for one in known if one.name not in placed)
-    headings = [one._replace(common=rest) if one.title == OWN_HEADING else one for one in HEADINGS]
-    values = read(prog, meaning, known, given.words, headings, WHEN, given.places)
-    values["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in given.words)
+    rest = " ".join(argument.name for argument in known if argument.name not in placed)
+    headings = [heading._replace(common=rest) if heading.title == OWN_HEADING else heading for heading in HEADINGS]
+    values = read(prog, meaning, known, all_words.words, headings, WHEN, all_words.places)
+    values["replicas given"] = any(word.partition("=")[0] == "--replicas" for word in all_words.words)
     return Options(kind, values)
 
 
 def _elsewhere(command: str, strategy: str) -> dict[str, str]:
-    """The options that only other strategies or commands have, and which."""
+    """Return the options of other strategies and commands, each with its owner."""
     having: dict[str, list[str]] = {}
     for other in STRATEGIES:
-        for one in arguments(command, other):
-            having.setdefault(one.option, []).append(other)
-    found = {name: f"strategy {' or '.join(others)}" for name, others in having.items() if strategy not in others}
+        for argument in arguments(command, other):
+            having.setdefault(argument.option, []).append(other)
+    owners = {name: f"strategy {' or '.join(others)}" for name, others in having.items() if strategy not in others}
     for other_command in ("train", "simulate", "launch"):
         for other in STRATEGIES:
-            for one in arguments(other_command, other):
-                found.setdefault(one.option, f"distbelief {other_command}")
-    return found
+            for argument in arguments(other_command, other):
+                owners.setdefault(argument.option, f"distbelief {other_command}")
+    return owners
 
 
 _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
@@ -243,28 +231,29 @@ _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
 
 
 def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of `launch`, and the script with its own arguments: it is the first word that is neither an option
-    nor its value, or `-m` and the name of a module.
+    """Split the words of `launch` into its options, and the script with its arguments.
+
+    The script is the first word that is neither an option nor a value of one, or `-m` and the name of a module.
 
     >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
     """
-    known = {one.option: one for one in arguments("launch", strategy)}
+    known = {argument.option: argument for argument in arguments("launch", strategy)}
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
-        name, given, _ = args[at].replace("_", "-").partition("=")
+        name, equals, _ = args[at].replace("_", "-").partition("=")
         at += 1
         if name == "--help":
             at += args[at : at + 1] == [ALL]
         elif name in known and known[name].several:
             at += sum(1 for _ in itertools.takewhile(lambda word: _SEVERAL.fullmatch(word), args[at:]))
-        elif not given and name in known and not known[name].is_flag:
+        elif not equals and name in known and not known[name].is_flag:
             at += 1
     return list(args[:at]), list(args[at:])
 
 
 def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options that come first, and the rest from the first word that is neither one nor the value of one.
+    """Split words into the leading options with their values, and the rest.
 
     >>> until_word(["--device", "cpu", "--quiet", "mine.py", "--quiet"], ["--device"])
     (['--device', 'cpu', '--quiet'], ['mine.py', '--quiet'])
@@ -277,7 +266,7 @@ def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], l
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for."""
+    """The options of one command line."""
 
     kind: type[Strategy]
     values: Mapping[str, Any]
@@ -291,41 +280,33 @@ class Options:
 
     @property
     def showing(self) -> Showing:
-        """What is shown."""
+        """Return the options of the output."""
         return Showing(**self._of(Showing))
 
     @property
     def virtual(self) -> VirtualOptions:
-        """The virtual cluster."""
+        """Return the options of the virtual cluster."""
         return VirtualOptions(**self._of(VirtualOptions))
 
     def optimizer(self) -> Optimizer:
-        """The optimizer.
-
-        Raises:
-            UsageError: no such one, or an option that is none.
-        """
-        asked = Stepping(**self._of(Stepping, without=""))
-        options = words.optimizer_options(asked.optimizer_options)
-        if asked.weight_decay is not None:
-            options["weight_decay"] = asked.weight_decay
+        """Make the optimizer, or raise a `UsageError`."""
+        stepping = Stepping(**self._of(Stepping, without=""))
+        options = words.optimizer_options(stepping.optimizer_options)
+        if stepping.weight_decay is not None:
+            options["weight_decay"] = stepping.weight_decay
         for name, instead in (("name", "--optimizer"), ("lr", "--lr"), ("decay_exempt", "--decay-exempt")):
             if name in options:
                 raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
-        return optim(asked.optimizer, asked.lr, decay_exempt=asked.decay_exempt, **options)
+        return optim(stepping.optimizer, stepping.lr, decay_exempt=stepping.decay_exempt, **options)
 
     def job(self, task: str) -> Job:
-        """The job.
-
-        Raises:
-            UsageError: an option of the optimizer or the strategy has a value that it cannot have.
-        """
+        """Make the job, or raise a `UsageError`."""
         stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
-        own = {name: value for name, value in self._of(Job).items() if name not in _hidden(self.kind)}
-        return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **own)
+        more = {name: value for name, value in self._of(Job).items() if name not in _hidden(self.kind)}
+        return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **more)
 
     def _replicas(self) -> dict[str, int]:
-        """On several hosts, as many replicas as their slots hold, where no other number was asked for."""
+        """Return the number of replicas that fits the slots of several hosts, unless --replicas names another."""
         if "hostfile" not in self.values or self.values["replicas given"] or "replicas" not in self.values:
             return {}
         place = self.place()
@@ -333,45 +314,38 @@ class Options:
             return {}
         if not place.slots:
             bare = next(host.name for host in place.named if not host.slots)
-            raise UsageError(f"how many replicas? Say with --replicas, or how many slots each host has: {bare}:4")
+            raise UsageError(f"how many replicas? Write --replicas, or the slots of each host, such as {bare}:4")
         partitions = self.values.get("partitions", 1)
         return {"replicas": max(1, place.slots // partitions)}
 
     @property
     def dry_run(self) -> bool:
-        """Whether only who would be where is to be shown."""
+        """Return whether the job is only to be shown."""
         return bool(self.values.get("dry_run"))
 
     def place(self) -> Local:
-        """The processes of this machine, or of several hosts where these are named; as slow as they are to be.
-
-        Raises:
-            UsageError: a compute model that is none.
-        """
+        """Make the place of processes: this machine, or several hosts if options or an allocation name them."""
         padded = Padded(**self._of(Padded))
         slow = {"step": words.duration(padded.pad, "--pad"), **words.stragglers(padded.straggle, "--straggle")}
         compute = ComputeModel(**slow, spread="constant") if any(slow.values()) else None
-        own, start = self._of(Cluster), launched.own()
-        if start is not None and "hosts" not in own:
+        known, start = self._of(Cluster), launched.own()
+        if start is not None and "hosts" not in known:
             raise UsageError(
-                f"{start.launcher} has started this command {start.size} times, and {self.kind.name} is of one "
+                f"{start.launcher} has started this command {start.size} times, and {self.kind.name} runs in one "
                 f"process: start it once, without {start.launcher}"
             )
-        if start or any(own.get(name) for name in ("hosts", "hostfile", "on")) or (own and is_allocated(os.environ)):
-            cluster = Cluster(**own, compute=compute)
+        named = any(known.get(name) for name in ("hosts", "hostfile", "on"))
+        if start or named or (known and is_allocated(os.environ)):
+            cluster = Cluster(**known, compute=compute)
             cluster.attend()
             return cluster
-        for name in (*(one.name for one in arguments_of(Cluster, documents(Local))), "dry_run"):
+        for name in (*(argument.name for argument in arguments_of(Cluster, documents(Local))), "dry_run"):
             if (value := self.values.get(name)) and value != getattr(Cluster, name, False):
-                raise UsageError(f"{option(name)} {value}: is of several hosts; name them with --hosts or --hostfile")
+                raise UsageError(f"{option(name)} {value}: needs several hosts; name them with --hosts or --hostfile")
         return Local(**self._of(Local), compute=compute)
 
     def simulated(self) -> Simulated:
-        """The virtual cluster.
-
-        Raises:
-            UsageError: a word that is none.
-        """
+        """Make the virtual cluster, or raise a `UsageError`."""
         from distbelief.places.simulated.handling import Handling
         from distbelief.places.simulated.simulated import Simulated
         from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
@@ -382,18 +356,17 @@ class Options:
         line, hosts = words.network(virtual.network), words.hosts(virtual.hosts)
         steps = {**words.compute(virtual.compute), **words.stragglers(virtual.stragglers)}
         faults = words.faults(virtual.faults)
-        crashes, outages = tuple(Crash(*one) for one in faults.crashes), tuple(Outage(*one) for one in faults.outages)
-        leaves = tuple(LeavingHost(*one) for one in faults.leaves)
+        outages = tuple(Outage(*outage) for outage in faults.outages)
         return Simulated(
             NetworkModel(**line, **faults.delays, outages=outages),
             ComputeModel(**steps),
-            crashes,
+            tuple(Crash(*crash) for crash in faults.crashes),
             phantom=virtual.phantom,
             keep=virtual.keep,
             handling=Handling(**words.handling(virtual.handling)),
             hosts=Hosts(**hosts) if hosts else None,
             path=virtual.path,
-            leaves=leaves,
+            leaves=tuple(LeavingHost(*leave) for leave in faults.leaves),
             topology=virtual.topology,
             **faults.place,
         )

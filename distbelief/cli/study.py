@@ -1,4 +1,4 @@
-"""The command `study`: several ways to train, compared by rules that are fixed before."""
+"""The command `study`: ways to train, compared by rules that are fixed beforehand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distbelief.cli import options, teller
 from distbelief.cli.arguments import DataFolder, ask_of
-from distbelief.cli.compress import parse_compression
+from distbelief.cli.results import parse_compression
 from distbelief.core.settings import at_least
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
@@ -22,33 +22,35 @@ from distbelief.references import check_task
 if TYPE_CHECKING:
     from distbelief.lab.study.running import Prepare, Prepared
 
-KEPT = ("--out", "--resume", "--seed", "--target-loss", "--keep-checkpoints", "--keep", "--sweep", "--phantom",
-        "--target-accuracy", "--json", "--quiet")  # fmt: skip
-"""Options that are the study's, in none of its arms."""
+KEPT = (
+    *("--out", "--resume", "--seed", "--target-accuracy", "--target-loss", "--keep-checkpoints"),
+    *("--keep", "--sweep", "--phantom", "--json", "--quiet"),
+)
+"""Options that a study sets itself, for all of its arms."""
 COMMANDS = {"local": "train", "simulated": "simulate"}
-"""Commands that run an arm by itself, by its place."""
+"""Command that runs an arm alone, by the arm's place."""
 
 
 @dataclass(frozen=True)
 class StudyOptions(DataFolder):
-    """Run a study, one of the package's or a TOML file: its trials one after the other, which takes hours, and may be
-    interrupted: the same command goes on.
+    """Run a study of the package, or one in a TOML file. Its trials take hours, one after the other; after an
+    interruption the same command continues.
     """
 
     out: str = ""
-    """Its folder; studies/NAME where none is given."""
+    """Folder of the study; the default is studies/NAME."""
     minutes: float = float("inf")
-    """After so many no more trial is begun; the same command goes on."""
+    """Begin no trial after so many minutes; the same command continues."""
     seeds: int = 0
-    """So many seeds from its first on, in the place of its own."""
+    """Number of seeds, from the study's first on; 0 takes the study's own seeds."""
     replicas: tuple[int, ...] = ()
-    """Numbers of replicas, in the place of those over which it compares arms."""
+    """Numbers of replicas to compare, instead of the study's."""
     quiet: bool = False
     """Show nothing but errors."""
 
 
 def study(args: list[str]) -> int:
-    """`distbelief study NAME|FILE.toml [options]`."""
+    """Run `distbelief study NAME|FILE.toml [options]`."""
     known = f"the package's own: {_names()}"
     meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
     name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
@@ -74,11 +76,7 @@ def study(args: list[str]) -> int:
 
 
 def preparing(more: Sequence[str] = ()) -> Prepare:
-    """Return the function that makes jobs of arms.
-
-    Args:
-        more: words for all of them.
-    """
+    """Return a function that prepares the job of an arm, with `more` words for all arms."""
 
     def prepare(arm: Arm, words: Sequence[str]) -> Prepared:
         from distbelief.lab.study.running import Prepared
@@ -98,7 +96,7 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
-    """Refuse options that an arm does not have, and values that they cannot have, before anything is run.
+    """Refuse wrong options of any arm before anything runs.
 
     Raises:
         UsageError: naming the file and the arm.
@@ -109,7 +107,7 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
             check_task(arm.task)
             kept = ("--seed",) if arm.compresses else KEPT
             if reserved := next((word for word in words if word in kept), ""):
-                raise UsageError(f"{reserved}: is the study's own; leave it off")
+                raise UsageError(f"{reserved}: the study sets it itself; leave it off")
             if arm.compresses:
                 parse_compression([*words, *more])
                 continue

@@ -1,4 +1,7 @@
-"""The small languages of the command line: durations, rates, networks, stragglers, faults, optimizer options. Pure."""
+"""The small languages of the command line: durations, rates, networks, stragglers, faults, optimizer options.
+
+Each function reads the text of an option, or raises a `UsageError` that names the option and shows an example.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,23 @@ BYTES: Mapping[str, float] = {
     for unit, size in (("bit", 0.125), ("B", 1.0))
 }
 Read = Callable[[str, str], float]
-"""Reader of a value, from its text and where that stands."""
+"""Function that reads a value; its second argument is the place of the text, for errors."""
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 
 
 def duration(text: str, where: str = "duration") -> float:
-    """Seconds: a number and ns, us, ms, s or min.
-
-    Raises:
-        UsageError: it is no such thing.
+    """Read seconds: a number and ns, us, ms, s or min.
 
     >>> duration("1.5ms")
     0.0015
     """
-    # divided, since 50 * 1e-6 is not 50e-6
+    # not multiplied: 50 * 1e-6 is not 50e-6
     number, per_second = _quantity(text, where, PER_SECOND, "50us, 1ms or 2s")
     return number / per_second
 
 
 def rate(text: str, where: str = "bandwidth") -> float:
-    """Bytes per second: a number and bit, kbit, Mbit, Gbit, B, kB, MB or GB, with or without "/s".
-
-    Raises:
-        UsageError: it is no such thing.
+    """Read bytes per second: a number and bit, kbit, Mbit, Gbit, B, kB, MB or GB, with or without "/s".
 
     >>> rate("10Gbit"), rate("4 MB/s")
     (1250000000.0, 4000000.0)
@@ -50,10 +47,7 @@ def rate(text: str, where: str = "bandwidth") -> float:
 
 
 def size(text: str, where: str) -> float:
-    """Bytes: a number and B, kB, MB, GB or TB.
-
-    Raises:
-        UsageError: it is no such thing.
+    """Read bytes: a number and B, kB, MB, GB or TB.
 
     >>> size("1.5GB", "--max-memory")
     1500000000.0
@@ -78,10 +72,7 @@ def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -
 
 
 def fraction(text: str, where: str) -> float:
-    """A chance: 5% or 0.05.
-
-    Raises:
-        UsageError: it is no number from 0 to 1.
+    """Read a probability: 5% or 0.05.
 
     >>> fraction("5%", "chance")
     0.05
@@ -94,10 +85,7 @@ def fraction(text: str, where: str) -> float:
 
 
 def network(text: str) -> dict[str, float]:
-    """The fields of `NetworkModel` in `--network`.
-
-    Raises:
-        UsageError: an unknown word, or a value that it cannot have.
+    """Read the fields of a `NetworkModel` from `--network`.
 
     >>> network("latency=50us,bandwidth=10Gbit,jitter=0.1")
     {'latency': 5e-05, 'bandwidth': 1250000000.0, 'jitter': 0.1}
@@ -111,17 +99,14 @@ def network(text: str) -> dict[str, float]:
         fields["reduction"] = 1 / (fields.pop("reduce") or math.inf)
     if fields.get("jitter") and fields.get("latency") == 0:
         raise UsageError(
-            f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: give one, or leave it "
-            "off"
+            f"--network jitter {fields['jitter']:g}: is a fraction of the latency, which is 0: set a latency, or leave "
+            "it off"
         )
     return fields
 
 
 def handling(text: str) -> dict[str, float]:
-    """The fields of `Handling` in `--handling`.
-
-    Raises:
-        UsageError: an unknown word, or a value that it cannot have.
+    """Read the fields of a `Handling` from `--handling`.
 
     >>> handling("message=6us,memory=26GB"), handling("message=0")
     ({'message': 6e-06, 'memory': 26000000000.0}, {'message': 0.0})
@@ -130,10 +115,7 @@ def handling(text: str) -> dict[str, float]:
 
 
 def hosts(text: str) -> dict[str, Any]:
-    """The fields of `Hosts` in `--hosts`; none where there are no shared ones.
-
-    Raises:
-        UsageError: an unknown word, or a value that it cannot have.
+    """Read the fields of `Hosts` from `--hosts`; none without shared hosts.
 
     >>> hosts("cores=2,replicas=4,together=0.9"), hosts("")
     ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
@@ -143,10 +125,7 @@ def hosts(text: str) -> dict[str, Any]:
 
 
 def compute(text: str) -> dict[str, Any]:
-    """The fields of `ComputeModel` in `--compute`: a time, or a spread, a mean and (lognormal) a variation.
-
-    Raises:
-        UsageError: an unknown spread, or a value that it cannot have.
+    """Read the fields of a `ComputeModel` from `--compute`: a time, or a spread, a mean and (lognormal) a variation.
 
     >>> compute("1ms"), compute("lognormal:2ms:0.5")
     ({'step': 0.001}, {'spread': 'lognormal', 'step': 0.002, 'variation': 0.5})
@@ -163,10 +142,7 @@ def compute(text: str) -> dict[str, Any]:
 
 
 def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, Any]:
-    """Fields of `ComputeModel` by `--stragglers` or `--straggle`: replicas always slow, steps slow now and then.
-
-    Raises:
-        UsageError: it is neither.
+    """Read the fields of a `ComputeModel` from `--stragglers` or `--straggle`: slow replicas, occasional slow steps.
 
     >>> stragglers(["1:4,3:2", "5%x10"])
     {'slow': {1: 4.0, 3: 2.0}, 'straggle_chance': 0.05, 'straggle_factor': 10.0}
@@ -189,10 +165,7 @@ def stragglers(texts: Iterable[str], name: str = "--stragglers") -> dict[str, An
 
 
 def slow_replicas(texts: Iterable[str]) -> dict[int, float]:
-    """Replicas that are always slow, and how many times.
-
-    Raises:
-        UsageError: it is something else.
+    """Read the replicas that are always slow, and their factors.
 
     >>> slow_replicas(["1:4"])
     {1: 4.0}
@@ -200,8 +173,8 @@ def slow_replicas(texts: Iterable[str]) -> dict[int, float]:
     settings = stragglers(texts)
     if "straggle_chance" in settings:
         raise UsageError(
-            "--stragglers: a plan takes replicas on slower machines alone, such as 1:4; steps that now and then are "
-            "slow are for distbelief simulate"
+            "--stragglers: a plan knows only replicas on slower machines, such as 1:4; occasional slow steps are for "
+            "distbelief simulate"
         )
     slow: dict[int, float] = settings["slow"]
     return slow
@@ -211,22 +184,19 @@ class Faults(NamedTuple):
     """Settings of `--faults`."""
 
     crashes: list[tuple[str, int]]
-    """Role that dies, and the number of the message as it sends which it does."""
+    """Role that dies, and the number of the message in whose sending it dies."""
     outages: list[tuple[float, float, tuple[str, ...]]]
-    """From when until when who is on one side."""
+    """Start, end, and the roles of one side."""
     delays: dict[str, float]
-    """The fields of `NetworkModel` for delays."""
+    """Fields of `NetworkModel`."""
     place: dict[str, float]
-    """Those of `Simulated` for restarts."""
+    """Fields of `Simulated` for restarts."""
     leaves: list[tuple[str, int, float]]
-    """Replica whose host is told to go, the number of the message as it sends which it is, and the seconds it has."""
+    """Replica whose host leaves, the number of the message at which it is told so, and its time limit in seconds."""
 
 
 def faults(texts: Iterable[str]) -> Faults:
-    """Read what `--faults` asks for.
-
-    Raises:
-        UsageError: an unknown fault, or a value that it cannot have.
+    """Read `--faults`.
 
     >>> faults(["crash=1@500", "crash=shard0@9", "delay=1%x50ms", "restart=2s"])
     Faults(crashes=[('replica 1', 500), ('shard 0', 9)], outages=[], delays={'delay_chance': 0.01, 'delay': 0.05},
@@ -270,15 +240,14 @@ def faults(texts: Iterable[str]) -> Faults:
             raise unknown("fault in --faults", kind, ("crash", "leave", "outage", "delay", "restart"))
     if faults.place and not faults.crashes:
         raise UsageError(
-            "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500, or leave "
-            "it off"
+            "--faults restart: sets when crashed roles come back, and none crashes: add crash=1@500, or leave it off"
         )
     return faults
 
 
 def _leave(text: str) -> tuple[str, int, float]:
     where = "--faults leave"
-    example = "leave=1@500+2s: the host of replica 1 is told to go as that sends its 500th message, and has 2 s"
+    example = "leave=1@500+2s: at the 500th message of replica 1 its host is told to leave within 2 s"
     who, rest = _pair(text, "@", where, example)
     message, seconds = _pair(rest, "+", where, example)
     return _role(who, where), _count(message, f"{where} message"), duration(seconds, f"{where} time")
@@ -293,7 +262,7 @@ def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:
     start, lasts = _pair(when, "+", where, example)
     begins, seconds = duration(start, f"{where} start"), duration(lasts, f"{where} length")
     if not seconds:
-        raise UsageError(f"{where} {text!r}: its length is 0, and cuts nobody off; write it as {example}")
+        raise UsageError(f"{where} {text!r}: its length is 0; write it as {example}")
     return (
         begins,
         begins + seconds,
@@ -302,21 +271,20 @@ def _outage(text: str) -> tuple[float, float, tuple[str, ...]]:
 
 
 def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:
-    """The role that 1, replica1, shard0 or one of `alone` names."""
+    """Read a role: 1, replica1, shard0 or one of `alone`."""
     if text in alone:
         return text
     kind = next((kind for kind in (Kind.SHARD, Kind.STANDBY) if text.startswith(kind)), Kind.REPLICA)
     number = text.removeprefix(kind)
     if alone and not number.strip().isdecimal():
-        raise UsageError(f"{where} {text!r}: is no role; write 1 or replica1, shard0, standby0, {' or '.join(alone)}")
+        raise UsageError(
+            f"{where} {text!r}: is not a role; write 1 or replica1, shard0, standby0, {' or '.join(alone)}"
+        )
     return str(Role(kind, _count(number.strip(), f"{where} {kind}")))
 
 
 def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[float, ...]]:
-    """Options of the torch class: numbers, true or false, or numbers with commas.
-
-    Raises:
-        UsageError: it is none of these.
+    """Read options of a torch optimizer: numbers, true or false, or numbers with commas.
 
     >>> optimizer_options(["eps=1e-8", "nesterov=true", "betas=0.9,0.95"])
     {'eps': 1e-08, 'nesterov': True, 'betas': (0.9, 0.95)}
@@ -332,23 +300,20 @@ def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[fl
 
 
 def counts(text: str, where: str, most: int) -> tuple[int, ...]:
-    """Numbers of replicas or partitions, the smallest first; of a range they are doubled, up to its end.
-
-    Raises:
-        UsageError: they are no such numbers, or too large.
+    """Read numbers of replicas or partitions, the smallest first; a range is doubled up to its end.
 
     >>> counts("1-64", "--replicas", 256), counts("8,3-10", "--replicas", 256)
     ((1, 2, 4, 8, 16, 32, 64), (3, 6, 8, 10))
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for item in _items([text]) or [text]:
         first, dash, last = item.partition("-")
         ends = (first, last if dash else first)
         low, high = map(int, ends) if all(map(str.isdecimal, ends)) else (0, 0)
         if not 1 <= low <= high <= most:
             raise UsageError(f"{where} {item}: numbers are from 1 to {most}, the smaller of a range first, as in 1-64")
-        found |= {high, *(low << power for power in range(high.bit_length()) if low << power < high)}
-    return tuple(sorted(found))
+        numbers |= {high, *(low << power for power in range(high.bit_length()) if low << power < high)}
+    return tuple(sorted(numbers))
 
 
 def _items(texts: Iterable[str]) -> list[str]:
@@ -356,7 +321,7 @@ def _items(texts: Iterable[str]) -> list[str]:
 
 
 def _fields(text: str, where: str, example: str, known: Mapping[str, Read]) -> dict[str, Any]:
-    """Read `name=value,...`: each value by what reads those of its name, under the name of its field."""
+    """Read `name=value,...`, each value by the function of its name in `known`."""
     fields = {}
     for name, value in _pairs(_items([text]), where, example):
         if name not in known:
@@ -366,7 +331,7 @@ def _fields(text: str, where: str, example: str, known: Mapping[str, Read]) -> d
 
 
 def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str, str]]:
-    """Names and values, each name once."""
+    """Yield names and values, each name once."""
     seen: dict[str, str] = {}
     for text in texts:
         name, value = _pair(text, "=", where, example)
@@ -377,7 +342,7 @@ def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str
 
 def _once(fields: Mapping[Any, object], name: object, where: str) -> None:
     if name in fields:
-        raise UsageError(f"{where}: stands there twice; leave one of them off")
+        raise UsageError(f"{where}: is there twice; leave one off")
 
 
 def _pair(text: str, between: str, where: str, example: str) -> tuple[str, str]:

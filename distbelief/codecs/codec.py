@@ -1,10 +1,9 @@
-"""Promises of every codec: values to bytes and back, and all other bytes refused.
+"""Promises of every codec, which `distbelief.testing.check_codec` tests.
 
-`distbelief.testing.check_codec` holds each codec to them:
-1. `decode(encode(values), len(values))` is as long as the values, of their dtype, and as near to them as is said.
+1. `decode(encode(values), len(values))` has the length and the dtype of the values, within the codec's error bound.
 2. The same values give the same bytes, and are not written to.
-3. Bytes that were cut, lengthened or spoilt are refused with a `DataError`, or give as many values as were asked for;
-   nothing is allocated that the bytes at hand do not pay for.
+3. Bytes that are cut, lengthened or corrupt are refused with a `DataError`, or give the requested number of values.
+   Allocations are bounded by the length of the bytes.
 """
 
 from __future__ import annotations
@@ -23,31 +22,19 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 class Codec(Protocol[Value]):
-    """Encodes 1-D arrays of one dtype."""
+    """An encoding of 1-D arrays of one dtype."""
 
     def encode(self, values: npt.NDArray[Value]) -> bytes:
-        """Return the bytes of some values.
-
-        Raises:
-            UsageError: a value that it cannot hold.
-        """
+        """Encode values, or raise a `UsageError` for a value that the encoding cannot hold."""
         ...
 
     def decode(self, data: bytes, count: int) -> npt.NDArray[Value]:
-        """Return the `count` values that these bytes hold.
-
-        Raises:
-            DataError: the bytes are not those of so many values.
-        """
+        """Decode `count` values, or raise a `DataError` if the bytes do not hold them."""
         ...
 
 
 def check_finite(values: Floats) -> None:
-    """Refuse values that are no finite numbers.
-
-    Raises:
-        UsageError: naming the first.
-    """
+    """Raise a `UsageError` for the first value that is not finite."""
     strange = np.flatnonzero(~np.isfinite(values))
     if len(strange):
         raise UsageError(
@@ -56,15 +43,15 @@ def check_finite(values: Floats) -> None:
 
 
 def cut(data: bytes, sizes: tuple[int, ...], what: str) -> list[bytes]:
-    """Cut bytes into parts, each of its size.
+    """Cut bytes into parts.
 
     Args:
-        data: all of them.
-        sizes: of the parts in bytes; a last one that is negative takes what the others leave.
-        what: is encoded so, for the error.
+        data: the bytes.
+        sizes: sizes of the parts; a negative last one takes the rest.
+        what: name of the encoded values, for the error.
 
     Raises:
-        DataError: there are fewer bytes, or more.
+        DataError: there are too few bytes, or too many.
 
     >>> cut(b"abcd", (1, -1), "a word")
     [b'a', b'bcd']

@@ -1,7 +1,7 @@
-"""The file `.dbz`: a model's tensors, each pruned, shared or as it was; bounded, with a checksum, nothing in it run.
+"""The file `.dbz`: a model's tensors, each pruned, shared or dense. Its size is bounded, and it contains no code.
 
-Its bytes: `DBZ2`, the length of the header (four bytes), the header (msgpack), each tensor's positions and values, and
-the CRC-32 of all before it.
+Its bytes are `DBZ2`, the length of the header (four bytes), the header (msgpack), the positions and values of each
+tensor, and the CRC-32 of everything before.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ HEADER_LIMIT = 16 << 20
 """Longest header in bytes."""
 FILE_LIMIT = 1 << 36
 """Longest file in bytes."""
-
-
 UNNAMED = ("", "__metadata__")
-"""Names that safetensors has for no tensor."""
+"""Names that a tensor in a safetensors file cannot have."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -50,24 +48,20 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model as a `.dbz` file holds it."""
+    """A model in a `.dbz` file."""
 
     task: str
-    """Task of the model: a built-in name, or `module:function`, which is only told and never imported."""
+    """Task of the model: a built-in name, or `module:function`, which is never imported."""
     tensors: Mapping[str, Stored]
     huffman: bool = True
-    """True where ids and gaps are written by their frequency; else each has as many bits."""
+    """True if ids and gaps have Huffman codes; else all have the same number of bits."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tensors, by the one under which they are stored."""
+    """Further names of tied tensors, each with the name of the stored tensor."""
     name: str = "the model"
-    """Name in messages."""
+    """Name of the file in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the dense state dict; a tied name is the same tensor.
-
-        Raises:
-            DataError: the machine has no memory for it.
-        """
+        """Return the dense state dict, in which tied names share a tensor, or raise a `DataError` without memory."""
         try:
             dense = {name: stored.dense() for name, stored in self.tensors.items()}
         except RuntimeError as error:  # of torch's allocator
@@ -76,11 +70,11 @@ class ModelFile:
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of all values as they were."""
+        """Return the number of bytes of all values before compression."""
         return sum(stored.size * stored.values.itemsize for stored in self.tensors.values())
 
     def encode(self) -> bytes:
-        """Write the bytes of the file."""
+        """Encode the file."""
         parts = [stored.encode(self.huffman) for stored in self.tensors.values()]
         entries = tuple(
             TensorHeader(
@@ -101,10 +95,7 @@ class ModelFile:
 
 
 def read(path: Path) -> ModelFile:
-    """Read the model in a file.
-
-    Raises:
-        DataError: there is none, or it is truncated, foreign or spoilt.
+    """Read the model in a file, or raise a `DataError`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "small.dbz"
@@ -127,24 +118,16 @@ def read(path: Path) -> ModelFile:
 
 
 def decoded(data: bytes, name: str) -> ModelFile:
-    """Read the model in the bytes of a file.
-
-    Args:
-        data: all of them.
-        name: of the file, for messages.
-
-    Raises:
-        DataError: they are truncated, foreign or spoilt.
-    """
+    """Decode the bytes of a file with a name, or raise a `DataError`."""
     if data[:4] == EARLIER:
-        raise DataError("was written by an earlier version, in a form that is no longer read: compress its run again")
+        raise DataError("was written by an earlier version, and can no longer be read: compress its run again")
     if data[:4] != MAGIC:
         raise DataError(f"begins with {data[:4]!r} where a compressed model begins with {MAGIC!r}")
     length = int.from_bytes(data[4:8], "little")
     if length > HEADER_LIMIT or 12 + length > len(data):
         raise DataError(f"has {len(data):,} bytes and a header of {length:,}: it was truncated or spoilt")
     if zlib.crc32(memoryview(data)[:-4]) != int.from_bytes(data[-4:], "little"):
-        raise DataError("its checksum is another: it was truncated or spoilt; compress the model again")
+        raise DataError("its checksum does not match: it was truncated or spoilt; compress the model again")
     try:
         header = msgspec.msgpack.decode(data[8 : 8 + length], type=_Header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8

@@ -1,4 +1,4 @@
-"""Dynamic fixed point: whole numbers of few bits times a power of two that follows the values (Courbariaux 2014)."""
+"""Dynamic fixed point: integers of few bits times a power of two that follows the values (Courbariaux 2014)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from distbelief.errors import TrainingError
 
 PERIOD = 32
-"""Tensors after which a scale may be raised or lowered; the paper has 10,000 samples."""
+"""Number of tensors after which a scale may change; the paper has 10,000 samples."""
 MOST_OVERFLOWS = 1e-4
-"""Share of values beyond the range above which it is doubled; it is halved where no more are beyond half of it."""
+"""Share of values beyond the range above which the range is doubled. It is halved if no more are beyond its half."""
 
 
 def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
-    """Round to the nearest in fixed point of so many bits, the sign among them.
+    """Round values to fixed point of `bits` bits, including the sign, in a range from -2**exponent to 2**exponent.
 
-    Values lie from -2**exponent up to below 2**exponent; those beyond are cut to the last.
+    Values beyond the range are clamped.
 
     >>> rounded(torch.tensor([0.3, -0.9, 5.0]), 3, 0)
     tensor([ 0.2500, -1.0000,  0.7500])
     """
     levels = 1 << (bits - 1)
-    # the power of two is applied in two halves: one alone may be beyond float32 where values are very small
+    # the power of two is applied in two halves, since for very small values it may exceed float32
     low = (bits - 1 - exponent) // 2
     high = bits - 1 - exponent - low
     whole = (values * 2.0**low).mul_(2.0**high).round_().clamp_(-levels, levels - 1)
@@ -32,22 +32,19 @@ def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
 
 
 def round_each(tensors: Iterable[torch.Tensor], bits: int) -> None:
-    """Round tensors in place, each at the scale of its largest value.
-
-    So nothing is cut, and the same values become the same whoever rounds them.
-    """
+    """Round tensors in place, each at the scale of its largest value, so that nothing is clamped."""
     for tensor in tensors:
         values = tensor.detach()
         values.copy_(rounded(values, bits, math.frexp(_largest(values))[1]))
 
 
 class DynamicScale:
-    """Rounds one tensor after another of a kind: a layer's inputs, its weights, or the gradients of its outputs.
+    """Scale for tensors of one kind: the inputs of a layer, its weights, or the gradients of its outputs.
 
-    The scale is raised or lowered by how many values were beyond the range.
+    It follows the share of values beyond the range.
 
     Args:
-        bits: of a value, 2 or more.
+        bits: bits of a value, 2 or more.
 
     >>> scale = DynamicScale(8)
     >>> scale.round(torch.tensor([0.3, -0.9]))
@@ -59,33 +56,29 @@ class DynamicScale:
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.exponent: int | None = None
-        """Values are below 2 to the power of it; None before the first that is not zero."""
+        """Exponent of the range; None before the first value that is not zero."""
         self.values = self.overflows = 0
-        """Values so far, and those that were beyond the range, and cut."""
+        """Number of values so far, and of those that were beyond the range and clamped."""
         self._tensors = self._seen = self._beyond = self._beyond_half = 0
 
     def round(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values in fixed point, as another tensor.
-
-        Raises:
-            TrainingError: one is infinite, or no number.
-        """
+        """Return the values rounded to fixed point, or raise a `TrainingError` if one is not finite."""
         largest = _largest(values)
         if not math.isfinite(largest):
             raise TrainingError(
-                f"--fixed-point: a value is {largest} where finite ones are multiplied: lower --lr, clip with "
-                "--clip-norm, or look for a division by zero in the model"
+                f"--fixed-point: a factor of a product is {largest}: lower --lr, clip with --clip-norm, or look for a "
+                "division by zero in the model"
             )
         if self.exponent is None:
             if not largest:
                 return values
-            self.exponent = math.frexp(largest)[1]  # the least e for which it is below 2**e
+            self.exponent = math.frexp(largest)[1]  # the least e with largest < 2**e
         result = rounded(values, self.bits, self.exponent)
         self._count(values, largest, 2.0**self.exponent)
         return result
 
     def _count(self, values: torch.Tensor, largest: float, end: float) -> None:
-        """Count what is beyond the range and beyond its half; after a period, move the range."""
+        """Count the values beyond the range and beyond its half; after a period, change the range."""
         size = values.numel()
         self.values, self._seen, self._tensors = self.values + size, self._seen + size, self._tensors + 1
         if 2 * largest >= end:
@@ -105,7 +98,7 @@ class DynamicScale:
 
 
 def _largest(values: torch.Tensor) -> float:
-    """Return the largest magnitude; 0 of no values."""
+    """Return the largest magnitude; 0 without values."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values.detach())

@@ -1,8 +1,8 @@
-"""The communication hook inside frameworks: for their trainers, so that DDP's gradients are added up as it does.
+"""The communication hook for the trainers of frameworks.
 
-A framework is imported when its function is called. Each makes DistributedDataParallel's model itself, at a moment of
-its own; what is made here registers `comm_hook` with it as soon as it is there. Where the script is handed that model,
-as Accelerate's `prepare` does, nothing is needed: `model.register_comm_hook(db.Reduce(), db.comm_hook)`.
+A framework makes its DistributedDataParallel model itself, at some moment; the callbacks here then register `comm_hook`
+with it. A framework is imported when its function is called. If a script gets the model itself, as from Accelerate's
+`prepare`, it needs only `model.register_comm_hook(db.Reduce(), db.comm_hook)`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-"""Models that have their hook."""
+"""Models with a hook."""
 
 
 def lightning_callback(reduce: Reduce | None = None) -> Any:
-    """A callback for Lightning: `Trainer(strategy="ddp", callbacks=[lightning_callback()])`.
+    """Make a callback for Lightning: `Trainer(strategy="ddp", callbacks=[lightning_callback()])`.
 
-    `DDPStrategy(ddp_comm_state=db.Reduce(), ddp_comm_hook=db.comm_hook)` does the same on GPUs; on CPUs Lightning takes
-    no heed of what it is given there, and a callback is the way.
+    `DDPStrategy(ddp_comm_state=db.Reduce(), ddp_comm_hook=db.comm_hook)` does the same, but Lightning ignores it on
+    CPUs.
 
     Args:
-        reduce: how gradients are added up; `Reduce()` where None.
+        reduce: state of the hook; `Reduce()` by default.
 
     Raises:
-        UsageError: Lightning is not installed; as training starts, its strategy makes no DDP model.
+        UsageError: Lightning is not installed; or, as training starts, its strategy has no DDP model.
     """
     try:
         from lightning.pytorch import Callback
@@ -40,24 +40,24 @@ def lightning_callback(reduce: Reduce | None = None) -> Any:
     state = _state(reduce, "lightning_callback")
 
     class LightningReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not
-        """Registers the hook as training starts."""
+        """Callback that registers the hook as training starts."""
 
         def on_train_start(self, trainer: Any, pl_module: object) -> None:
-            """With the model that the strategy has made."""
+            """Register the hook with the model of the strategy."""
             _register(trainer.strategy.model, state, 'Trainer(strategy="ddp")')
 
     return LightningReduceCallback()
 
 
 def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
-    """A callback for transformers: `trainer.add_callback(transformers_callback(trainer))`, under torchrun.
+    """Make a callback for transformers under torchrun: `trainer.add_callback(transformers_callback(trainer))`.
 
     Args:
-        trainer: a `transformers.Trainer`, which tells its callbacks of its model without what DDP has made of it.
-        reduce: how gradients are added up; `Reduce()` where None.
+        trainer: the `transformers.Trainer`, whose callbacks do not get the DDP model.
+        reduce: state of the hook; `Reduce()` by default.
 
     Raises:
-        UsageError: transformers is not installed; as training starts, the trainer makes no DDP model.
+        UsageError: transformers is not installed; or, as training starts, the trainer has no DDP model.
     """
     try:
         from transformers import TrainerCallback
@@ -66,10 +66,10 @@ def transformers_callback(trainer: Any, reduce: Reduce | None = None) -> Any:
     state = _state(reduce, "transformers_callback")
 
     class TransformersReduceCallback(TrainerCallback):  # type: ignore[misc]  # as above
-        """Registers the hook as training begins."""
+        """Callback that registers the hook as training begins."""
 
         def on_train_begin(self, *_: object, **__: object) -> None:
-            """With the model that the trainer has made."""
+            """Register the hook with the model of the trainer."""
             _register(trainer.model_wrapped, state, "the script under torchrun --nproc-per-node 2")
 
     return TransformersReduceCallback()
@@ -90,9 +90,9 @@ def _register(model: Any, state: Reduce, instead: str) -> None:
 
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
-            f"the trainer's model is a {type(model).__name__}, no DistributedDataParallel: there are no gradients of "
-            f"other processes to add up; run {instead}, or leave the callback out"
+            f"the trainer's model is a {type(model).__name__}, not a DistributedDataParallel: there are no gradients "
+            f"of other processes to add; run {instead}, or leave the callback out"
         )
-    if model not in _registered:  # a trainer that trains twice asks twice
+    if model not in _registered:  # a trainer may train twice
         model.register_comm_hook(state, comm_hook)
         _registered.add(model)

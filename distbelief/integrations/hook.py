@@ -1,4 +1,4 @@
-"""A communication hook: PyTorch's DistributedDataParallel adds up its gradients through shared memory, where it can."""
+"""A communication hook by which PyTorch's DistributedDataParallel adds its gradients in shared memory, if possible."""
 
 # no `from __future__ import annotations`: DDP compares the annotations of a hook with classes
 
@@ -24,21 +24,20 @@ SHARED, NATIVE, AUTO = WAYS = ("shared", "native", "auto")
 
 
 class Reduce:
-    """Way in which DDP's gradients are added up: the state of `comm_hook`, one for all models of a process.
+    """The state of `comm_hook`, one for all models of a process: the way in which DDP's gradients are added.
 
-    It may be made before `init_process_group`. At the first backward pass, which all ranks make at the same place in
-    the script, it makes a process group of its own, so that what it sends never meets what the script sends. Processes
-    of one host that can share memory need send nothing.
+    It may be made before `init_process_group`. At the first backward pass, at which all ranks must be at the same place
+    in the script, it makes its own process group, so that its messages never meet the script's. Processes that share
+    memory on one host send nothing.
 
     Args:
-        algorithm: shared (through shared memory, on one host), native (gloo's or NCCL's own), or auto: shared where
-            that can be, else native.
-        group: of the ranks of the model, and used for nothing else, where these are not all:
+        algorithm: shared (in shared memory, on one host), native (by gloo or NCCL), or auto: shared if possible, else
+            native.
+        group: process group of the model's ranks, if these are not all, used for nothing else:
             `torch.distributed.new_group(ranks)`.
 
     Raises:
-        UsageError: an unknown algorithm; a group that this process is not in. At the first backward pass: no process
-            group.
+        UsageError: the algorithm is unknown, or this process is not in the group.
 
     >>> import tempfile, torch, torch.distributed as dist, distbelief as db
     >>> from torch.nn.parallel import DistributedDataParallel
@@ -56,32 +55,31 @@ class Reduce:
     def __init__(self, algorithm: str = AUTO, group: dist.ProcessGroup | None = None) -> None:
         if admit(algorithm, str, f"Reduce(algorithm={shown(algorithm)})") not in WAYS:
             raise UsageError(
-                f"Reduce(algorithm={algorithm!r}): must be {', '.join(WAYS)}; schedules, as --algorithm names "
-                "them, are those of jobs"
+                f"Reduce(algorithm={algorithm!r}): must be {', '.join(WAYS)}; other names of --algorithm are for jobs"
             )
         if algorithm == SHARED:
             check_order("Reduce(algorithm='shared'): what the ranks add up", f"use {AUTO}")
         if group is not None and dist.get_rank(group) < 0:
-            raise UsageError(f"rank {dist.get_rank()} is not in the group: make the state only where the model is")
+            raise UsageError(f"rank {dist.get_rank()} is not in the group: make the state only on the model's ranks")
         self._algorithm, self._group = algorithm, group
         self.chosen = ""
-        """The way in which gradients are added up, shared or native; known at the first backward pass."""
+        """Way of adding gradients, shared or native, after the first backward pass."""
         self._rank, self._ranks, self._device = 0, 1, torch.device("cpu")
         self._window: Window | None = None
         self._thread: ReductionThread | None = None
         self._failed = ""
 
     def start(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin to average a contiguous 1-D tensor in place over all ranks, which begin theirs in the same order.
+        """Begin to average a contiguous 1-D tensor in place over all ranks, which do so in the same order.
 
         Returns:
-            What will have it, or the error.
+            A future of the tensor or the error.
 
         Raises:
-            UsageError: a sparse tensor; no process group; another device than before; no memory that all ranks could
-                share; ranks that differ.
+            UsageError: the tensor is sparse or on another device than before, there is no process group, or the ranks
+                differ or cannot share memory.
         """
-        if tensor.layout is not torch.strided:  # on every rank, so that nobody waits for another
+        if tensor.layout is not torch.strided:  # on every rank alike, so that none waits for another
             raise UsageError(
                 f"a gradient of this bucket is sparse, of a parameter of shape {[*tensor.shape]}: make it dense "
                 "(torch.nn.Embedding(sparse=False)), or leave the hook out"
@@ -97,18 +95,17 @@ class Reduce:
             raise UsageError(
                 f"gradients on {tensor.device}, and before on {self._device}: make a Reduce for each device"
             )
-        tensor.div_(self._ranks)  # before they are added up, as DDP does: the sum of half floats could be too large
+        tensor.div_(self._ranks)  # before the sum, as DDP does: a sum of half floats could overflow
         added: torch.futures.Future[object]
         if self._thread is None:
             added = dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
         else:
             added = self._thread.do(partial(self._add_up, tensor))
-        return added.then(partial(self._told, tensor))
+        return added.then(partial(self._finished, tensor))
 
     def _begin(self, device: torch.device) -> None:
         if self._algorithm == SHARED and device.type != "cpu":
-            reason = f"the gradients are on {device}, and go through memory that CPUs share"
-            raise UsageError(f"{SHARED}: {reason}; use {AUTO}")
+            raise UsageError(f"{SHARED}: the gradients are on {device}, and only CPUs share this memory; use {AUTO}")
         if not dist.is_initialized():
             raise UsageError("there is no process group yet: call torch.distributed.init_process_group() first")
         self._group = dist.new_group() if self._group is None else self._group
@@ -123,15 +120,13 @@ class Reduce:
             raise UsageError(refused)
 
     def _agree(self) -> str:
-        """Choose with the others how to add up; says why that cannot be, on all ranks alike."""
+        """Choose a way together with all ranks; return why that fails, on all ranks alike."""
         if self._ranks > 1:
             number = WAYS.index(self._algorithm)
             both = torch.tensor([number, -number], device=self._device)
             dist.all_reduce(both, dist.ReduceOp.MAX, group=self._group)
             if both[0] != -both[1]:
-                return (
-                    f"the ranks were told to add up in different ways, this one: {self._algorithm}; tell all the same"
-                )
+                return f"the ranks have different algorithms, this one {self._algorithm}; give all the same"
             if self._algorithm != NATIVE and self._device.type == "cpu":
                 self._window = open_window(self._rank, self._ranks, self._group)
             if self._window is None and self._algorithm == SHARED:
@@ -140,7 +135,7 @@ class Reduce:
         self.chosen = SHARED if self._window else NATIVE
         if self._device.type == "cpu":  # NCCL has a stream of its own
             self._thread = ReductionThread()
-            weakref.finalize(self, _end, self._thread, self._window)  # also at the end of the process
+            weakref.finalize(self, _end, self._thread, self._window)  # runs at the end of the process too
         return ""
 
     def _add_up(self, tensor: torch.Tensor) -> None:
@@ -151,7 +146,7 @@ class Reduce:
         else:
             dist.all_reduce(tensor, group=self._group)
 
-    def _told(self, tensor: torch.Tensor, done: torch.futures.Future[object]) -> torch.Tensor:
+    def _finished(self, tensor: torch.Tensor, done: torch.futures.Future[object]) -> torch.Tensor:
         try:
             done.value()
         except RuntimeError as error:
@@ -160,13 +155,13 @@ class Reduce:
         return tensor
 
     def _fail(self, why: str) -> None:
-        """Tell the others by leaving the group: who waits for this rank is not to wait until its process ends."""
+        """Leave the group, so that ranks which wait for this one need not wait for the end of its process."""
         gone = f"a rank is gone, or not reached from rank {self._rank}"
         self._failed = self._failed or f"{self._algorithm} among {self._ranks} ranks: {gone}: {why}"
         group, self._group = self._group, None
         if self._window:
             self._window.leave()
-        if group is not None and self._device.type == "cpu":  # a peer of NCCL that waits is ended by its own watchdog
+        if group is not None and self._device.type == "cpu":  # the watchdog of NCCL ends a peer that waits
             leave(group)
 
 
@@ -178,16 +173,14 @@ def _end(thread: ReductionThread, window: Window | None) -> None:
 
 
 def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Window | None:
-    """A window between all ranks of a group, which all ask for at once.
-
-    None, on all of them, where they cannot share memory.
+    """Open a window of memory between all ranks of a group, which call this together; None if they cannot share memory.
 
     Raises:
         RuntimeError: a rank is gone.
     """
     memory = -1
     window: Window | None = None
-    with contextlib.suppress(OSError, AttributeError):  # where there is none, the others are to know
+    with contextlib.suppress(OSError, AttributeError):  # a failure is sent to the other ranks
         memory = os.memfd_create("distbelief window") if rank == 0 else -1
     try:
         mine = torch.tensor([_here(), os.getpid(), memory, os.fstat(memory).st_ino if memory >= 0 else 0], device="cpu")
@@ -213,9 +206,9 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
 
 
 def _here() -> int:
-    """A number that processes have in common which see each other's ids and memory; -1 for none.
+    """Return a number shared by processes that see each other's ids and memory, or -1.
 
-    It is that of one start of a machine, and one container.
+    It identifies one start of a machine and one container.
     """
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
@@ -228,16 +221,16 @@ def comm_hook(
     state: Reduce,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch's stubs lack it
 ) -> torch.futures.Future[torch.Tensor]:
-    """Add up a bucket for DDP, by `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
+    """Average a bucket for DDP, by `model.register_comm_hook(distbelief.Reduce(), distbelief.comm_hook)`.
 
     Args:
-        state: how they are added up.
-        bucket: of DDP; its gradients are one contiguous 1-D tensor.
+        state: the state of the hook.
+        bucket: a bucket of DDP, whose gradients are one contiguous 1-D tensor.
 
     Returns:
-        The mean over all ranks, in the place of the gradients; the same bits on all of them.
+        A future of the mean over all ranks, with the same bits on each, in the memory of the gradients.
 
     Raises:
-        JobFailed: in the backward pass, as a RuntimeError: a rank is gone.
+        JobFailed: a rank is gone; the backward pass raises it as a RuntimeError.
     """
     return state.start(bucket.buffer())

@@ -1,9 +1,11 @@
-"""A topology: hosts, switches, and the cables between them, each of which is two directed links."""
+"""A topology (hosts, switches and cables, each of which is two directed links) and the routes of messages over it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -14,16 +16,16 @@ MOST_HOSTS = 1 << 14
 
 
 class Cable(NamedTuple):
-    """A cable between two vertices: of cable i, link 2i goes from one to the other, and link 2i + 1 back."""
+    """A cable between two vertices: link 2i of cable i leads from `end` to `other`, and link 2i + 1 back."""
 
-    one: int
+    end: int
     other: int
     bandwidth: float = 0.0
-    """Bytes per second each way; 0 where nothing is said of it."""
+    """Bytes per second each way; 0 if unknown."""
 
 
 class Topology:
-    """Hosts and switches by name, and cables. Vertices are numbered in their order, hosts first; a host has one cable.
+    """Hosts and switches by name, and cables. Vertices are numbered in this order, hosts first; a host has one cable.
 
     Raises:
         UsageError: there are no hosts, or too many.
@@ -42,16 +44,16 @@ class Topology:
                 f"{MOST_HOSTS} hosts, and as many switches"
             )
         self.around: list[list[tuple[int, int]]] = [[] for _ in range(len(self.hosts) + len(self.switches))]
-        """The neighbours of each vertex, in their order, and the links to them."""
+        """Neighbours of each vertex in their order, and the links to them."""
         for number, cable in enumerate(self.cables):
-            self.around[cable.one].append((cable.other, 2 * number))
-            self.around[cable.other].append((cable.one, 2 * number + 1))
+            self.around[cable.end].append((cable.other, 2 * number))
+            self.around[cable.other].append((cable.end, 2 * number + 1))
         for neighbours in self.around:
             neighbours.sort()
 
     @cached_property
     def walk(self) -> tuple[int, ...]:
-        """All hosts in depth-first order from the first switch: those under any switch of a tree follow each other."""
+        """Return all hosts in depth-first order from the first switch: neighbours in a tree follow each other."""
         stack, seen = [len(self.hosts) if self.switches else 0], dict[int, None]()
         while stack:
             if (vertex := stack.pop()) not in seen:
@@ -60,24 +62,16 @@ class Topology:
         return tuple(vertex for vertex in seen if vertex < len(self.hosts))
 
     def first(self, count: int, asker: str) -> tuple[int, ...]:
-        """The first hosts of the walk, so many.
-
-        Raises:
-            UsageError: there are fewer.
-        """
+        """Return the first `count` hosts of the walk, or raise a `UsageError` that names the asker."""
         if count > len(self.hosts):
             raise UsageError(
-                f"--topology {self.name}: has {len(self.hosts)} hosts, and {asker} asks for {count}: name a larger "
+                f"--topology {self.name}: has {len(self.hosts)} hosts, and {asker} needs {count}: name a larger "
                 "topology, or fewer hosts"
             )
         return self.walk[:count]
 
     def named(self, names: Sequence[str]) -> tuple[int, ...]:
-        """The hosts of those names, in the order of the walk.
-
-        Raises:
-            UsageError: one is not there.
-        """
+        """Return the hosts of some names in the order of the walk, or raise a `UsageError`."""
         known = {*self.hosts}
         if lacking := [name for name in names if name not in known]:
             some = ", ".join([*self.hosts[:8], *["..."] * (len(known) > 8)])
@@ -87,31 +81,31 @@ class Topology:
         return tuple(host for host in self.walk if self.hosts[host] in wanted)
 
     def switch_of(self, host: int) -> int:
-        """The vertex at the other end of a host's cable."""
+        """Return the switch of a host."""
         return self.around[host][0][0]
 
     def uplink(self, host: int) -> int:
-        """The link from a host to its switch."""
+        """Return the link from a host to its switch."""
         return self.around[host][0][1]
 
     def bandwidth(self, link: int, usual: float) -> float:
-        """Bytes per second of a link; the usual ones where nothing is said of it."""
+        """Return the bytes per second of a link; `usual` if unknown."""
         return self.cables[link // 2].bandwidth or usual
 
     def link_name(self, link: int) -> str:
-        """The names of a link's ends, from the one to the other."""
+        """Return the names of a link's ends, such as "a to b"."""
         cable, names = self.cables[link // 2], (*self.hosts, *self.switches)
-        ends = (names[cable.one], names[cable.other])
+        ends = (names[cable.end], names[cable.other])
         return " to ".join(reversed(ends) if link % 2 else ends)
 
     def ends_at_host(self, link: int) -> bool:
-        """Return whether a link is a host's own, which several hosts do not share."""
+        """Return whether a link belongs to one host."""
         cable = self.cables[link // 2]
-        return min(cable.one, cable.other) < len(self.hosts)
+        return min(cable.end, cable.other) < len(self.hosts)
 
 
 def spread(switches: Sequence[int]) -> list[int]:
-    """The places of these switches in such an order that those that follow each other are different ones.
+    """Order positions in a list of switches so that consecutive ones have different switches, as far as possible.
 
     >>> spread([7, 7, 7, 8, 8])
     [0, 3, 1, 4, 2]
@@ -119,7 +113,79 @@ def spread(switches: Sequence[int]) -> list[int]:
     groups: dict[int, list[int]] = {}
     for place, switch in enumerate(switches):
         groups.setdefault(switch, []).append(place)
-    # neighbours in the walk, which may be under one switch further up, follow each other late
+    # neighbours in the walk may share a switch further up, and are kept apart too
     step = round(len(groups) ** 0.5)
     apart = [group for first in range(step) for group in [*groups.values()][first::step]]
     return [place for place in chain.from_iterable(zip_longest(*apart)) if place is not None]
+
+
+Route = tuple[int, ...]
+"""Consecutive directed links."""
+
+
+class Routes:
+    """The shortest routes between hosts; the seed chooses among equally short ones.
+
+    >>> from distbelief.network.shapes import shape
+    >>> topology = shape("tree:2x2")
+    >>> [topology.link_name(link) for link in Routes(topology).of(1, 2)]
+    ['host 1 to switch 1', 'switch 1 to switch 0', 'switch 0 to switch 2', 'switch 2 to host 2']
+    """
+
+    def __init__(self, topology: Topology, seed: int = 0) -> None:
+        self.topology, self._seed = topology, seed
+        self._distances: dict[int, list[int]] = {}
+        self._known: dict[tuple[int, int], Route] = {}
+
+    def of(self, source: int, target: int) -> Route:
+        """Return the route from one host to another; empty from a host to itself."""
+        if (source, target) not in self._known:
+            self._known[source, target] = self._shortest(source, target)
+        return self._known[source, target]
+
+    def distances(self, target: int) -> list[int]:
+        """Count the links from each vertex to a target; -1 without a route."""
+        if target not in self._distances:
+            around = self.topology.around
+            distances, near = [-1] * len(around), [target]
+            distances[target] = 0
+            for vertex in near:
+                for other, _ in around[vertex]:
+                    if distances[other] < 0:
+                        distances[other] = distances[vertex] + 1
+                        near.append(other)
+            self._distances[target] = distances
+        return self._distances[target]
+
+    def _shortest(self, source: int, target: int) -> Route:
+        if source == target:
+            return ()
+        topology, links = self.topology, list[int]()
+        last, at = topology.switch_of(target), source
+        distances = self.distances(last)
+        while at != last:
+            nearer = [(there, link) for there, link in topology.around[at] if distances[there] == distances[at] - 1]
+            drawn = blake2b(f"{self._seed} {source} {target} {at}".encode(), digest_size=4).digest()
+            at, link = nearer[int.from_bytes(drawn) % len(nearer)]
+            links.append(link)
+        return (*links, topology.uplink(target) ^ 1)
+
+
+def loads(routes: Routes, messages: Iterable[tuple[int, int, float]]) -> Mapping[int, float]:
+    """Sum the bytes on each directed link, for messages of (source host, target host, bytes).
+
+    >>> from distbelief.network.shapes import shape
+    >>> dict(loads(Routes(shape("tree:2x1")), [(0, 1, 8.0)]))
+    {0: 8.0, 5: 8.0, 6: 8.0, 3: 8.0}
+    """
+    carried: dict[int, float] = defaultdict(float)
+    for source, target, size in messages:
+        for link in routes.of(source, target):
+            carried[link] += size
+    return carried
+
+
+def busiest_link(topology: Topology, carried: Mapping[int, float], usual: float = 0.0) -> int:
+    """Return the link that takes longest for its load; unknown bandwidths are `usual`, or else the fastest."""
+    usual = usual or max(cable.bandwidth for cable in topology.cables) or 1.0
+    return max(carried, key=lambda link: carried[link] / topology.bandwidth(link, usual), default=0)

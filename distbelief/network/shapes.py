@@ -1,6 +1,6 @@
 """Topologies that a few numbers describe: trees, fat trees, tori, dragonflies and slim flies.
 
-Hosts are at switches, also in a torus: its 4x4x4 nodes are switches with a host each.
+Hosts are attached to switches, even in a torus: its nodes are switches with one host each.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from itertools import product
 from math import prod
 
 from distbelief.errors import UsageError, unknown
-from distbelief.network.galois import GaloisField, prime_power
 from distbelief.network.graph import MOST_HOSTS, Cable, Topology
 
 Switches = tuple[list[int], Iterable[tuple[int, int]]]
-"""The number of hosts at each switch, and the pairs of switches with a cable between them."""
+"""Number of hosts at each switch, and pairs of switches with a cable between them."""
 EXAMPLES = "tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2 or slim-fly:5"
 _NUMBERS = re.compile(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,7}")
 
 
 def is_shape(text: str) -> bool:
-    """Return whether a topology is written as a shape, and is no file.
+    """Return whether the text of `--topology` is a shape rather than a file.
 
     >>> is_shape("tree:2x2"), is_shape("topology.conf"), is_shape("./10:30/topology.conf")
     (True, False, False)
@@ -30,10 +29,7 @@ def is_shape(text: str) -> bool:
 
 
 def shape(text: str) -> Topology:
-    """The topology of a shape.
-
-    Raises:
-        UsageError: there is no such shape, or it is too large.
+    """Make the topology of a shape, or raise a `UsageError`.
 
     >>> torus = shape("torus:4x4x4")
     >>> len(torus.hosts), len(torus.switches), len(torus.cables) - len(torus.hosts)
@@ -57,7 +53,7 @@ def shape(text: str) -> Topology:
 
 
 def tree(*sizes: int) -> Switches:
-    """So many under the root, so many under each of these, ...: the last are hosts. Each level is numbered in a row."""
+    """Make a tree with `sizes[i]` children of each vertex at level i, the last of which are hosts."""
     levels = [prod(sizes[:depth]) for depth in range(len(sizes))]
     first = [sum(levels[:depth]) for depth in range(len(sizes))]
     edges = [
@@ -69,7 +65,7 @@ def tree(*sizes: int) -> Switches:
 
 
 def fat_tree(k: int) -> Switches:
-    """Join switches with k ports (Al-Fares): k pods of k/2 switches at their edge and k/2 above, and (k/2)^2 cores."""
+    """Make a fat tree of switches with k ports (Al-Fares): k pods of k/2 edge and k/2 upper switches, (k/2)^2 cores."""
     if k % 2:
         raise UsageError(f"--topology fat-tree:{k}: a switch's ports are halved; write an even number, such as {k + 1}")
     half, edge, above, core = k // 2, 0, k * k // 2, k * k
@@ -80,7 +76,7 @@ def fat_tree(k: int) -> Switches:
 
 
 def torus(*sizes: int) -> Switches:
-    """A grid whose rows are rings, in each dimension."""
+    """Make a grid whose rows are rings in each dimension."""
     numbers = {place: number for number, place in enumerate(product(*map(range, sizes)))}
     edges = [
         (number, numbers[(*place[:axis], (place[axis] + 1) % size, *place[axis + 1 :])])
@@ -91,7 +87,7 @@ def torus(*sizes: int) -> Switches:
 
 
 def dragonfly(h: int) -> Switches:
-    """Balanced (Kim): 2h^2 + 1 groups of 2h joined routers, each with h hosts and h cables to other groups."""
+    """Make a balanced dragonfly (Kim): 2h^2 + 1 groups of 2h routers with h hosts and h outer cables each."""
     routers, others = 2 * h, 2 * h * h
     groups = others + 1
     edges = [(g * routers + a, g * routers + b) for g in range(groups) for a in range(routers) for b in range(a)]
@@ -102,7 +98,7 @@ def dragonfly(h: int) -> Switches:
 
 
 def slim_fly(q: int) -> Switches:
-    """A graph of McKay, Miller and Siran (Besta and Hoefler): 2q^2 routers, none more than two cables apart."""
+    """Make a graph of McKay, Miller and Siran (Besta and Hoefler): 2q^2 routers, at most two cables apart."""
     if q not in (usable := [candidate for candidate in range(3, 20) if prime_power(candidate)]):
         words = ", ".join(map(str, usable))
         raise UsageError(
@@ -129,4 +125,56 @@ SHAPES: Mapping[str, tuple[Callable[..., Switches], int]] = {
     "dragonfly": (dragonfly, 7),
     "slim-fly": (slim_fly, 19),
 }
-"""The function that makes each, and the largest product of its numbers with which it has not too many hosts."""
+"""Function that makes each shape, and the largest product of its numbers."""
+
+
+def prime_power(number: int) -> tuple[int, int] | None:
+    """Return the prime and the exponent of a power of a prime, or None.
+
+    >>> prime_power(8), prime_power(12)
+    ((2, 3), None)
+    """
+    prime, exponent = next((p for p in range(2, number + 1) if number % p == 0), 0), 0
+    while prime and number % prime == 0:
+        number, exponent = number // prime, exponent + 1
+    return (prime, exponent) if exponent and number == 1 else None
+
+
+class GaloisField:
+    """GF(q) for a power q of a prime. Elements are the numbers below q; their digits to base p are coefficients.
+
+    >>> field = GaloisField(4)
+    >>> field.plus(2, 3), field.times(2, 3)
+    (1, 1)
+    """
+
+    def __init__(self, q: int) -> None:
+        power = prime_power(q)
+        assert power is not None, f"there is no field of {q} elements"
+        self._prime, degree = power
+        self._digits = list(product(range(self._prime), repeat=degree))
+        self._elements = {digits: element for element, digits in enumerate(self._digits)}
+        self.powers = next(powers for powers in map(self._powers_of_x, range(q)) if len(powers) == q - 1)
+        """Powers of a primitive element, from 0 to q - 2, which are all elements but 0."""
+        self._logarithms = {element: power for power, element in enumerate(self.powers)}
+
+    def plus(self, a: int, b: int, times: int = 1) -> int:
+        """Return a + times * b."""
+        digits = zip(self._digits[a], self._digits[b], strict=True)
+        return self._elements[tuple([(a + times * b) % self._prime for a, b in digits])]
+
+    def times(self, a: int, b: int) -> int:
+        """Return a * b."""
+        if not (a and b):
+            return 0
+        return self.powers[(self._logarithms[a] + self._logarithms[b]) % len(self.powers)]
+
+    def _powers_of_x(self, below: int) -> list[int]:
+        """Return the powers of x if x**degree is the element `below`, or none if they are not all elements."""
+        powers = [1]
+        while True:
+            high, *low = self._digits[powers[-1]]
+            element = self.plus(self._elements[*low, 0], below, high)
+            if element == 0 or element in powers:
+                return powers if element == 1 else []
+            powers.append(element)

@@ -1,11 +1,11 @@
-"""Max-min fair shares of links, for flows that pass at the same time.
+"""Max-min fair shares of links for simultaneous flows.
 
-No flow can be given more without taking from one that has no more than it. So each flow is held by one full link, and
-those that a link holds have equal parts of what the other flows on it leave. A link therefore counts what it has given
-to *each* that it holds, and knows when the next of them is done, however many they are.
+No flow can get more without taking from a flow that has no more than it. So each flow is limited by one full link, and
+all flows that a link limits have equal shares of the rest of its capacity. A link therefore counts the bytes given to
+*each* flow that it limits, from which it knows when the next of them is done.
 
-A flow that begins or ends changes the parts on its own links at once. The parts on all other links are made anew at
-once among few flows, and a little later among many.
+A flow that begins or ends changes the shares on its own links at once. The shares on other links are computed anew at
+once if there are few flows, and a little later if there are many.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Protocol
 
-from distbelief.network.routes import Route
+from distbelief.network.graph import Route
 
 FEW = 8
-"""Among so many flows all parts are made anew at once, among more `LATE` times a flow's usual duration later."""
+"""Most flows for which all shares are computed anew at once, instead of `LATE` times a flow's usual duration later."""
 LATE = 1 / 4
 RECENT = 1 / 16
 """Weight of the latest flow in the usual duration."""
 EXACT = 0.01
-"""Bytes that count as none: sums are rounded."""
+"""Bytes that count as none, for rounding errors."""
 
 
 class FlowClock(Protocol):
@@ -36,7 +36,7 @@ class FlowClock(Protocol):
 
 
 class Flow:
-    """Bytes that pass some links, piece after piece."""
+    """Bytes that pass some links, piece by piece."""
 
     __slots__ = ("began", "done", "held_by", "links", "narrowest", "part", "settled")
 
@@ -45,12 +45,12 @@ class Flow:
         self.held_by: MeteredLink | None = None
         self.narrowest: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
-        """When it began; what the link that holds it has given to each when its piece is done; bytes per second."""
+        """Start; bytes per flow that the limiting link has given when the piece is done; bytes per second."""
         self.settled = 0
 
 
 class MeteredLink:
-    """One directed link, of so many bytes per second."""
+    """One directed link with a capacity in bytes per second."""
 
     __slots__ = ("capacity", "coming", "elsewhere", "flows", "given", "holds", "planned", "rate", "since")
 
@@ -58,20 +58,20 @@ class MeteredLink:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
         self.holds, self.elsewhere = 0, 0.0
-        """The number of these that it holds; what the others have, which counts only where it holds any."""
+        """Number of flows that it limits; rate of the others, which is valid only if it limits any."""
         self.rate = self.given = self.since = 0.0
-        """Bytes per second of each that it holds; bytes that it has given to each until the moment `since`."""
+        """Bytes per second of each flow that it limits; bytes given to each until the moment `since`."""
         self.coming: list[tuple[float, int, Flow]] = []
-        """A heap of flows by what is given when their piece is done, also of some that it holds no more."""
+        """Heap of flows by `Flow.done`; some may be limited by another link by now."""
         self.planned = math.inf
 
     def settle(self, now: float) -> None:
-        """Give what is due until now."""
+        """Count the bytes given until now."""
         self.given += self.rate * (now - self.since)
         self.since = now
 
     def first(self) -> tuple[float, int, Flow]:
-        """The flow whose piece is done first, of those that it holds."""
+        """Return the flow whose piece is done first, among those that this link limits."""
         coming = self.coming
         while coming[0][2].held_by is not self or coming[0][2].done != coming[0][0]:
             heappop(coming)
@@ -82,9 +82,9 @@ class FairShares:
     """The shares of all flows.
 
     Args:
-        clock: of the simulation.
-        capacities: of all links, in bytes per second.
-        passed: called with a flow whose piece has passed; returns the bytes of its next, 0 where there is none.
+        clock: clock of the simulation.
+        capacities: capacities of all links in bytes per second.
+        passed: called with a flow whose piece has passed; returns the bytes of its next piece, or 0.
     """
 
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:
@@ -92,12 +92,12 @@ class FairShares:
         self._links = [MeteredLink(capacity) for capacity in capacities]
         self._uneven = len({*capacities}) > 1
         self._used: dict[MeteredLink, None] = {}
-        """Links that a flow takes, or took when all parts were made anew."""
+        """Links with flows, now or when all shares were last computed."""
         self._count = self._order = self._round = 0
         self._shared_at, self._usual = math.inf, 0.0
 
     def begin(self, flow: Flow, size: float) -> None:
-        """Let a flow begin."""
+        """Begin a flow."""
         now, least, holder, meets = self._clock.time, math.inf, self._links[flow.links[0]], False
         for number in flow.links:
             link = self._links[number]
@@ -154,7 +154,7 @@ class FairShares:
             self._share_soon(now)
 
     def _rate(self, link: MeteredLink, now: float) -> None:
-        """Part a link anew among those that it holds: at least evenly, since what others have may have changed."""
+        """Compute the share of each flow that a link limits: at least an even one, as other rates may be outdated."""
         link.given += link.rate * (now - link.since)
         link.since = now
         part, least = (link.capacity - link.elsewhere) / link.holds, link.capacity / len(link.flows)
@@ -162,7 +162,7 @@ class FairShares:
         self._plan(link, now)
 
     def _plan(self, link: MeteredLink, now: float) -> None:
-        """Look at a link when the next is done there; where it is looked at before, then again."""
+        """Schedule a look at a link for the end of its next piece, unless an earlier look is scheduled."""
         due = max(now, now + (link.first()[0] - link.given) / link.rate)
         if due < link.planned:
             link.planned = due
@@ -177,7 +177,7 @@ class FairShares:
         while link.holds:
             done, _, flow = link.first()
             left = done - link.given
-            if left > EXACT and moment + left / link.rate > moment:  # late in a job a clock cannot tell so little
+            if left > EXACT and moment + left / link.rate > moment:  # a late clock is too coarse for very short times
                 self._plan(link, moment)
                 return
             heappop(link.coming)
@@ -189,15 +189,17 @@ class FairShares:
         link.rate = 0.0
 
     def _share_soon(self, now: float) -> None:
-        """Make all parts anew, since a flow has begun or ended that met others."""
+        """Schedule a computation of all shares, after a flow began or ended beside others."""
         moment = now + (self._usual * LATE if self._count > FEW else 0.0)
         if moment < self._shared_at:
             self._shared_at = moment
             self._clock.call_at(moment, self._share, moment)
 
     def _share(self, now: float) -> None:
-        """Make all parts anew. The link with the least for each of its flows is full, and holds those. What they leave
-        of other links is for the others there, which is never less for each than before.
+        """Compute all shares anew.
+
+        The link with the least share per flow is full, and limits its flows. The rest of the other links is for their
+        other flows, whose shares do not shrink by it.
         """
         if now != self._shared_at:
             return
@@ -233,13 +235,13 @@ class FairShares:
         self._hold_alone([flow for link in single for flow in link.flows if flow.settled != settled], now)
 
     def _hold_alone(self, flows: Sequence[Flow], now: float) -> None:
-        """Each has all of its narrowest link, where nobody else is."""
+        """Give each flow all of its narrowest link, which no other flow uses."""
         for flow in dict.fromkeys(flows):
             if (link := flow.narrowest) is not None:
                 self._hold(link, [flow], link.capacity, now)
 
     def _hold(self, link: MeteredLink, flows: list[Flow], room: float, now: float) -> None:
-        """A link holds those flows, which have so much of it."""
+        """Let a link limit some flows, which share `room` of it."""
         link.holds, link.elsewhere = len(flows), link.capacity - room
         link.rate = part = room / len(flows)
         for flow in flows:

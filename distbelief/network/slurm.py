@@ -1,10 +1,10 @@
-"""Slurm's topology.conf: the switches of a cluster, what is under each, and how fast the links to that are."""
+"""Slurm's topology.conf: a tree of switches with the bandwidths of links, read, or written from measured bandwidths."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
 from math import prod
 from typing import NamedTuple
 
@@ -20,23 +20,23 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class SwitchLine(NamedTuple):
-    """A switch, and what is under it."""
+    """A switch, and the hosts or switches under it."""
 
     where: str
     switch: str
     hosts: list[str]
     switches: list[str]
     bandwidth: float
-    """Bytes per second of the links to these; 0 where nothing is said of it."""
+    """Bytes per second of the links to these; 0 if unknown."""
 
 
 def parse_topology(text: str, path: str) -> Topology:
     r"""Read the tree of switches in the text of a topology.conf.
 
-    LinkSpeed is in Mbit/s, which Slurm leaves open; 0 and 1 say nothing, since Slurm itself writes them so.
+    LinkSpeed is in Mbit/s, which Slurm leaves open; 0 and 1 mean unknown, since Slurm itself writes them so.
 
     Raises:
-        UsageError: it is no tree; naming the line, and what to do.
+        UsageError: it is not a tree; the error names the line and the remedy.
 
     >>> tree = parse_topology("SwitchName=s0 Nodes=a[1-2]\nSwitchName=s1 Nodes=b\nSwitchName=top Switches=s[0-1]", "f")
     >>> [tree.hosts[host] for host in tree.walk], tree.switches
@@ -58,7 +58,7 @@ def parse_topology(text: str, path: str) -> Topology:
 
 
 def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
-    """The line under whose switch each host, or each switch, is."""
+    """Return the line of the switch above each host, or above each switch."""
     above: dict[str, SwitchLine] = {}
     for line in lines.values():
         for name in line.hosts if kind == "host" else line.switches:
@@ -72,9 +72,9 @@ def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
 
 
 def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> None:
-    """Refuse a cycle, and switches that nothing joins."""
+    """Refuse a cycle, and several roots."""
     known = set[str]()
-    """Switches that are under a top."""
+    """Switches whose root is known."""
     for line in lines.values():
         way, up = {line.switch: None}, above.get(line.switch)
         while up and up.switch not in known:
@@ -121,7 +121,7 @@ _EXAMPLE = "write lines such as SwitchName=s0 Nodes=node[1-4] LinkSpeed=10000 an
 
 
 def _names(text: str, where: str) -> list[str]:
-    """The names that Slurm writes as node[1-3,7],other."""
+    """Read names such as node[1-3,7],other."""
     words = _WORD.findall(text)
     if ",".join(words) != text:
         raise UsageError(f"{where}: {text[:80]!r} are no names; write them as node[1-3,7],other")
@@ -137,7 +137,7 @@ def _names(text: str, where: str) -> list[str]:
 
 
 def _numbers(text: str, where: str) -> list[str]:
-    """The numbers of a bracket, with as many digits as the first of each range."""
+    """Read the numbers in a bracket, with as many digits as the first of each range."""
     numbers: list[str] = []
     for word in text.split(","):
         match = _RANGE.fullmatch(word)
@@ -146,3 +146,72 @@ def _numbers(text: str, where: str) -> list[str]:
             raise UsageError(f"{where}: [{text[:80]}] are no numbers, or too many; write [1-4] or [01-16,20]")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers
+
+
+ALIKE = 1.5
+"""Bandwidths that differ by at most this factor belong to one switch; measurements vary less."""
+
+
+class Group(NamedTuple):
+    """Hosts with larger bandwidths between each other than to all others."""
+
+    hosts: list[str]
+    bandwidth: float = 0.0
+    """Bytes per second between hosts of different parts; 0 for a single host."""
+    parts: tuple[Group, ...] = ()
+
+
+def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str], float]) -> str:
+    """Write the text of a topology.conf from the bandwidths between each two hosts, in their order.
+
+    The two groups of hosts with the largest mean bandwidth between them are joined first.
+
+    >>> near, far = 1.25e8, 3e7
+    >>> pairs = {("a", "b"): far, ("a", "c"): near, ("b", "c"): far}
+    >>> print(measured_topology("abc", pairs))
+    # LinkSpeed is in Mbit/s, as measured between two hosts at a time
+    SwitchName=s0 LinkSpeed=1000 Nodes=a,c
+    SwitchName=s1 LinkSpeed=240 Nodes=b
+    SwitchName=s2 LinkSpeed=240 Switches=s0,s1
+    <BLANKLINE>
+    """
+    groups = {number: Group([host]) for number, host in enumerate(hosts)}
+    sums = dict(zip(combinations(groups, 2), (bandwidths[pair] for pair in combinations(hosts, 2)), strict=True))
+
+    def mean(pair: tuple[int, int]) -> float:
+        return sums[pair] / (len(groups[pair[0]].hosts) * len(groups[pair[1]].hosts))
+
+    while sums:
+        first, other = nearest = max(sums, key=lambda pair: (mean(pair), -pair[0], -pair[1]))
+        groups[first] = _joined(groups[first], groups[other], mean(nearest))
+        del groups[other], sums[nearest]
+        for third in groups.keys() - {first}:
+            kept = (first, third) if first < third else (third, first)
+            sums[kept] += sums.pop((other, third) if other < third else (third, other))
+    [whole] = groups.values()
+    lines = ["# LinkSpeed is in Mbit/s, as measured between two hosts at a time"]
+    _write(whole, lines)
+    return "\n".join([*lines, ""])
+
+
+def _joined(left: Group, right: Group, bandwidth: float) -> Group:
+    """Join two groups under one switch; a group with a similar bandwidth between its parts dissolves into them."""
+    parts: list[Group] = []
+    for group in (left, right):
+        if group.parts and group.bandwidth <= ALIKE * bandwidth:
+            parts += group.parts
+            bandwidth = max(bandwidth, group.bandwidth)
+        else:
+            parts.append(group)
+    return Group(left.hosts + right.hosts, bandwidth, tuple(parts))
+
+
+def _write(group: Group, lines: list[str], above: float = 0.0) -> str:
+    """Add the lines of the switches of a group, and return the name of its top switch."""
+    speed = max(2, round((group.bandwidth or above) / MBIT))
+    under = f"Nodes={','.join(group.hosts)}"
+    if any(part.parts for part in group.parts):
+        under = f"Switches={','.join([_write(part, lines, group.bandwidth) for part in group.parts])}"
+    name = f"s{len(lines) - 1}"
+    lines.append(f"SwitchName={name} LinkSpeed={speed} {under}")
+    return name

@@ -21,10 +21,9 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.limits import cores
 from distbelief.record.restore import load_weights
 from distbelief.tasks import Task, as_data, available, resolve
-from distbelief.tasks.files.constrained import fill
-from distbelief.tasks.files.lean import held_bytes, lean
-from distbelief.tasks.files.loading import task_of
+from distbelief.tasks.constrained import fill
 from distbelief.tasks.flat import layout_of
+from distbelief.tasks.inference import held_bytes, lean, task_of
 from distbelief.tasks.worker import build_model, measure
 
 

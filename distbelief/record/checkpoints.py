@@ -1,7 +1,7 @@
-"""The store of checkpoints: each a folder of one file per shard, the model's weights, and a manifest that seals them.
+"""The store of checkpoints: each is a folder of a file per shard, the model's weights, and a manifest.
 
-A checkpoint comes to be in `.making-<number>` and gets its name only when all of it is on disk, so that a folder with a
-number for a name is whole. Nothing here is pickled, and nothing is ever unpickled.
+A checkpoint is made in `.making-<number>` and renamed when all of it is on disk, so that a folder named by a number is
+complete. Nothing is pickled, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from distbelief.record.folder import RunFolder, sync, write_atomically, written_
 from distbelief.record.model_file import write_arrays, write_model
 
 FORMAT = 4
-"""The version of the format; another one is refused."""
+"""Version of the format; another version is refused."""
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"
 SCRIPT_LIMIT = 16 << 20
-"""Most bytes that a script may keep."""
+"""Most bytes of the tensors that a script may keep."""
 _PART = re.compile(r"shard[- ](\d+)")
 _NUMBER = re.compile(r"\d{6,}")
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
-    """One file of a checkpoint: its length in bytes, its CRC-32, and what its shard said beside its arrays."""
+    """One file of a checkpoint."""
 
     file: str
     size: int
+    """Length in bytes."""
     crc32: int
     facts: Json = {}
+    """Values that the shard saved beside its arrays."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -52,14 +54,14 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int
     number: int
     samples: int
-    """Samples applied when it was made."""
+    """Number of samples applied when the checkpoint was made."""
     position: Position
     plan: Plan
     parts: tuple[CheckpointFile, ...]
     """One per shard, in the order of the plan's assignments."""
     model: CheckpointFile
     script: CheckpointFile | None = None
-    """Tensors that a script keeps."""
+    """Tensors of a script."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -68,7 +70,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 class Checkpoints:
-    """The checkpoints of one run; a shard's process saves parts, the coordinator's commits.
+    """The checkpoints of one run: shards' processes save parts, and the coordinator's commits.
 
     Args:
         run: the run folder; checkpoints lie in `run/checkpoints`.
@@ -83,16 +85,16 @@ class Checkpoints:
         """Write a shard's arrays as its part of checkpoint `number`, and wait until they are on disk.
 
         Args:
-            number: of the checkpoint, from 0.
-            part: `shard-<index>`; or `SCRIPT`, which is of no number: it takes the place of what was saved before.
-            arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and of each
-                section of parameters in it `master.<section>` and `state.<section>.<key>`: 1-D, one element per
-                parameter in the shard's range, or of one element (`step`).
-            facts: whatever JSON can hold (`updates`, `samples`, `staleness`); `load_part` gives it back.
+            number: number of the checkpoint, from 0.
+            part: `shard-<index>`; or `SCRIPT`, whose latest tensors serve every checkpoint.
+            arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and for each
+                section of parameters `master.<section>` and `state.<section>.<key>`: 1-D, with one element per
+                parameter in the shard's range, or with one element (`step`).
+            facts: JSON values (`updates`, `samples`, `staleness`), which `load_part` returns.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; what was made of this checkpoint is removed, the
-                last good one stays.
+            CheckpointError: the disk is full or cannot be written. The unfinished checkpoint is removed; the last good
+                one stays.
         """
         if part == SCRIPT:
             self._save_script(number, arrays)
@@ -100,7 +102,7 @@ class Checkpoints:
         index = _PART.fullmatch(part)
         if index is None:
             raise LocalProtocolError(
-                f"part {part!r} of checkpoint {number} is none; parts are named 'shard-0', 'shard-1', ..."
+                f"checkpoint {number} has no part {part!r}; parts are named 'shard-0', 'shard-1', ..."
             )
         making = self._making(number)
         path = making / f"shard-{index[1]}.safetensors"
@@ -117,24 +119,24 @@ class Checkpoints:
                 write_arrays(file, arrays)
 
     def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> Path:
-        """Make checkpoint `number` the newest, all its parts being on disk, and the model in the run folder its model.
+        """Complete checkpoint `number`, whose parts are on disk, and copy its model to the run folder.
 
-        Older ones beyond `keep_checkpoints` go, and so do those with a larger number: they are of a generation that a
-        resumed job went back on.
+        Older checkpoints beyond `keep_checkpoints` are deleted, and those with larger numbers: a resumed job has gone
+        back behind these.
 
         Args:
-            number: of the checkpoint.
-            plan: of the job.
-            position: where the job stands in its data.
-            samples: applied so far.
-            script: whether what a script keeps, as it was saved last, is a part of it.
+            number: number of the checkpoint.
+            plan: plan of the job.
+            position: position of the job in its data.
+            samples: number of samples applied.
+            script: whether the tensors that a script saved last belong to it.
 
         Raises:
-            CheckpointError: a part is missing, or the disk is full; what was made of this checkpoint is removed, the
-                last good one stays.
+            CheckpointError: a part is missing, or the disk is full. The unfinished checkpoint is removed; the last good
+                one stays.
         """
         making, final = self._making(number), self.folder_of(number)
-        # by a coordinator that died before it was told
+        # a coordinator may have died between its commit and the news of it
         again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
             with self._whole_or_nothing(number):
@@ -144,14 +146,14 @@ class Checkpoints:
             sync(self.folder)
         except OSError as error:
             raise CheckpointError(
-                f"{final} is there but may not outlast a power cut: {error}; older ones are kept. Mend that disk"
+                f"{final} exists but may not survive a power cut: {error}; older checkpoints are kept. Mend that disk"
             ) from error
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
         return final
 
     def _make(self, making: Path, number: int, plan: Plan, position: Position, samples: int, script: bool) -> None:
-        """Make a whole checkpoint of the parts that are in a folder."""
+        """Complete the checkpoint whose parts are in a folder."""
         parts = tuple(_part(making, index) for index in range(len(plan.assignments)))
         with written_whole(making / MODEL) as file:
             write_model(file, plan, [making / part.file for part in parts])
@@ -168,7 +170,7 @@ class Checkpoints:
 
     @staticmethod
     def _holds(final: Path, number: int, position: Position, samples: int) -> bool:
-        """Return whether that checkpoint has been made."""
+        """Return whether a folder holds that checkpoint."""
         try:
             manifest = read_manifest(final)
         except CheckpointError:
@@ -176,19 +178,19 @@ class Checkpoints:
         return (manifest.number, manifest.position, manifest.samples) == (number, position, samples)
 
     def discard(self, number: int) -> None:
-        """Clear away what was made of checkpoint `number`."""
+        """Delete the unfinished checkpoint `number`."""
         shutil.rmtree(self._making(number), ignore_errors=True)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, None where there is none yet."""
+        """Return the newest checkpoint, or None."""
         return next(iter(self.newest()), None)
 
     def newest(self) -> list[Path]:
-        """All, the newest first."""
+        """List all checkpoints, the newest first."""
         return sorted(self._all(), key=lambda path: int(path.name), reverse=True)
 
     def folder_of(self, number: int) -> Path:
-        """Return the folder of a checkpoint's number."""
+        """Return the folder of a checkpoint."""
         return self.folder / f"{number:06d}"
 
     def _all(self) -> list[Path]:
@@ -211,7 +213,7 @@ class Checkpoints:
             ) from error
 
     def _install(self, making: Path, final: Path) -> None:
-        """Rename into place; one of the same number, of a generation that was abandoned, steps aside first."""
+        """Rename a checkpoint into place, after moving an abandoned one of the same number aside."""
         aside = final.with_name(f".making-{final.name}-aside")
         if final.exists():
             shutil.rmtree(aside, ignore_errors=True)
@@ -252,10 +254,10 @@ class Checkpoints:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """The manifest of the checkpoint in folder `path`.
+    """Read the manifest of the checkpoint in folder `path`.
 
     Raises:
-        CheckpointError: there is no checkpoint, or its manifest is corrupt or of another version of the format.
+        CheckpointError: the manifest is missing, corrupt or of another version of the format.
     """
     file = Path(path) / MANIFEST
     try:
@@ -279,12 +281,12 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def corrupt(file: Path, how: str) -> CheckpointError:
-    """The error for a file of a checkpoint that is not as it was written, with the remedy."""
+    """Make the error for a corrupt file of a checkpoint, with the remedy."""
     return CheckpointError(f"{file} is corrupt: {how}; {_remedy(file.parent)}")
 
 
 def unreadable(file: Path, error: OSError) -> CheckpointError:
-    """The error for a file of a checkpoint that cannot be read, with the remedy."""
+    """Make the error for an unreadable file of a checkpoint, with the remedy."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CheckpointError(f"{file} is missing; {_remedy(file.parent)}")
     return CheckpointError(f"{file} cannot be read: {error.strerror}; mend that, and go on with --resume")
@@ -298,18 +300,14 @@ def _remedy(spoilt: Path) -> str:
 
 
 def _room() -> str:
-    """Return what to do where a file cannot be written."""
+    """Return the remedy for a file that cannot be written."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = "" if most == resource.RLIM_INFINITY else f", or let a file be longer than {most:,} bytes (ulimit -f)"
     return f"make room on that disk or mend it{limited}"
 
 
 def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:
-    """Return the manifest's entry of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the manifest's entry for a file, or raise an `OSError`."""
     return CheckpointFile(path.name, path.stat().st_size, checksum(path), dict(facts or {}))
 
 
@@ -319,11 +317,7 @@ def _copy(file: Path, to: Path) -> None:
 
 
 def checksum(path: Path) -> int:
-    """The CRC-32 of a file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the CRC-32 of a file, or raise an `OSError`."""
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""The run folder: all that a run leaves behind, and the one way in which a file that matters is written."""
+"""The run folder, which holds everything that a run leaves, and the way its files are written."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
-"""Tries for the lock of a folder, and the time between: whoever asks for its status holds it for a moment.
-"""
-
-
+"""Tries for the lock of a folder, and the time between them: a look at the status holds the lock for a moment."""
 OWNER_ALONE = 0o600
-"""The mode of a file that only its owner may read."""
+"""Mode of a file that only its owner may read."""
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
-"""Errors of file systems that cannot sync a folder (network file systems, some FUSE): they need not."""
+"""Errors of file systems that cannot sync a folder and do not need it: network file systems, some FUSE."""
 
 
 @contextlib.contextmanager
 def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` in the end: readers see the old one or the whole new one, also
-    after a power cut. Who may read it is what the umask leaves of `mode`.
+    """Open a temporary file that replaces `path` when the block ends, with `mode` less the umask.
+
+    Readers see the old file or the complete new one, even after a power cut.
 
     Raises:
-        OSError: the disk is full or cannot be written; what was at `path` is still there.
+        OSError: the disk is full or cannot be written; the old file stays.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -57,21 +55,13 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, as `written_whole` does.
-
-    Raises:
-        OSError: as there.
-    """
+    """Write `data` to `path` as `written_whole` does."""
     with written_whole(path) as file:
         file.write(data)
 
 
 def sync(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, where its file system can say so.
-
-    Raises:
-        OSError: they cannot be.
-    """
+    """Wait until the names in a folder are on disk, if its file system can sync a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _sync(descriptor)
@@ -89,7 +79,7 @@ def _sync(descriptor: int) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of distbelief, torch and Python."""
-    import torch  # late: who writes a ticket need not wait for it
+    import torch  # late: a ticket is written without it
 
     return {
         "distbelief": metadata.version("distbelief"),
@@ -99,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 class RunFolder:
-    """The folder of one run, and where each thing lies in it; TensorBoard events lie in `path` itself.
+    """The folder of one run and the paths in it; TensorBoard events are in `path` itself.
 
     >>> import tempfile
     >>> folder = RunFolder.create(Path(tempfile.mkdtemp()) / "run", "mnist-downpour")
@@ -120,18 +110,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path | None, name: str) -> RunFolder:
-        """A new folder: `path` (the option `--out`), or `runs/<name>-<yyyymmdd-hhmmss>` where that is None.
+        """Make a new folder: `path` (`--out`), or `runs/<name>-<yyyymmdd-hhmmss>` by default.
 
         Raises:
-            UsageError: the folder exists and is not empty, is a file, or cannot be written.
+            UsageError: `path` is not an empty folder, or cannot be written.
         """
         try:
             folder = cls(_fresh(name) if path is None else Path(path))
             folder.path.mkdir(parents=True, exist_ok=True)
             if any(folder.path.iterdir()):
                 raise UsageError(
-                    f"--out {folder.path} is not empty; name another folder, or go on with the run in it by adding "
-                    "--resume"
+                    f"--out {folder.path} is not empty; name another folder, or go on with its run by --resume"
                 )
             with tempfile.TemporaryFile(dir=folder.path):
                 pass
@@ -144,11 +133,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder of an earlier run.
-
-        Raises:
-            UsageError: there is no run at `path`.
-        """
+        """Open the folder of an earlier run, or raise a `UsageError`."""
         folder = cls(Path(path))
         if not folder.job.is_file():
             missing = "it has no job.json" if folder.path.is_dir() else "there is no such folder"
@@ -159,12 +144,12 @@ class RunFolder:
         return folder
 
     def lock(self) -> None:
-        """Keep every other job from writing here, until `unlock` or the end of this process, however it ends.
+        """Keep other jobs from writing here until `unlock` or the end of this process.
 
-        It is an advisory lock on the folder itself; where the file system has none, nobody is kept from anything.
+        This is an advisory lock on the folder itself; without locks in the file system it has no effect.
 
         Raises:
-            UsageError: another job writes here.
+            UsageError: another job has the lock.
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -175,13 +160,12 @@ class RunFolder:
         if held:
             os.close(descriptor)
             raise UsageError(
-                f"{self.path} is the run folder of a job that is running: wait for its end or end it with Ctrl-C, "
-                "then go on with --resume;"
-                f" or name another folder with --out. `distbelief status {self.path}` shows it"
+                f"{self.path} is the run folder of a job that is running: wait for its end, or end it with Ctrl-C and "
+                f"go on with --resume; or name another folder with --out. `distbelief status {self.path}` shows the job"
             )
         self._locked = descriptor
         self._let_go = weakref.finalize(self, _release, descriptor)
-        self._let_go.atexit = False  # a process that was forked from this one must not let go of it at its end
+        self._let_go.atexit = False  # a process forked from this one must not release it at its end
 
     def unlock(self) -> None:
         """Let other jobs write here."""
@@ -190,7 +174,7 @@ class RunFolder:
 
     @property
     def locked(self) -> bool:
-        """Return whether a job writes here."""
+        """Return whether a job has the lock."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             return _locked(descriptor, fcntl.LOCK_SH, 1)
@@ -199,7 +183,7 @@ class RunFolder:
 
     @property
     def gone(self) -> bool:
-        """Return whether the locked folder has left its path, perhaps with another in its place."""
+        """Return whether the locked folder is no longer at its path."""
         try:
             there, locked = os.stat(self.path), os.fstat(self._locked)
         except OSError:
@@ -207,7 +191,7 @@ class RunFolder:
         return (there.st_dev, there.st_ino) != (locked.st_dev, locked.st_ino)
 
     def make_again(self, job: Json) -> None:
-        """Make a folder that is gone again, with its `job.json`, and lock it.
+        """Make a deleted folder again, with its `job.json`, and lock it.
 
         Raises:
             UsageError: it cannot be made, or another job has made it.
@@ -217,22 +201,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; leave it there "
+                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; do not delete it "
                 "while a job runs"
             ) from error
         self.lock()
         self.write_job(job)
 
     def remove(self) -> None:
-        """Take away a run that never began, and so can neither be looked at nor gone on with."""
+        """Delete the folder of a run that never began."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def write_job(self, job: Json) -> None:
-        """Write `job.json`: what was asked for, before anything happens.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
+        """Write `job.json`, or raise a `UsageError`."""
         try:
             write_atomically(self.job, msgspec.json.format(msgspec.json.encode(dict(job)), indent=2) + b"\n")
         except OSError as error:
@@ -241,11 +221,7 @@ class RunFolder:
             ) from error
 
     def read_job(self) -> Json:
-        """Read what `write_job` was given, as plain JSON values.
-
-        Raises:
-            CheckpointError: the file is missing or corrupt.
-        """
+        """Read `job.json`, or raise a `CheckpointError`."""
         try:
             return msgspec.json.decode(self.job.read_bytes(), type=Json)
         except OSError as error:
@@ -259,7 +235,7 @@ class RunFolder:
 
 
 def _locked(descriptor: int, kind: int, looks: int) -> bool:
-    """Lock a folder, unless another holds it at every one of some looks; says whether that is so."""
+    """Try to lock a folder; return whether another holds it at every look."""
     for look in range(looks):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -275,12 +251,12 @@ def _locked(descriptor: int, kind: int, looks: int) -> bool:
 
 def _release(descriptor: int) -> None:
     with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would leave it to a process that was forked from this one
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would leave the lock to a process forked from this one
     os.close(descriptor)
 
 
 def _fresh(name: str) -> Path:
-    """A folder under `runs` that this call made, so that two runs of one second do not share it."""
+    """Make a folder under `runs` that no other run of this second has."""
     first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     first.parent.mkdir(exist_ok=True)
     path, number = first, 1

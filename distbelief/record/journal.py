@@ -1,4 +1,4 @@
-"""The journal of a machine: what it held at some moment, and all it was told since; another goes on by it."""
+"""The journal of a machine: its state at some moment and the events since, from which another machine continues."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from distbelief.core import events, wire
 from distbelief.core.messages import Message
 
 LONG = 1 << 20
-"""Bytes of what a machine was told after which it is better to write down what it holds."""
+"""Bytes of events after which the state is written anew."""
 LIMIT = 16 << 20
-"""Longest journal in bytes: one that is full is of no use any more."""
+"""Longest journal in bytes; events beyond it are not noted, and the journal is useless."""
 
-_TOP = struct.Struct("<QI")  # how often a journal was begun anew, and the length of the memory that follows
+_TOP = struct.Struct("<QI")  # how often the journal was begun, and the length of the memory that follows
 _HEAD = struct.Struct("<I")
 _ALONE: dict[str, type] = {kind.__name__: kind for kind in (events.Lost, events.Saved, events.Woke)}
 
 
 class JournalEntry(NamedTuple):
-    """Event that a machine took: sender, its incarnation (-1: it came by no link), and the event."""
+    """Event that a machine took: its sender, the sender's incarnation (-1 for events without a link), and the event."""
 
     sender: str
     incarnation: int
@@ -30,11 +30,11 @@ class JournalEntry(NamedTuple):
 
 
 class Journal:
-    """Written before a machine acts on what it is told, so that nobody has seen more of it than stands there.
+    """Journal to which an event is written before the machine acts on it, so that it lacks nothing that others saw.
 
     Args:
-        files: two, opened for reading and writing without a buffer, which outlive the process: it is begun anew in the
-            other one, so that there is a whole one at any moment.
+        files: two unbuffered files that outlive the process. Each beginning takes the other file, so that one of them
+            is complete at any moment.
 
     >>> import io
     >>> from distbelief.core.conversations.checkpointing import Go
@@ -64,7 +64,7 @@ class Journal:
         return self._files[self._begun % len(self._files)]
 
     def begin(self, memory: bytes) -> None:
-        """Begin anew with what the machine holds now."""
+        """Begin anew with the state of the machine."""
         self._begun += 1
         self._file.seek(0)
         self._file.truncate()
@@ -72,7 +72,7 @@ class Journal:
         self.memory, self._told, self._since, self._size = memory, b"", 0, _TOP.size + len(memory)
 
     def note(self, sender: str, incarnation: int, event: events.Event) -> None:
-        """Write down what a machine is about to be told."""
+        """Write down an event before the machine takes it."""
         if self._size > LIMIT:
             return
         if isinstance(event, Message):
@@ -86,11 +86,11 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """Return whether it is so long that it should be begun anew."""
+        """Return whether the journal should be begun anew."""
         return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
     def entries(self) -> Iterator[JournalEntry]:
-        """Yield the events that the machine took since then, until the journal was opened."""
+        """Yield the events in the journal as it was opened."""
         end = 0
         while end < len(self._told):
             begin, end = end + _HEAD.size, _end(self._told, end)
@@ -101,7 +101,7 @@ class Journal:
 
 
 def _end(data: bytes, begin: int) -> int:
-    """Return the end of the entry that begins there; 0 where it is not whole."""
+    """Return the end of the entry at `begin`, or 0 if it is incomplete."""
     if len(data) < begin + _HEAD.size:
         return 0
     end = begin + _HEAD.size + int(_HEAD.unpack_from(data, begin)[0])
@@ -109,10 +109,7 @@ def _end(data: bytes, begin: int) -> int:
 
 
 def _read(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return how often the journal was begun, its memory, and the whole entries that follow.
-
-    Without a whole memory it was never begun.
-    """
+    """Return how often the journal was begun (0 if its memory is incomplete), its memory, and its complete entries."""
     file.seek(0)
     data = file.read()
     if len(data) < _TOP.size:

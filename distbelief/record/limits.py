@@ -1,17 +1,20 @@
-"""Cores and memory that processes may use: the machine's, or their container's."""
+"""Cores and memory that processes may use, of the machine or its container, and a description of the machine."""
 
 from __future__ import annotations
 
+import datetime
 import os
+import platform
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
-"""Folder of the kernel's own figures."""
+"""Folder of the kernel's figures."""
 
 
 def quota() -> int:
-    """Return the cores that quotas of processor time leave, at least 1; all of the machine's without quotas."""
+    """Return the cores that quotas of processor time allow, at least 1; without quotas, all of the machine."""
     cores = float(os.cpu_count() or 1)
     for group in _groups("cpu"):
         whole = _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
@@ -33,16 +36,13 @@ def free_memory() -> int:
         for most, held in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             if (limit := _read(group / most)).isdecimal():
                 kept = _counts(group / "memory.stat")
-                cached = kept.get("total_inactive_file", kept.get("inactive_file", 0))  # given back when asked for
+                cached = kept.get("total_inactive_file", kept.get("inactive_file", 0))  # the kernel frees it on demand
                 free = min(free, max(0, int(limit) - int(_read(group / held) or 0) + cached))
     return free
 
 
 def memory_kills() -> int:
-    """Return how many processes of this one's group the kernel has killed for lack of memory.
-
-    It is the machine's count where groups have none.
-    """
+    """Return how many processes of this group, or else this machine, the kernel has killed for lack of memory."""
     for group in _groups("memory"):
         for name in ("memory.events", "memory.oom_control"):  # of version 2, and 1
             if "oom_kill" in (counts := _counts(group / name)):
@@ -51,7 +51,7 @@ def memory_kills() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Groups that limit this process, its own first, of both versions: each mount shows those below some group."""
+    """Yield the control groups that limit this process, of both versions, the innermost first."""
     paths = {}
     for line in _read(PROC / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -70,14 +70,55 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """The numbers of a file, by the names before them."""
+    """Return the numbers of a file by their names."""
     words = [line.replace(":", " ").split() for line in _read(path).splitlines()]
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdecimal()}
 
 
 def _read(path: Path) -> str:
-    """Read a file of the kernel; "" where there is none."""
+    """Read a file of the kernel, "" if there is none."""
     try:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+LOOK = 0.1
+"""Seconds over which the use of cores is measured."""
+
+
+def machine() -> dict[str, object]:
+    """Describe this machine, for figures that are measured on it."""
+    import torch  # late: hosts ask for their cores before they need it
+
+    model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "cores": cores(),
+        "processor": model[0] if model else platform.processor(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "load": round(os.getloadavg()[0], 2),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def busy() -> float:
+    """Measure the share of all cores that is in use, while this thread sleeps."""
+    before = _ticks()
+    time.sleep(LOOK)
+    whole, idle = (now - then for now, then in zip(_ticks(), before, strict=True))
+    return round(1 - idle / whole, 3) if whole else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the ticks of all cores since the start of the machine, and the idle ones among them; 0 if unknown."""
+    ticks = [int(word) for line in _lines("/proc/stat")[:1] for word in line.split()[1:9]]
+    return sum(ticks), sum(ticks[3:5])
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -23,31 +23,29 @@ if TYPE_CHECKING:
 PERIOD = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 FRAME = 0.25
-"""Least seconds between two pictures on a terminal, and before replicas that joined are told."""
+"""Least seconds between two pictures on a terminal, and before replicas are shown as joined."""
 NAMES = 8
-"""Most replicas told by name in one line."""
+"""Most names of replicas in one line."""
 ROWS = 16
 """Most replicas in the table."""
 BAR, GAP = 30, 2
-"""Columns of a terminal that the bar has, and that are between two words."""
+"""Columns of the bar, and of a gap, on a terminal."""
 LEAST_IMPORTANT = ("bytes", "staleness", "time", "bar", "rate", "accuracy", "loss")
-"""Columns of a row of progress, the first to go on a narrow terminal first."""
-
-
+"""Cells of a row of progress, in the order in which a narrow terminal drops them."""
 SIMULATED = " simulated"
 """Mark of a time or a rate on the simulated clock."""
 
 
 class Live:
-    """Shows the records of a job as they come; a stream that breaks is written to no more, and the job goes on.
+    """View of the records of a job as they come; if its stream breaks, the job continues without it.
 
     Args:
-        stream: where to show: standard output.
+        stream: output, such as standard output.
         quiet: show nothing.
         json: write records as lines of JSON, the same as in `metrics.jsonl`, and nothing else.
-        title: of the job, such as "downpour on mnist".
-        now: the clock of the wall, in seconds.
-        simulated: say so beside every time and every rate of the job.
+        title: title of the job, such as "downpour on mnist".
+        now: clock in seconds.
+        simulated: mark every time and rate of the job as simulated.
     """
 
     def __init__(
@@ -68,11 +66,12 @@ class Live:
         self._staleness: dict[str, float] = {}
         """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
-        """Called before a picture or a line of progress: who knows the shards' state tells it by `stands`."""
+        """Called before a picture or a line of progress, to report the state of shards by `stands`."""
+        self._unsaved = False
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._built: set[str] = set()
-        """The partitions that hold their part of the model."""
+        """Partitions that have built their part of the model."""
         self._last = now()
         self._table: Table | None = None  # rich's, imported only where there is a terminal
         self._terminal = not json and not quiet and stream.isatty()
@@ -86,7 +85,7 @@ class Live:
         self.close()
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
-        """Show a record that happened `seconds` after the job began, and the sums that contain it."""
+        """Show a record from `seconds` after the job began, and the sums that include it."""
         self._summary = summary
         if self._silent:
             return
@@ -100,13 +99,7 @@ class Live:
             self._silent, self._table = True, None
 
     def print_of(self, role: str, lines: Iterable[str], aside: bool = False) -> None:
-        """Show what a role has printed, its name before each line; beside JSON on standard error.
-
-        Args:
-            role: its name.
-            lines: without their ends.
-            aside: on standard error, wherever the rest goes.
-        """
+        """Show lines that a role has printed, on standard error if `aside` or if records are shown as JSON."""
         try:
             for text in lines:
                 line = f"[{role}] {text}"
@@ -119,11 +112,11 @@ class Live:
 
     @property
     def curious(self) -> bool:
-        """Return whether it shows the state of the shards."""
+        """Return whether the state of shards is shown."""
         return not (self._silent or self._json)
 
     def stands(self, shard: str, facts: Json) -> None:
-        """Take how a shard stands: `facts["of"]` is what it knows of each replica."""
+        """Take the state of a shard; `facts["of"]` has its facts about each replica."""
         latest = [push["staleness"] for push in facts.get("of", {}).values() if push.get("staleness") is not None]
         if latest:
             self._staleness[shard] = sum(latest) / len(latest)
@@ -133,7 +126,7 @@ class Live:
         return self._summary.started.unit if self._summary.started else "epoch"
 
     def _stale(self) -> str:
-        """The staleness, once it is known: over the whole job at its end, of the latest pushes before."""
+        """Format the mean staleness: of the whole job at its end, of the latest pushes before."""
         self.ask()
         mean = self._summary.staleness()["mean"]
         if mean is None and self._staleness:
@@ -141,7 +134,7 @@ class Live:
         return "" if mean is None else f"staleness {mean:.2f}"
 
     def close(self) -> None:
-        """Leave the replicas standing, and where no summary follows the progress too; give the terminal back."""
+        """Release the terminal; the table of replicas stays, and after a failure the progress too."""
         if self._silent or self._json:
             return
         try:
@@ -176,10 +169,10 @@ class Live:
             self._last = now
 
     def _told(self, record: records.Record) -> str:
-        """The line for a record; empty for those that only move the numbers."""
+        """Return the line for a record, "" if it only changes numbers."""
         match record:
             case records.Started():
-                # a job without a server has none
+                # a job without a server has no shards
                 shards = f"{_many(record.shards, 'shard')}, " if record.shards else ""
                 size = f"{_many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
@@ -187,7 +180,7 @@ class Live:
                 of = f"{record.samples_per_epoch:,} samples" if record.samples_per_epoch else "each replica's own data"
                 work = f"{_many(record.epochs, record.unit)} of {of} in {cut} of {record.batch_size}"
                 few = (
-                    "; a batch is larger than all of them: an epoch is one minibatch"
+                    "; the batch size exceeds the number of samples: an epoch is one minibatch"
                     if record.batch_size > record.samples_per_epoch > 0
                     else ""
                 )
@@ -195,7 +188,7 @@ class Live:
             case records.EpochDone():
                 return self._progress(record.epoch)
             case records.Tested():
-                # a job that ends within an epoch is measured once more
+                # a job that ends within an epoch is evaluated once more
                 again = not record.epoch or record.epoch in self._tested
                 self._tested.add(record.epoch)
                 when = (
@@ -218,18 +211,17 @@ class Live:
                     else ""
                 )
             case records.Checkpointed():
-                return f"checkpoint {record.number} failed: {record.error}" if record.error else ""
+                shown = "" if self._unsaved else record.error  # a full disk fails all that follow, too
+                self._unsaved = bool(record.error)
+                return shown
             case records.Forgotten():
                 count = _many(record.last - record.first + 1, "push", "es")
-                return (
-                    f"{record.role} has lost {count} of {record.replica}, made since the checkpoint that it goes on "
-                    "from"
-                )
+                return f"{record.role} has lost {count} of {record.replica}, made after its latest checkpoint"
             case records.StandbyReady():
-                return f"{record.role} holds all that {roles.shard_of(record.role)} has acknowledged"
+                return f"{record.role} holds everything that {roles.shard_of(record.role)} has acknowledged"
             case records.Note():
                 return record.text
-            case records.Finished():  # of a failure the error tells, which whoever runs the job gets
+            case records.Finished():  # a failure is shown by the error that the caller gets
                 return "" if record.outcome is Outcome.FAILED else f"{record.outcome}: {record.reason}"
             case _:
                 return ""
@@ -240,14 +232,14 @@ class Live:
             self._print(f"joined: {names}")
 
     def _tell_built(self, record: records.PartBuilt, now: float) -> None:
-        """Say now and then how far the partitions are of a job that has not begun."""
+        """Show how many partitions have built their part, every `PERIOD` until the job begins."""
         self._built.add(record.role)
         if self._summary.started is None and now - self._last >= PERIOD:
             self._print(f"{len(self._built)} of {record.of} partitions have built their part of the model")
             self._last = now
 
     def _progress(self, epoch: int = 0) -> str:
-        """Return the line of progress; its loss is the mean since the last such line."""
+        """Return a line of progress, with the mean loss since the last such line."""
         started, loss = self._summary.started, self._loss.take()
         per_epoch = started.samples_per_epoch if started else 0
         epochs = started.epochs if started else 0
@@ -280,13 +272,13 @@ class Live:
         return self._table
 
     def _picture(self) -> RenderableType:
-        """The progress and the table of replicas, as rich draws them."""
+        """Return the progress and the table of replicas for rich to draw."""
         from rich.console import Group
 
         return Group(self._bar(self._rich().console.width), self._replicas())
 
     def _bar(self, width: int) -> RenderableType:
-        """The progress in one row: what does not fit is left out, the least important first."""
+        """Return the progress in one row, without the least important cells that do not fit."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -323,7 +315,7 @@ class Live:
         return bar
 
     def _replicas(self) -> RenderableType:
-        """The table of replicas; a long reason is cut, so that each is one row."""
+        """Return the table of replicas, each in one row; a long reason is cut."""
         from rich.table import Table
         from rich.text import Text
 
@@ -355,7 +347,7 @@ class Live:
 
 
 def figures(accuracy: float | None, metrics: Mapping[str, float | None], loss: float | None) -> str:
-    """Return a model's measures in words, without those that are unknown.
+    """Format the known measures of a model.
 
     >>> figures(0.975, {"top5": 0.99}, 0.0631), figures(None, {}, 0.5)
     ('accuracy 97.50 %, top5 0.9900, loss 0.0631', 'loss 0.5000')
@@ -366,11 +358,11 @@ def figures(accuracy: float | None, metrics: Mapping[str, float | None], loss: f
 
 
 def summary(result: Json, folder: str | Path | None = None) -> str:
-    """The few lines that end a run, out of what `result.json` holds.
+    """Return the lines that end a run.
 
     Args:
-        result: as `Recorder.result` returns it.
-        folder: the run folder, where there is one.
+        result: contents of `result.json`.
+        folder: the run folder, if any.
     """
     mark = SIMULATED if result.get("cluster") else ""
     rows = [("outcome", f"{result.get('outcome') or 'unknown'}: {result.get('reason', '')}".rstrip(": "))]
@@ -388,7 +380,7 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         accuracy, loss = target["accuracy"], target["loss"]
         aims = [*([f"{100 * accuracy:.2f} %"] if accuracy else []), *([f"loss {loss:g}"] if loss else [])]
         rows.append(("target", f"{', '.join(aims)} {reached}"))
-    # pushes are to shards
+    # without shards there are no pushes
     applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")
     work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {applied}"
     rows.append(
@@ -412,28 +404,31 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     ]
     if result["dropped"]:
         rows.append(
-            ("too late", f"{_many(result['dropped'], 'gradient')} for a round; their minibatches were dealt again")
+            ("too late", f"{_many(result['dropped'], 'gradient')}, after their round; the minibatches were dealt again")
         )
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
     if network := result.get("network"):
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
-        rows.append(("simulated", _cluster(cluster, network)))
+        rows.append(("simulated", _cluster(cluster, network, result.get("path") == "direct")))
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
 
 
-def _cluster(cluster: Json, network: Json | None) -> str:
-    """Return the sentence of a simulated cluster's steps, messages, memory and hosts."""
+def _cluster(cluster: Json, network: Json | None, direct: bool) -> str:
+    """Describe a simulated cluster: its steps, messages, memory and hosts."""
     handling, hosts = cluster["handling"], cluster["hosts"]
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
-    each = f"hosts of {_many(hosts['cores'], 'core')}" if hosts else "a machine for each role"
-    each = f"replicas on {_many(network['hosts'], 'host')}" if network and not hosts else each
+    each = "all roles on one machine" if direct else "a machine for each role"
+    if hosts:
+        each = f"hosts of {_many(hosts['cores'], 'core')}"
+    elif network:
+        each = f"replicas on {_many(network['hosts'], 'host')}"
     return (
-        f"steps of {_time(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for what "
-        f"is read and written, {each}"
+        f"steps of {_time(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for "
+        f"memory access, {each}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`: every record of a run, written down as it came, and read back one at a time."""
+"""The lines of `metrics.jsonl`: every record of a run in its order, and how they are read back."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Seconds(msgspec.Struct):
 _seconds = msgspec.json.Decoder(_Seconds)
 _records: msgspec.json.Decoder[records.AnyRecord] = msgspec.json.Decoder(records.AnyRecord)
 BLOCK = 1 << 16
-"""Bytes that are read at a time, from the end of the file."""
+"""Bytes read at a time from the end of a file."""
 GOES_BACK = (records.Started, records.Rewound)
-"""Records after which the job goes on from fewer samples."""
+"""Records after which a job may continue from fewer samples."""
 
 
 def line(seconds: float, record: records.Record) -> bytes:
-    r"""One line of `metrics.jsonl`: the record's fields as JSON, after `seconds` and `event`.
+    r"""Return a line of `metrics.jsonl`: `seconds`, `event` and the fields of the record as JSON.
 
     >>> line(1.5, records.Note("hello"))
     b'{"seconds":1.500000,"event":"Note","text":"hello"}\n'
@@ -41,12 +41,12 @@ def line(seconds: float, record: records.Record) -> bytes:
 def read_metrics(
     path: Path, start: int = 0, kinds: Sequence[type[records.Record]] = ()
 ) -> Iterator[tuple[float, records.Record]]:
-    """The records of a `metrics.jsonl`, with their seconds; torn lines (a full disk, a kill) are left out.
+    """Yield the records of a `metrics.jsonl` with their seconds; lines that a kill or a full disk has torn are skipped.
 
     Args:
-        path: of the file.
-        start: the byte to begin with.
-        kinds: of the records that are read; none for all.
+        path: path of the file.
+        start: first byte to read.
+        kinds: kinds of records to read; all by default.
 
     Raises:
         OSError: the file cannot be read.
@@ -75,30 +75,26 @@ def _record(text: bytes) -> records.Record:
 
 
 def goes_back(path: Path, start: int = 0) -> list[int]:
-    """From how many samples the run has gone on, each time that it did.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the numbers of samples from which the run has continued, or raise an `OSError`."""
     return [record.samples for _, record in read_metrics(path, start, GOES_BACK) if isinstance(record, GOES_BACK)]
 
 
 def in_effect(
     path: Path, ends: Sequence[int], start: int = 0, total: int = 0
 ) -> Iterator[tuple[float, records.Record]]:
-    """The records without those that were gone back on; what was sent stays sent.
+    """Yield the records that still count after all returns to checkpoints; counts of bytes always do.
 
     Args:
-        path: of the file.
-        ends: from how many samples the run goes on, each time: what `goes_back` says, and the last.
-        start: the byte to begin with.
-        total: samples before it.
+        path: path of the file.
+        ends: the numbers of samples that `goes_back` returns, and the last such number.
+        start: first byte to read.
+        total: number of samples before that byte.
 
     Raises:
         OSError: the file cannot be read.
     """
+    # records stay up to the fewest samples from which the run continues later
     most = [*accumulate(reversed(ends), min)][::-1]
-    """Samples up to which records stay: no later beginning is of fewer."""
     begun = 0
     for seconds, record in read_metrics(path, start):
         if isinstance(record, GOES_BACK):
@@ -110,11 +106,7 @@ def in_effect(
 
 
 def behind(path: Path, mark: bytes) -> int:
-    """The byte behind the last line that has a mark in it; 0 where none has.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the position after the last line that contains a mark, or 0; or raise an `OSError`."""
     with path.open("rb") as file:
         position, later = file.seek(0, os.SEEK_END), b""
         while position:

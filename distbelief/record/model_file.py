@@ -1,4 +1,4 @@
-"""The weights alone, as a safetensors file that PyTorch loads, written by chunks: nobody holds the vector."""
+"""The weights as a safetensors file that PyTorch loads, written in chunks, so that no process holds the vector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distbelief.errors import CheckpointError
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range, Tensor
 
 CHUNK = 1 << 20
-"""Bytes that are copied at a time."""
+"""Bytes copied at a time."""
 HEADER_LIMIT = 64 << 20
 """Longest header of a file in bytes."""
 _DTYPES: Mapping[str, str] = {
@@ -31,11 +31,11 @@ class StoredTensor(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-    """Offsets of its first byte and behind its last one, in the file."""
+    """Offsets in the file of its first byte and of the end."""
 
 
 class _Place(NamedTuple):
-    """Place on disk of some bytes of the flat vector."""
+    """Place on disk of a range of the flat vector."""
 
     file: Path
     offset: int
@@ -47,7 +47,7 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
 
     Raises:
         OSError: it cannot be written.
-        CheckpointError: an array has a dtype that no safetensors file of ours holds.
+        CheckpointError: an array has an unsupported dtype.
     """
     named = [Tensor(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in arrays.items()]
     if foreign := next((tensor for tensor in named if tensor.dtype not in _DTYPES), None):
@@ -59,7 +59,7 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
-    """Write the state dict that the shards' files (one per assignment of the plan) hold; tied names as copies.
+    """Write the state dict in the shards' files, one for each assignment of the plan, with tied tensors as copies.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -78,7 +78,7 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
 
 
 def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:
-    """The bytes of a tensor: piece by piece where it is cut along its first dimension; else put together, and held."""
+    """Yield the bytes of a tensor, by its pieces if it is cut along its first dimension, else all at once."""
     if all(entry.piece.dimension == 0 for entry in pieces):
         for entry in pieces:
             yield from _bytes(entry, places)
@@ -99,7 +99,7 @@ def _bytes(entry: Entry, places: Sequence[_Place]) -> Iterator[bytes]:
 
 
 def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
-    """Each tensor under each name, and its pieces in order; the widest dtypes first, so that all are aligned."""
+    """Return each tensor under each of its names with its pieces; the widest dtypes come first, for alignment."""
     pieces: dict[str, list[Entry]] = {}
     for entry in layout.entries:
         pieces.setdefault(entry.tensor.name, []).append(entry)
@@ -114,10 +114,7 @@ def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
 
 
 def header(tensors: Sequence[Tensor], room: int = 0) -> bytes:
-    """Return the head of a safetensors file: the length of a JSON text, and the text, which has each tensor's offsets.
-
-    It is filled up to `room` bytes where that is more.
-    """
+    """Return the header of a safetensors file, the length of a JSON text and the text, padded to `room` bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
@@ -142,11 +139,11 @@ def _places(part: Path, moving: Range, frozen: Range) -> Iterator[_Place]:
 
 
 def stored(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in a safetensors file, by name; their dtypes as those of a layout are named, where it can have them.
+    """Read the tensors in a safetensors file by name, with dtypes as a layout names them.
 
     Raises:
-        OSError: it cannot be read.
-        CheckpointError: its header is too long, or not that of such a file.
+        OSError: the file cannot be read.
+        CheckpointError: the header is too long, or not one of safetensors.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""The recorder: writes every record down as it comes, the curves that TensorBoard shows, and the result at the end."""
+"""The recorder: writes records as they come, the curves that TensorBoard shows, and the result at the end."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, l
 from distbelief.record.summary import Mean, Summary
 
 RECENT = 10_000
-"""Most records that may come while a checkpoint is sealed, for it to have its sums."""
+"""Most records that may come while a checkpoint is sealed; after more of them it has no sums."""
 SUMS = "sums.msgpack"
-"""The file of a checkpoint that holds what the run had done by then; who lacks it reads all metrics."""
+"""File of a checkpoint with the sums of the run by then; without it all metrics are read."""
 SUMS_LIMIT = 64 << 20
 POINTS = 200
 """Points of a training curve per epoch."""
 UNKNOWN = 20_000
-"""Minibatches that an epoch is taken for where nobody knows how many it has."""
+"""Assumed number of minibatches of an epoch of unknown length."""
 PERIOD = 20.0
-"""Least seconds of the wall between two writings; short jobs are written at their end only."""
-
+"""Least seconds between two writes of curves; those of short jobs are written at the end only."""
 CLOSE_SECONDS = 60.0
-"""Limit of a job's end for writing the last of them."""
-
+"""Time limit for writing the last curves at the end of a job."""
 Scalar = tuple[str, float, int, float]
-"""Tag, value, samples, time of the wall."""
+"""Tag, value, samples and time."""
 
 
 class CheckpointSums(msgspec.Struct):
@@ -47,28 +45,27 @@ class CheckpointSums(msgspec.Struct):
 
     sums: Summary
     reported: int
-    """Samples that it had done when the checkpoint was sealed: some more than are in it."""
+    """Samples that the run had done when the checkpoint was sealed, perhaps more than are in it."""
 
 
 class Recorder:
-    """Takes the records of a job in the order of time.
+    """Recorder of a job, which takes its records in the order of time.
 
-    In a resumed run the metrics are appended to; the sums and the history go on from the samples that `Started` names,
-    without what came after them.
+    A resumed run appends to the metrics; its sums and history continue from the samples that `Started` names.
 
     Args:
-        folder: where to write; None writes nothing.
-        job: what `job.json` holds (see `Summary`).
-        warn: is told, once each, that the metrics or the result cannot be written; by default it goes to stderr.
+        folder: the run folder, or None to write nothing.
+        job: contents of `job.json`, as in `Summary`.
+        warn: called once each if the metrics or the result cannot be written; prints to stderr by default.
     """
 
     def __init__(self, folder: RunFolder | None, job: Json, warn: Callable[[str], None] | None = None) -> None:
         self.folder, self.job = folder, dict(job)
         self.summary = Summary(self.job)
         self._settled = Summary(self.job)
-        """The sums up to the records that the next checkpoint may lack."""
+        """Sums before `_recent`."""
         self._recent: deque[tuple[float, records.Record, int]] = deque()
-        """Those, and the samples that were done with each."""
+        """Records that the next checkpoint may lack, each with its seconds and the samples done by then."""
         self._warn = warn or _to_stderr
         self._file: io.FileIO | None = None
         self._curves = Curves(folder.path, self._warn) if folder else None
@@ -82,7 +79,7 @@ class Recorder:
                 self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record down; `seconds` count from this attempt's beginning. A full disk is noted once, and no end."""
+        """Write a record from `seconds` after the attempt began; a full disk is reported once and ends nothing."""
         if self.folder and isinstance(record, GOES_BACK):
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
@@ -101,13 +98,13 @@ class Recorder:
             self._curves.take(seconds, record, self.summary)
 
     def _keep_sums(self, folder: RunFolder, number: int) -> None:
-        """Put what the run had done at a checkpoint beside it."""
+        """Write the sums of the run at a checkpoint into its folder."""
         checkpoint = Checkpoints(folder.path).folder_of(number)
-        with contextlib.suppress(OSError, CheckpointError):  # it goes on from the one before, or from all metrics
+        with contextlib.suppress(OSError, CheckpointError):  # earlier sums, or all metrics, serve instead
             samples = read_manifest(checkpoint).samples
             while self._recent and self._recent[0][2] <= samples:
                 self._settled.take(*self._recent.popleft()[:2])
-            for _ in range(len(self._recent)):  # what was sent stays sent, whatever is gone back on
+            for _ in range(len(self._recent)):  # bytes stay counted when a job goes back to a checkpoint
                 entry = self._recent.popleft()
                 if isinstance(entry[1], records.BytesCounted):
                     self._settled.take(*entry[:2])
@@ -118,14 +115,14 @@ class Recorder:
                 write_atomically(checkpoint / SUMS, msgspec.msgpack.encode(sums))
 
     def _sums(self, folder: RunFolder, samples: int) -> Summary:
-        """Return the summary at so many samples: the sums beside a checkpoint, and the records that came after."""
+        """Return the summary at some number of samples: the sums of a checkpoint and the records after it."""
         path = folder.metrics
         try:
             for checkpoint in Checkpoints(folder.path).newest():
                 if (kept := _read_sums(checkpoint / SUMS)) is None:
                     continue
                 mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
-                start = behind(path, mark) or path.stat().st_size  # of metrics that are lost nothing came after
+                start = behind(path, mark) or path.stat().st_size  # without its mark, the later metrics are lost
                 ends = [*goes_back(path, start), samples]
                 if kept.sums.samples <= min(ends):
                     break
@@ -150,7 +147,7 @@ class Recorder:
             self._complain(error)
 
     def write_again(self) -> None:
-        """Write all metrics again where their file is gone with its folder; an open file stays until it is closed."""
+        """Write all metrics again after their folder was deleted: the open file still has them."""
         if self._file is None or self.folder is None:
             return
         try:
@@ -173,7 +170,7 @@ class Recorder:
         return self.summary.result()
 
     def finish(self, write: bool = True) -> Json:
-        """Write `result.json` (where asked to) and the last of the curves, close the files, and return the result."""
+        """Write `result.json` (unless told not to) and the last curves, close the files, and return the result."""
         result = self.result()
         if self.folder and write:
             try:
@@ -189,7 +186,7 @@ class Recorder:
 
 
 def _read_sums(path: Path) -> CheckpointSums | None:
-    """Read the sums beside a checkpoint; None where there are none, or they are spoilt."""
+    """Read the sums of a checkpoint; None if they are missing or corrupt."""
     try:
         if path.stat().st_size <= SUMS_LIMIT:
             return msgspec.msgpack.decode(path.read_bytes(), type=CheckpointSums)
@@ -203,13 +200,11 @@ def _to_stderr(text: str) -> None:
 
 
 class Curves:
-    """Gathers scalars over samples, and writes them as TensorBoard events into a folder.
-
-    They are written beside the job, in a thread, since TensorBoard is slow to import.
+    """Scalars over samples, which a thread writes to a folder as TensorBoard events, since TensorBoard imports slowly.
 
     Args:
-        folder: where the events go.
-        warn: is told, once, that they cannot be written.
+        folder: folder of the events.
+        warn: called once if they cannot be written.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -220,11 +215,11 @@ class Curves:
         self._seconds = 0.0
         self._wrote = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._first: int | None = None  # where a resumed run goes on: older points beyond it are hidden
+        self._first: int | None = None  # start of a resumed run, which hides older points beyond it
         self._broken = False
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
-        """Take a record and the sums that contain it."""
+        """Take a record and the sums that include it."""
         match record:
             case records.Started():
                 self._samples = self._from = record.samples
@@ -279,16 +274,16 @@ class Curves:
                 self._first = None
                 for tag, value, samples, when in due:
                     writer.add_scalar(tag, value, samples, when)
-        except Exception as error:  # whatever TensorBoard raises, a curve is not worth a job
+        except Exception as error:  # a job must not fail for its curves
             self._broken = True
             self._warn(
                 f"TensorBoard events cannot be written to {self._folder}: {error}; the curves are in metrics.jsonl too"
             )
 
     def close(self) -> None:
-        """Write what is left and wait until it is on disk, for `CLOSE_SECONDS` at most."""
+        """Write the last curves, and wait at most `CLOSE_SECONDS` for it."""
         end = time.monotonic() + CLOSE_SECONDS
-        for _ in range(2):  # what is being written, and the rest
+        for _ in range(2):  # a write under way, and the rest
             if self._thread:
                 self._thread.join(max(0.0, end - time.monotonic()))
             self._write_beside()
@@ -301,7 +296,7 @@ class Curves:
 
 @contextlib.contextmanager
 def _no_traceback_of_threads() -> Iterator[None]:
-    """Silence TensorBoard's own thread on a full disk: its writer raises the same, which is told in one line."""
+    """Silence TensorBoard's thread on a full disk, since its writer raises the same error."""
     before = threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
     try:

@@ -1,4 +1,4 @@
-"""The summary: what the records of a run add up to, while it runs and in `result.json`."""
+"""The summary: the sums over the records of a run, while it runs and in `result.json`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ OVERFLOWS = ("overflows", "counted")
 PARTS = ("compute", "update", "communicate", "wait")
 """Parts of a step."""
 TIMES = ("steps", *PARTS)
-"""Fields of a replica's times: steps that were timed, and their seconds."""
+"""Fields of a replica's times: the number of timed steps, and the seconds of each part."""
 ROWS = 2000
 """Most rows of a history."""
 
 
 class ReplicaCounts(msgspec.Struct):
-    """Counts of one replica, with what was gone back on and done again.
-
-    `lost` are minibatches that died with it and were dealt again; `given_up` are its own that nobody did, -1 where
-    their number is unknown.
-    """
+    """Counts of one replica, including work that was undone and repeated."""
 
     steps: int = 0
     samples: int = 0
     pushes: int = 0
     lost: int = 0
+    """Minibatches that died with it and were dealt again."""
     given_up: int = 0
+    """Its own minibatches that nobody did; -1 if their number is unknown."""
     times: records.StepsTimed | None = None
-    """Times of its lives that ended in peace."""
+    """Times of its lives without those that died."""
     gone: str = ""
-    """Why it died; empty while it takes part and where it left in peace."""
+    """Reason of its death; empty if it takes part or has left."""
 
 
 class HistoryRow(TypedDict):
@@ -51,11 +49,11 @@ class HistoryRow(TypedDict):
     test_loss: float | None
     test_accuracy: float | None
     test_metrics: NotRequired[dict[str, float | None]]
-    """Measures of a task that has its own."""
+    """Measures of the task beside loss and accuracy."""
 
 
 class TargetReached(TypedDict):
-    """When a target was reached, as `result.json` has it."""
+    """Moment at which a target was reached, as `result.json` has it."""
 
     seconds: float
     epochs: int
@@ -67,16 +65,16 @@ class DescentSummary(TypedDict):
     iterations: int
     loss: float | None
     gradient: float | None
-    """Its largest component."""
+    """Largest component of the gradient."""
     evaluations: int
     restarts: int
-    """Searches that failed."""
+    """Failed line searches."""
     copies: int
-    """Work units that were dealt to one more."""
+    """Work units that were dealt a second time."""
 
 
 class Mean(msgspec.Struct):
-    """A mean that is taken and begun anew.
+    """A weighted mean that begins anew whenever it is taken.
 
     >>> mean = Mean()
     >>> mean.add(2.0, 3), mean.add(6.0, 1), mean.take(), mean.take()
@@ -91,14 +89,14 @@ class Mean(msgspec.Struct):
         self._sum, self._weight = self._sum + value * weight, self._weight + weight
 
     def take(self) -> float | None:
-        """The mean since the last call, None where nothing was added."""
+        """Return the mean since the last call, or None without values."""
         mean = self._sum / self._weight if self._weight else None
         self._sum, self._weight = 0.0, 0
         return mean
 
 
 class Summary(msgspec.Struct):
-    """The sums over records taken in the order of time."""
+    """The sums over records, taken in the order of time."""
 
     job: Json
     """Contents of `job.json`: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device,
@@ -107,7 +105,7 @@ class Summary(msgspec.Struct):
     started: records.Started | None = None
     replicas: dict[int, ReplicaCounts] = {}
     history: list[HistoryRow] = []
-    """Every row; of more than `ROWS` every second, fourth, and so on; and the last."""
+    """All rows; beyond `ROWS` of them only every second, fourth, ..., and the last."""
     applied: dict[str, records.Applied] = {}
     steps: int = 0
     samples: int = 0
@@ -120,28 +118,28 @@ class Summary(msgspec.Struct):
     dropped: int = 0
     forgotten: int = 0
     seconds: float = 0.0
-    """Training time: from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
+    """Time from `Started` to the last `Stepped`, summed over the attempts of a resumed run."""
     reached: TargetReached | None = None
     evaluating: float = 0.0
-    """Seconds that evaluations took."""
+    """Seconds of evaluations."""
     outcome: str = ""
     cause: str = ""
     reason: str = ""
     descent: DescentSummary | None = None
     """Progress of a batch method."""
     split: dict[str, str] | None = None
-    """Ways by which a model is split, and their report."""
+    """Ways by which a model is split, and a sentence about them."""
     _tested: HistoryRow | None = None
     _rows: int = 0
-    """Rows of metrics so far."""
+    """Number of rows so far, kept or not."""
     _stride: int = 1
-    """Every how many-th stays."""
+    """Distance between kept rows."""
     _forgotten: dict[tuple[str, str, int], int] = {}
     _holding: TargetReached | None = None
-    """When the last evaluation held the target, where it did."""
+    """Moment of the last evaluation, if it met the target."""
     _loss: Mean = msgspec.field(default_factory=Mean)
     _counted: int = 0
-    """Samples whose seconds are known: those before a resumption whose metrics are lost are not."""
+    """Samples whose seconds are known; a resumed run may have lost the metrics of earlier ones."""
     _began: float = 0.0
     _before: float = 0.0
 
@@ -151,7 +149,7 @@ class Summary(msgspec.Struct):
         return self.job.get("settings") or {}
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Add a record that happened `seconds` after its attempt of the job began."""
+        """Add a record from `seconds` after this attempt of the job began."""
         if (take := TAKES.get(type(record))) is not None:
             take(self, seconds, record)
 
@@ -169,7 +167,7 @@ class Summary(msgspec.Struct):
             self._replica(record.role).given_up = 0
 
     def _take_rewound(self, _: float, record: records.Rewound) -> None:
-        self.samples, self.reached, self._holding = record.samples, None, None  # what had reached a target is lost
+        self.samples, self.reached, self._holding = record.samples, None, None  # the model at the target is lost
         self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
 
     def _take_forgotten(self, _: float, record: records.Forgotten) -> None:
@@ -225,7 +223,7 @@ class Summary(msgspec.Struct):
             self._loss.add(record.loss, record.losses)
 
     def _take_iterated(self, _: float, record: records.Iterated) -> None:
-        """Count the evaluations of a batch method; those before a resumption too."""
+        """Count the evaluations of a batch method, including those before a resumption."""
         known = self.descent or {"evaluations": 0, "restarts": 0, "copies": 0}
         self.descent = {
             "iterations": record.iteration,
@@ -255,7 +253,7 @@ class Summary(msgspec.Struct):
             "epoch": epoch,
             "samples": self.samples,
             "updates": self.pushes,
-            # of the whole batch where it is known, without what was only tried
+            # a batch method knows the loss of the whole batch, without that of its tries
             "train_loss": self.descent["loss"] if self.descent else _finite(trained),
             "test_loss": _finite(tested.loss) if tested else None,
             "test_accuracy": _finite(tested.accuracy) if tested else None,
@@ -265,7 +263,7 @@ class Summary(msgspec.Struct):
                 row["test_metrics"] = {name: _finite(value) for name, value in tested.metrics.items()}
             self._tested = row
         if self.history and (self._rows - 1) % self._stride:
-            self.history.pop()  # it was there as the last alone
+            self.history.pop()  # kept only while it was the last
         self.history.append(row)
         self._rows += 1
         if len(self.history) > ROWS:
@@ -276,16 +274,16 @@ class Summary(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Samples per second of training so far; 0 before anything is known."""
+        """Return the samples per second of training so far; 0 at the beginning."""
         return self._counted / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def updates(self) -> int:
-        """The largest shard version; the pushes reported, until the shards have told."""
+        """Return the largest version of a shard, or the number of pushes until shards report theirs."""
         return max((applied.updates for applied in self.applied.values()), default=self.pushes)
 
     def staleness(self) -> Json:
-        """Mean, maximum and histogram (staleness, as a string, to pushes) over all shards; null where unknown."""
+        """Return mean, maximum and histogram (pushes by staleness) over all shards; None if unknown."""
         histogram: dict[int, int] = {}
         for applied in self.applied.values():
             for staleness, count in applied.staleness.items():
@@ -299,7 +297,7 @@ class Summary(msgspec.Struct):
         }
 
     def result(self) -> Json:
-        """Return the contents of `result.json`, in JSON's own types; numbers that are not finite become null."""
+        """Return the contents of `result.json`; numbers that are not finite become null."""
         started, tested = self.started, self._tested
         aims = {name: self.settings.get(f"target_{name}", 0.0) or None for name in ("accuracy", "loss")}
         replicas = started.replicas if started else self.settings.get("replicas", 0)
@@ -308,7 +306,7 @@ class Summary(msgspec.Struct):
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
             **{key: self.job[key] for key in ("cluster", "path", "carrier", "network") if key in self.job},
-            # which the shards step, whatever the path of a single one would be
+            # shards step several models, whatever the path of a single one would be
             **({"models": started.models, "path": "served"} if started and started.models > 1 else {}),
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),
@@ -363,10 +361,10 @@ class Summary(msgspec.Struct):
 
 
 def moved(counted: Json) -> dict[str, int]:
-    """Return the bytes that the roles of a job have moved to train, by kind: sent, or read in shared memory.
+    """Return the bytes that a job has moved to train, sent or read in shared memory, by kind.
 
     Args:
-        counted: the `bytes` of its `result.json`.
+        counted: `bytes` of a `result.json`.
 
     >>> moved({"sent": {"push": 8, "control": 1}, "shared_memory": {"push": 2}})
     {'push': 10, 'fetch': 0, 'all_reduce': 0, 'partitions': 0}
@@ -376,7 +374,7 @@ def moved(counted: Json) -> dict[str, int]:
 
 
 def in_words(counted: Json) -> str:
-    """Return in words what a job has sent, and read in shared memory; "" where nothing.
+    """Describe the bytes that a job has sent, and read in shared memory; "" if there are none.
 
     >>> in_words({"sent": {"push": 2_000_000, "control": 500_000}, "shared_memory": {"push": 0}})
     '2.5 MB sent'
@@ -406,4 +404,4 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.BytesCounted: Summary._take_bytes_counted,
     records.Finished: Summary._take_finished,
 }
-"""Handler of each kind of record; the others change nothing of a summary."""
+"""Handler of each kind of record that changes a summary."""

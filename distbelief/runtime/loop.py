@@ -46,8 +46,8 @@ from distbelief.server.partial import WHOLE_STEPS
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
 from distbelief.split.tracing import examples
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.sparse import groups_of
 from distbelief.tasks.worker import on_device
 from distbelief.transport.base import Arena
 

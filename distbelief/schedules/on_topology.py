@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from zlib import crc32
 
-from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes, busiest_link, loads
+from distbelief.network.graph import Routes, Topology, busiest_link, loads
 from distbelief.schedules.price import LinkModel, price_on
 from distbelief.schedules.schedule import Schedule
 

@@ -81,9 +81,9 @@ def check_pipeline(algorithm: str, microbatches: int) -> None:
     if algorithm not in PIPELINES:
         raise unknown("schedule", algorithm, PIPELINES)
     if microbatches < 1:
-        raise UsageError(f"{microbatches} microbatches: there must be 1 or more")
+        raise UsageError(f"--microbatches {microbatches}: must be 1 or more")
     if algorithm == "sequential" and microbatches > 1:
         raise UsageError(
-            f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or "
+            f"--microbatches {microbatches}: schedule sequential sends a minibatch through as a whole: use 1, or "
             "gpipe or 1f1b"
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from distbelief.network.routes import Routes, busiest_link, loads
+from distbelief.network.graph import Routes, busiest_link, loads
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, schedule
 from distbelief.schedules.schedule import Schedule
 

@@ -28,8 +28,8 @@ from distbelief.strategies.context import Context, Memory, Stage
 from distbelief.strategies.partition import PartitionTrainer, PhantomPart, part_of
 from distbelief.strategies.players import Players, Servers
 from distbelief.tasks import Task
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
+from distbelief.tasks.sparse import groups_of
 from distbelief.tasks.worker import Trainer, check_measure, load, with_data
 
 

@@ -24,10 +24,10 @@ from distbelief.split.play import cut_minibatch
 from distbelief.split.program import PartitionProgram, SplitProgram, build
 from distbelief.split.tracing import examples, trace
 from distbelief.tasks import Task
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.order import Order, key, seed_chance
+from distbelief.tasks.sparse import groups_of
 from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
 

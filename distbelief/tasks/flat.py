@@ -1,7 +1,7 @@
-"""The flat vector of a module: parameters and buffers as views into contiguous bytes, and a step's arithmetic.
+"""The flat vector of a module: parameters and buffers as views into contiguous bytes, and the arithmetic of a step.
 
-The module of a user's own loop is the user's: its tensors stay what they are, and what is fetched is copied into them,
-so that whatever refers to them follows, and autograd counts the write.
+In a user's own loop the tensors stay the user's: fetched values are copied into them, so that all references to them
+stay valid, and autograd counts the write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, 
 from distbelief.tasks.users_tensors import UsersTensors, named_tensors
 
 GROUP_OPTIONS = ("lr", "weight_decay")
-"""Options that a parameter group may set for itself."""
+"""Options that a parameter group may set."""
 
 
 def layout_of(
@@ -31,20 +31,18 @@ def layout_of(
 ) -> Layout:
     """Lay out a module: trained parameters by (dtype, group), buffers, frozen; a tied tensor once, by its first name.
 
-    Embeddings with sparse gradients, of some of their rows, are a group of their own beside that which they are in, and
-    it says so.
+    Embeddings with sparse gradients form a group beside the group that they are in, marked by "rows".
 
     Args:
-        module: any module whose parameters are dense and materialised.
-        groups: as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all in one group where
-            None.
-        split: by name, the pieces of the tensors of a split model.
-        several: whether each child of the module is a model with an optimizer of its own.
-        valued: whether its tensors must have values.
+        module: a module with dense parameters.
+        groups: parameter groups as `torch.optim` takes them, `{"params": [...], "lr": ..., "weight_decay": ...}`; all
+            in one group by default.
+        split: pieces of the tensors of a split model, by name.
+        several: whether each child of the module is a model with its own optimizer.
+        valued: whether the tensors must have values.
 
     Raises:
-        UsageError: a dtype that cannot be trained, a module that has no shapes yet, two tensors with elements in one
-            memory, a parameter group that names a foreign parameter, an option that a group cannot set.
+        UsageError: a tensor cannot be trained, has no shape yet or shares memory with another, or a group is wrong.
 
     >>> layout_of(nn.Linear(3, 2)).parameters
     8
@@ -65,8 +63,7 @@ def layout_of(
             continue
         if is_lazy(tensor):
             raise UsageError(
-                f"{kind} {name!r} has no shape yet: it is of a lazy module; run a minibatch through the model first, "
-                "to give it one"
+                f"{kind} {name!r} of a lazy module has no shape yet: run a minibatch through the model first"
             )
         if tensor.layout is not torch.strided or (valued and tensor.is_meta) or dtype not in ITEM_SIZES:
             raise UsageError(
@@ -83,7 +80,7 @@ def layout_of(
 
 
 def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
-    """The embeddings of a module whose gradients are sparse."""
+    """Return the embeddings of a module whose gradients are sparse."""
     return [
         part
         for part in module.modules()
@@ -92,7 +89,7 @@ def sparse_parts(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse two tensors with elements in one memory: each would have its own part, and their tie would be cut."""
+    """Refuse two tensors that share memory: each would get its own part, which would untie them."""
     extents: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
         if tensor.numel() and not tensor.is_meta:
@@ -107,20 +104,19 @@ def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             for _, _, other in open_yet:
                 if _overlap(tensors[name], tensors[other]):
                     raise UsageError(
-                        f"{name!r} and {other!r} are two tensors on one memory: tie them by assigning the same "
-                        "parameter to both (not its .data, a"
-                        " slice or a transpose, which can be taken in forward), or give each a copy"
+                        f"{name!r} and {other!r} are two tensors that share memory: tie them by assigning the same "
+                        "parameter to both (take slices and transposes in forward), or give each a copy"
                     )
             open_yet.append((start, stop, name))
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors of one storage have a byte in common: the columns of a matrix have not."""
+    """Return whether two tensors of one storage have a byte in common; two columns of a matrix do not."""
     marks = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool)
 
     def of(tensor: torch.Tensor) -> torch.Tensor:
         item = tensor.itemsize
-        # a side that was expanded lies once
+        # an expanded side is in memory once
         sides = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step]
         return marks.as_strided(
             [*(n for n, _ in sides), item], [*(step * item for _, step in sides), 1], tensor.storage_offset() * item
@@ -133,7 +129,7 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _groups(
     module: nn.Module, groups: Sequence[ParameterGroup] | None
 ) -> tuple[list[dict[str, float]], dict[int, int]]:
-    """The options of each parameter group, and the group of each parameter by its id."""
+    """Return the options of each parameter group, and the group of each parameter by its id."""
     if groups is None:
         return [{}], {}
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -170,15 +166,15 @@ def _groups(
 
 
 SUMMED = 2
-"""In how many steps what a model writes to its parameters is looked for by their values: later by counts alone."""
+"""Number of first steps in which writes to parameters are detected by their values, later only by counts."""
 
 
 class _WriteCheck:
-    """Sees whether a model writes to its parameters as it computes, where others read them.
+    """A check that a model does not write to its parameters as it computes, since other processes read them.
 
     Args:
         trained: the parameters, by name.
-        remedy: what to train such a model with.
+        remedy: option with which to train such a model.
     """
 
     def __init__(self, trained: Mapping[str, torch.Tensor], remedy: str) -> None:
@@ -187,16 +183,12 @@ class _WriteCheck:
         self._before: list[int] = []
 
     def begin(self) -> None:
-        """The model computes with them from here on."""
+        """Note the parameters before a computation."""
         self._sums = self._summed < SUMMED
         self._before = self._marks()
 
     def check(self) -> None:
-        """Nothing was written to them since.
-
-        Raises:
-            TrainingError: naming the first that was written to.
-        """
+        """Raise a `TrainingError` for the first parameter that was written to."""
         self._summed += self._sums
         for name, before, after in zip(self._trained, self._before, self._marks(), strict=True):
             if after != before:
@@ -206,7 +198,7 @@ class _WriteCheck:
                 )
 
     def _marks(self) -> list[int]:
-        """Mark each parameter by the sum of its bytes, or torch's count of writes, without those past autograd."""
+        """Return the sum of the bytes of each parameter, or torch's count of writes to it."""
         return [_added(parameter) if self._sums else parameter._version for parameter in self._trained.values()]
 
 
@@ -215,17 +207,17 @@ def _added(tensor: torch.Tensor) -> int:
 
 
 class FlatModule:
-    """A module whose parameters and buffers live in a flat vector; what a story asks of its vectors.
+    """A module whose parameters and buffers are in a flat vector: the vectors of a story.
 
-    On a GPU the module lives in a flat vector of the device; where the vectors that it is bound to are the host's,
-    `swap` and `outgoing` copy between it and those, which are pinned.
+    On a GPU the module is in a flat vector of the device; `swap` and `carry_buffers` copy between it and the vectors of
+    the host, which are pinned.
 
     Args:
-        module: already on its device.
+        module: the module, on its device.
         groups: parameter groups, as for `layout_of`.
-        rows: whether sparse gradients may stay so; else embeddings are told to make dense ones.
-        layout: of the whole model, where it is split; that of the module where None.
-        partition: whose pieces the module holds, by the names of their tensors; -1 where it holds the whole model.
+        rows: whether sparse gradients stay sparse; else embeddings make dense ones.
+        layout: layout of the whole model if it is split; by default the layout of the module.
+        partition: partition whose pieces the module holds; -1 for the whole model.
         owned: whether the module is a user's, whose tensors are never replaced.
     """
 
@@ -244,21 +236,21 @@ class FlatModule:
             part.sparse = False
         self.device = next(module.parameters()).device
         self.held = self.layout.held(partition)
-        """Range of the flat vector that its vectors hold."""
+        """Range of the flat vector in its vectors."""
         self._moving = self.layout.partitions[partition].moving.stop - self.held.start
-        """Bytes up to which these are pushed and fetched."""
+        """Number of bytes that are pushed and fetched, the first of its vectors."""
         self._entries = [entry for entry in self.layout.entries if partition in (-1, entry.piece.partition)]
         tensors = {name: tensor for _, name, tensor in named_tensors(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
         self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
-        """The names of the parameters that needed no gradient."""
+        """Names of the parameters without a gradient."""
         self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
-        """Number of the model of each of these."""
+        """Number of the model of each trained parameter."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
         ]
-        """True for an entry that is a piece of a tensor which the module holds whole: it is copied."""
+        """True for each entry that is a piece of a whole tensor in the module, and must be copied."""
         self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
         self._staged = self._unpushed = False
@@ -267,7 +259,7 @@ class FlatModule:
         self._unwritten: _WriteCheck | None = None
         self._lying: list[Sequence[torch.Tensor]] = []
         self._without: list[set[int]] = []
-        """Numbers of the parameters of which each slot has no gradient."""
+        """Numbers of the parameters without a gradient, by slot."""
         self._gradients: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         self._working: list[torch.Tensor] = []
@@ -278,12 +270,12 @@ class FlatModule:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The parameters that are trained, in the order of the layout."""
+        """Return the trained parameters in the order of the layout."""
         return self._trained
 
     @property
     def only_reads(self) -> bool:
-        """Return whether no module writes to a parameter as it computes; an embedding with `max_norm` does."""
+        """Return whether no module writes to parameters as it computes, as an embedding with `max_norm` does."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
@@ -294,16 +286,14 @@ class FlatModule:
         lies: bool = False,
         remedy: str = "",
     ) -> None:
-        """Use these vectors (1-D uint8, of the bytes `held` each): slots to accrue into, and vectors to compute with.
+        """Use these vectors (1-D uint8 of the range `held`): gradient slots, and parameters to compute with.
 
         Args:
-            gradients: the slots.
-            parameters: the vectors.
-            landed: says, when the model is to compute with what was fetched, in which of these it is; where None, in
-                the one that was named.
-            lies: whether a gradient is left where it was made, until all shards have applied it.
-            remedy: what to do about a model that writes to its parameters as it computes, where others read these
-                vectors too; "" where nobody does.
+            gradients: the gradient slots.
+            parameters: the vectors of parameters.
+            landed: returns the vector in which a fetch has really landed; by default the named one.
+            lies: whether a gradient stays in its own tensor until all shards have applied it.
+            remedy: remedy for a model that writes to its parameters, if others read these vectors; else "".
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
@@ -331,7 +321,7 @@ class FlatModule:
             ]
             for slot in slots
         ]
-        # the frozen parameters are fetched once, into the first vector
+        # frozen parameters are fetched once, into the first vector
         first, *others = [self._views(partition) for partition in partitions]
         kinds = [entry.tensor.kind for entry in self._entries]
         self._partitions = [
@@ -344,7 +334,7 @@ class FlatModule:
         return [_view(vector, entry, self.held.start) for entry in self._entries]
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The trained parameters in a vector (1-D uint8, of `held`, or of the trained alone), in their order."""
+        """Return the trained parameters in a vector (1-D uint8, of `held` or of its trained range), in their order."""
         return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
@@ -352,30 +342,31 @@ class FlatModule:
         return self._slots[slot]
 
     def write(self, vector: torch.Tensor) -> None:
-        """Write the module's own values into a vector (1-D uint8, of the bytes `held`)."""
+        """Write the values of the module into a vector (1-D uint8, of the range `held`)."""
         for tensor, view in zip(self._own(), self._views(vector), strict=True):
             view.copy_(tensor)
 
     def read(self, vector: torch.Tensor) -> None:
-        """Take the values in a vector (1-D uint8, of the bytes `held`) as the module's own."""
+        """Copy the values in a vector (1-D uint8, of the range `held`) into the module."""
         for tensor, view in zip(self._own(), self._views(vector), strict=True):
             tensor.copy_(view)
 
     def _own(self) -> Iterator[torch.Tensor]:
-        """Return the part of the module's tensor that each entry is."""
+        """Yield the part of the module's tensor for each entry."""
         for entry, tensor, cut in zip(self._entries, self._tensors, self._cut, strict=True):
             piece, whole = entry.piece, tensor.detach()
             yield whole.narrow(piece.dimension, piece.start, piece.stop - piece.start) if cut else whole
 
     def initial(self, slot: int) -> None:
-        """Write the model's own values into a gradient slot."""
+        """Write the values of the model into a gradient slot, to initialise the shards."""
         self.write(self._gradients[slot])
         if self._users is not None:
-            self._users.keep("frozen")  # the others are fetched again
+            self._users.keep("frozen")  # other tensors are fetched again
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
-        """Compute with parameter vector `landing`, as it is now, from here on, where only `parts` of it have changed if
-        any are named; the module's tensors stay the same objects, and those of a user's module keep their memory.
+        """Compute with parameter vector `landing` from now on; if `parts` are given, only these have changed.
+
+        The module's tensors stay the same objects, and those of a user's module keep their memory.
         """
         if self._landed is not None:
             landing = self._landed(landing)
@@ -398,7 +389,7 @@ class FlatModule:
             self._unwritten.begin()
 
     def _copy(self, values: Sequence[torch.Tensor], parts: Sequence[Range], frozen: bool) -> None:
-        """Copy what was fetched into the user's tensors: what is frozen, once."""
+        """Copy fetched values into the user's tensors."""
         assert self._users is not None
         some = None
         if frozen or parts or self._unpushed:
@@ -412,40 +403,36 @@ class FlatModule:
         self._users.copy(values, some)
 
     def hold_buffers(self) -> None:
-        """Keep the buffers as a minibatch without a step has left them, until they are pushed."""
+        """Keep the buffers until they are pushed, after a minibatch without a step."""
         self._unpushed = True
 
     def follow(self) -> None:
-        """Take the tensors that a user's module has by now: a buffer may be another than it was.
-
-        Raises:
-            UsageError: one is new, gone or replaced, or of another shape, dtype or device.
-        """
+        """Take the current tensors of a user's module, whose buffers may be other tensors; raise as `UsersTensors`."""
         if self._users is not None:
             self._users.follow()
             self._tensors = self._users.now
 
     def written(self) -> list[str]:
-        """The parameters of a user's module to which the script has written since they were fetched."""
+        """Return the parameters of a user's module that the script has written to since the fetch."""
         return self._users.written() if self._users is not None else []
 
     def take_buffers(self, vector: torch.Tensor) -> None:
-        """Write the buffers of a user's module, as they are now, into a vector (1-D uint8, of the bytes `held`)."""
+        """Write the buffers of a user's module into a vector (1-D uint8, of the range `held`)."""
         if self.owned:
             for entry, tensor in zip(self._entries, self._tensors, strict=True):
                 if entry.tensor.kind == "buffer":
                     _view(vector, entry, self.held.start).copy_(tensor.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
-        """Copy a vector to the device, the frozen parameters once; waits: the next fetch may land in it then."""
+        """Copy a vector to the device, frozen parameters once, and wait, so that the next fetch may land in it."""
         size = self.held.size if self._current < 0 else self._moving
         for part in parts or (Range(0, size),):
             self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """Add the step's gradient, times its weight, to a slot, or begin the slot with it.
+        """Add the weighted gradient of a step to a slot, or begin the slot with it.
 
-        A parameter that has none adds zero; the slot does not cover one that had none in any step.
+        The slot does not cover a parameter without a gradient in any of its steps.
         """
         if self._unwritten is not None:
             self._unwritten.check()
@@ -466,7 +453,7 @@ class FlatModule:
                     view.zero_()
             elif first:
                 try:
-                    view.copy_(parameter.grad.detach())  # with what it was made of, its history would grow
+                    view.copy_(parameter.grad.detach())  # attached, its history would grow
                 except RuntimeError as error:
                     if parameter.grad.layout is torch.strided:
                         raise
@@ -480,14 +467,14 @@ class FlatModule:
         self._without[slot] = without if first else self._without[slot] & without
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """Return the parts of a range that have a gradient in a slot, buffers too, in order."""
+        """Return the parts of a range with a gradient or a buffer in a slot, in order."""
         if not self._without[slot]:
             return (part,)
         trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
         return part.without(Range(e.start, e.stop) for at, e in enumerate(trained) if at in self._without[slot])
 
     def _leave(self, slot: int) -> bool:
-        """Leave the step's gradient where it is, if that is as in a slot: whether it is."""
+        """Leave the gradient of a step in its tensors if they are laid out as in a slot; return whether they are."""
         gradients = []
         for parameter in self._trained:
             gradient = parameter.grad
@@ -498,15 +485,15 @@ class FlatModule:
         return True
 
     def lying(self, slot: int) -> Sequence[torch.Tensor]:
-        """The gradients of `trained` that `accrue` left where they were made; none where it wrote them to the slot."""
+        """Return the gradients that `accrue` left in their tensors, or none if it wrote them to the slot."""
         return self._lying[slot]
 
     def free(self, slot: int) -> None:
-        """All shards have applied what a slot holds: let go of what `accrue` left where it was made."""
+        """Release the gradients that `accrue` left in their tensors, which all shards have applied."""
         self._lying[slot] = ()
 
     def descend(self, rate: float) -> None:
-        """One step of plain SGD on the model's own parameters."""
+        """Make one step of plain SGD on the parameters of the model."""
         with torch.no_grad():
             for parameter in self._trained:
                 if parameter.grad is not None:
@@ -521,7 +508,7 @@ class FlatModule:
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 
     def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write the model's buffers behind the gradient of a slot; from a GPU, the slot itself goes to the host."""
+        """Write the buffers of the model into a slot; on a GPU, then copy the slot to the host."""
         self._unpushed = False
         for view, at, of in self._buffers[slot]:
             if of == model:
@@ -531,10 +518,10 @@ class FlatModule:
             self._gradients[slot][sent.start : sent.stop].copy_(self._working[slot][sent.start : sent.stop])
 
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
-        """A range of a gradient slot."""
+        """Return a range of a gradient slot."""
         return self._gradients[slot][part.start - self.held.start : part.stop - self.held.start]
 
 
 def _view(vector: torch.Tensor, entry: Entry, start: int) -> torch.Tensor:
-    """An entry in a vector that begins at byte `start` of the flat vector."""
+    """Return the view of an entry in a vector that begins at byte `start` of the flat vector."""
     return vector[entry.start - start : entry.stop - start].view(getattr(torch, entry.tensor.dtype)).view(entry.shape)

@@ -1,4 +1,4 @@
-"""Building a model that need not fit into memory: its large tensors lie in files until a part of it is taken."""
+"""Building a model that need not fit into memory: its large tensors are in files until a part of it is taken."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from distbelief.tasks.task import Task
 from distbelief.tasks.worker import build_model
 
 LARGE = 1 << 20
-"""Bytes from which on a tensor lies in a file; a file costs milliseconds."""
+"""Least bytes of a tensor in a file; a file costs milliseconds."""
 ROOM = 32 << 20
-"""Bytes of such tensors that operations come to before these leave the process's memory."""
+"""Bytes of tensors in files that operations may touch before they are unloaded from memory."""
 LIBC = ctypes.CDLL(None)
 FOLDER = "/var/tmp"
 """Folder of the files, unless `TMPDIR` names another: `/tmp` is often in memory."""
 
 
 class Built(NamedTuple):
-    """A model, and how it was built."""
+    """A model, and the way in which it was built."""
 
     model: nn.Module
     why_in_memory: str
-    """Why large tensors of it are in memory; "" where none is."""
+    """Reason why large tensors are in memory; "" if none is."""
 
     @property
     def told(self) -> str:
-        """Say that in a sentence, behind what else is said of the partitions; "" where no large tensor is in memory."""
+        """Return that reason as a clause for a sentence about partitions, or ""."""
         why = self.why_in_memory
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
 
 def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lambda _: None) -> Built:
-    """The model that `build_model` makes on a CPU, its large tensors in files that have no name any more.
+    """Build the model of a task on the CPU as `build_model` does, with its large tensors in files without names.
 
-    They are ordinary tensors: whatever the model's function reads or writes again comes back from the file. A file is
-    gone with its tensor.
+    They are ordinary tensors, which the operating system reads from the files when they are used. A file vanishes with
+    its tensor.
 
     Args:
-        task: whose model it is.
+        task: the task.
         seed: as for `build_model`.
-        fill: gives it other values than the seeded ones, in tensors that may lie in files too.
+        fill: gives the model other values, perhaps in tensors that are in files too.
 
     Raises:
         DistbeliefError: as `build_model` and `fill`.
@@ -78,10 +78,10 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
         if not files.refused:
             return Built(model, files.why_in_memory(model))
     except Exception:
-        if not files.refused:  # it is the model's own, and would come again
+        if not files.refused:  # an error of the model itself, which would come again
             raise
     finally:
-        torch._dynamo.reset()  # which takes what it has seen under such a mode for what it cannot compile, for good
+        torch._dynamo.reset()  # it would never again compile code that it saw under such a mode
     random.setstate(chance[0])
     numpy.random.set_state(chance[1])
     torch.set_default_dtype(dtype)
@@ -89,7 +89,7 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
 
 
 def zeros_on_disk(size: int) -> torch.Tensor:
-    """Return zeros (1-D uint8) in a file without a name; in memory where they are few, or no such file can be had."""
+    """Return zeros (1-D uint8) in a file without a name, or in memory if they are few or no file can be had."""
     if size >= LARGE:
         with contextlib.suppress(OSError, RuntimeError):
             return torch.empty(0, dtype=torch.uint8).set_(_in_file(_folder(), size))
@@ -97,7 +97,7 @@ def zeros_on_disk(size: int) -> torch.Tensor:
 
 
 class _InFiles(TorchDispatchMode):
-    """Moves what operations give into files, where it is large: before anybody else has seen it."""
+    """A mode that moves large results of operations into files before anything else can see them."""
 
     supports_higher_order_operators = True
 
@@ -106,11 +106,11 @@ class _InFiles(TorchDispatchMode):
         self._folder = folder
         self._files: dict[int, StorageWeakRef] = {}
         self._in_memory: dict[int, StorageWeakRef] = {}
-        """Those that operations have come to, which so may be in the process's memory."""
+        """Storages in files that operations have touched, and that may be in memory."""
         self._room = ROOM
         self._unmoved = ""
         self.refused = ""
-        """Operation that cannot be done with a tensor in a file; "" where everything could."""
+        """Operation that failed with a tensor in a file; "" if none did."""
 
     def __torch_dispatch__(
         self,
@@ -122,7 +122,7 @@ class _InFiles(TorchDispatchMode):
         arguments = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
         try:
             result = func(*args, **(kwargs or {}))
-        except Exception as error:  # which the model's function may well catch, and go on otherwise
+        except Exception as error:  # the model's function may catch it and continue
             if arguments.keys() & self._files.keys():
                 self.refused = f"its function had an error of {_named(func, error)} with a tensor in a file"
             raise
@@ -138,7 +138,7 @@ class _InFiles(TorchDispatchMode):
     def _move(
         self, func: torch._ops.OpOverload, result: object, arguments: Mapping[int, torch.UntypedStorage]
     ) -> dict[int, torch.UntypedStorage]:
-        """Set what an operation has made to files, where it is large; the memories there, by those they stand for."""
+        """Move large results of an operation to files; return the new storages by the old ones' keys."""
         results = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, _plain(result))}
         filled = func.namespace != "aten" or not func._opname.startswith(("empty", "new_empty"))
         moved = {
@@ -153,7 +153,7 @@ class _InFiles(TorchDispatchMode):
         return moved
 
     def _moved(self, storage: torch.UntypedStorage, filled: bool) -> torch.UntypedStorage | None:
-        """The same in a file; None where it cannot be had."""
+        """Copy a storage to a file, or return None if that fails."""
         size = storage.nbytes()
         try:
             in_file = _in_file(self._folder, size)
@@ -169,7 +169,7 @@ class _InFiles(TorchDispatchMode):
         return in_file
 
     def _come_to(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """An operation has come to these; with many, all that is in files leaves the process's memory."""
+        """Note that an operation has touched storages; after many bytes, unload those in files from memory."""
         for storage in storages:
             if (reference := self._files.get(storage._cdata)) is not None:
                 self._in_memory[storage._cdata] = reference
@@ -186,7 +186,7 @@ class _InFiles(TorchDispatchMode):
             self._room = ROOM
 
     def why_in_memory(self, model: nn.Module) -> str:
-        """Why large tensors of a model are in memory; "" where none is."""
+        """Return why large tensors of a model are in memory; "" if none is."""
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             for part in _plain(tensor):
                 storage = part.untyped_storage()
@@ -199,13 +199,9 @@ class _InFiles(TorchDispatchMode):
 
 
 def _in_file(folder: str, size: int) -> torch.UntypedStorage:
-    """So many bytes, zeros, in a file of a folder.
-
-    Raises:
-        OSError, RuntimeError: it cannot be had.
-    """
-    with tempfile.TemporaryFile(dir=folder) as file:  # it has no name, so that no death leaves it
-        os.posix_fallocate(file.fileno(), 0, size)  # on a full disk, writing to the memory ends the process
+    """Return zeros in a file without a name, or raise an `OSError` or `RuntimeError`."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # without room, a later write would end the process
         path = f"/proc/self/fd/{file.fileno()}"
         storage: torch.UntypedStorage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)  # type: ignore[assignment]  # torch names its base
         return storage
@@ -219,7 +215,7 @@ def _plain(values: object) -> Iterable[torch.Tensor]:
 
 
 def _named(func: object, error: Exception) -> str:
-    """An operation that had an error, in words."""
+    """Describe an operation and its error."""
     return f"{getattr(func, '_opname', func)} ({_first_line(error)})"
 
 
@@ -228,11 +224,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _folder() -> str:
-    """Return the folder of the files.
-
-    Raises:
-        OSError: it is in memory, or is not there.
-    """
+    """Return the folder of the files, or raise an `OSError` if it is missing or in memory."""
     folder = os.environ.get("TMPDIR") or FOLDER
     device = os.stat(folder).st_dev
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""The order of the samples, and chance: both follow from seed, epoch and minibatch, never from who computes it."""
+"""The order of samples, and randomness: both follow from seed, epoch and minibatch, not from the process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from distbelief.errors import DataError, UsageError
 from distbelief.tasks.task import Data
 
 LABELS_AT_ONCE = 4096
-"""Samples whose labels are read together."""
+"""Number of labels read at once."""
 EPOCHS_KEPT = 2
-"""Permutations kept: replicas at the end of one epoch and at the start of the next."""
+"""Kept permutations: some replicas may be at the end of an epoch, and others in the next."""
 
 
 def key(seed: int, epoch: int, index: int) -> int:
-    """A seed of 64 bits for the chance of one minibatch, the same in every process and on every machine.
+    """Return a 64-bit seed for one minibatch, the same in every process and on every machine.
 
     >>> key(0, 1, 2)
     7324074409984376592
@@ -33,7 +33,7 @@ def key(seed: int, epoch: int, index: int) -> int:
 def seed_chance(seed: int, epoch: int, index: int) -> None:
     """Seed torch's default generators (CPU, and each CUDA device in use) for one minibatch: dropout, augmentation.
 
-    A loader's worker has the CPU's alone: CUDA that was begun before the fork is of no use after it.
+    In a worker of a loader only the CPU's is seeded, since CUDA does not survive its fork.
 
     >>> seed_chance(0, 1, 2); first = torch.rand(3); seed_chance(0, 1, 2); torch.equal(first, torch.rand(3))
     True
@@ -46,7 +46,7 @@ def seed_chance(seed: int, epoch: int, index: int) -> None:
 
 
 def seed_all(seed: int, epoch: int, index: int) -> None:
-    """Seed whatever the transforms of a minibatch may draw from: torch, Python and numpy."""
+    """Seed the generators of torch, Python and numpy for the transforms of a minibatch."""
     seed_chance(seed, epoch, index)
     value = key(seed, epoch, index)
     random.seed(value)
@@ -54,19 +54,18 @@ def seed_all(seed: int, epoch: int, index: int) -> None:
 
 
 class Order:
-    """The samples of an epoch, cut into minibatches, the last perhaps smaller: permuted by a seed, or in their order.
+    """The minibatches of an epoch: its samples, permuted by a seed or in their order; the last may be smaller.
 
     Args:
-        samples: Samples in an epoch.
-        batch_size: Samples in a minibatch.
-        seed: Of the job.
+        samples: number of samples in an epoch.
+        batch_size: number of samples in a minibatch.
+        seed: seed of the job.
         order: shuffled or sequential.
-        owners: Part that each sample is of (int64), where each replica keeps one: minibatches go through the parts in
-            turn.
+        owners: replica of each sample (int64), if each replica keeps a part of the data; the parts follow each other.
 
     Raises:
-        DataError: There is no sample.
-        UsageError: The batch size is not positive.
+        DataError: there are no samples.
+        UsageError: the batch size is not positive.
 
     >>> order = Order(samples=5, batch_size=2, seed=0)
     >>> order.batches, sorted(i for b in range(3) for i in order.indices(0, b).tolist())
@@ -91,27 +90,21 @@ class Order:
 
     @classmethod
     def of(cls, settings: Settings, samples: int, data: Data | None = None) -> Order:
-        """Make the order of a job's samples; its data say where they are cut by label.
-
-        Raises:
-            UsageError: The targets are no class numbers.
-        """
+        """Make the order of a job's samples, with the labels of its data if they are cut by label."""
         owners = owners_of(settings, samples, data) if settings.keeps_parts else None
         return cls(samples, settings.batch_size, settings.seed, settings.order, owners)
 
     def indices(self, epoch: int, index: int) -> Tensor:
-        """The samples of minibatch `index` of an epoch, which of data of its own may be a number that only this replica
-        has: int64, on the CPU, not to be written to.
+        """Return the samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to.
 
         Raises:
-            DataError: There is no such minibatch, so others have more data than this process.
+            DataError: there is no such minibatch, so other processes have more data.
         """
         position = index % OWN
         if position >= self.batches:
             raise DataError(
-                f"minibatch {index} of epoch {epoch} is asked for, but the {self.samples} samples here make "
-                f"{self.batches} minibatches of"
-                f" {self.batch_size}; give every replica the same data"
+                f"minibatch {index} of epoch {epoch} is beyond the {self.samples} samples here, which make "
+                f"{self.batches} minibatches of {self.batch_size}; give every replica the same data"
             )
         first, end = position * self.batch_size, min(self.samples, (position + 1) * self.batch_size)
         if self.order == SEQUENTIAL:
@@ -129,10 +122,10 @@ class Order:
 
 
 def owners_of(settings: Settings, samples: int, data: Data | None = None) -> Tensor:
-    """Cut the samples once, each replica's part in whole minibatches; returns the replica of each sample (int64).
+    """Cut the samples into a part of whole minibatches for each replica; return the replica of each sample (int64).
 
     Raises:
-        UsageError: They are to be cut by label, and the targets are no class numbers.
+        UsageError: the samples are to be cut by label, and the targets are not class numbers.
     """
     generator = torch.Generator().manual_seed(key(settings.seed, -1, -1))
     cut = torch.randperm(samples, generator=generator)
@@ -142,21 +135,17 @@ def owners_of(settings: Settings, samples: int, data: Data | None = None) -> Ten
     owners = torch.empty(samples, dtype=torch.int64)
     for replica in range(settings.replicas):
         first = cut_numbers(replica, settings.replicas, batches).start * settings.batch_size
-        owners[cut[first:]] = replica  # the next begins where this one's part ends
+        owners[cut[first:]] = replica  # up to the part of the next replica, which overwrites the rest
     return owners
 
 
 def labels_of(data: Data | None, samples: int) -> Tensor:
-    """Return the class number of each sample.
-
-    Raises:
-        UsageError: There are none.
-    """
+    """Return the class number of each sample, or raise a `UsageError`."""
     labels: list[Tensor] = []
     for first in range(0, samples, LABELS_AT_ONCE):
         numbers = torch.arange(first, min(samples, first + LABELS_AT_ONCE))
         targets = None if data is None else data.batch(numbers)[1]
         if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
-            raise UsageError(f"--data {SORTED}: the targets here are no class numbers to cut by; use --data {PRIVATE}")
+            raise UsageError(f"--data {SORTED}: the targets are not class numbers to sort by; use --data {PRIVATE}")
         labels.append(targets)
     return torch.cat(labels)

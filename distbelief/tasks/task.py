@@ -1,4 +1,4 @@
-"""Tasks: a model, its data, its loss and its metric; and the way from a name, a built-in one or `module:function`."""
+"""Tasks: a model, its data, loss and metric; found by a built-in name or `module:function`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from distbelief.core.values import Given, admit, check_fields, shown
 from distbelief.errors import DataError, UsageError
 from distbelief.references import TASKS, check_task, find
-from distbelief.tasks.files.constrained import MARK, constrained
+from distbelief.tasks.constrained import MARK, constrained
 
 
 @runtime_checkable
@@ -23,7 +23,7 @@ class Data(Protocol):
     """Samples that can be counted and gathered by number."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         ...
 
     def batch(self, indices: Tensor) -> tuple[object, object]:
@@ -32,16 +32,15 @@ class Data(Protocol):
 
 
 class TensorData:
-    """Data that lies in two tensors.
+    """Data in two tensors.
 
     Args:
-        inputs: Any dtype, samples in the first dimension.
-        targets: Any dtype, as many samples.
-        prepare: Applied to the inputs of each gathered batch, so that they can be kept small (uint8) and be computed
-            with as float32.
+        inputs: inputs of any dtype, with the samples in the first dimension.
+        targets: targets of any dtype, of as many samples.
+        prepare: applied to the inputs of each batch, so that they can be stored in a small dtype such as uint8.
 
     Raises:
-        UsageError: Inputs and targets are not tensors of equally many samples.
+        UsageError: inputs and targets are not tensors of equally many samples.
 
     >>> data = TensorData(torch.tensor([[0], [51], [255]], dtype=torch.uint8), torch.tensor([0, 1, 2]),
     ...     lambda x: x.float() / 255)
@@ -64,7 +63,7 @@ class TensorData:
         return len(self.targets)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The prepared inputs and the targets of the samples `indices`; always copies."""
+        """Return copies of the prepared inputs and the targets of the samples `indices`."""
         # index_select costs a fifth of inputs[indices] for 64 rows
         inputs = self.inputs.index_select(0, indices)
         return (self.prepare(inputs) if self.prepare else inputs), self.targets.index_select(0, indices)
@@ -96,14 +95,14 @@ class _MappedData:
 
 
 def as_data(dataset: Data | Dataset[object] | Sequence[object]) -> Data:
-    """Any map-style dataset as `Data`; what is `Data` already stays as it is.
+    """Wrap a map-style dataset as `Data`.
 
     Args:
         dataset: `Data`, a tuple of two tensors (inputs, targets), a `torch.utils.data.Dataset` (a `TensorDataset` of
             two tensors is gathered at once), or anything with `len` and items that are pairs (inputs, target).
 
     Raises:
-        UsageError: It cannot be counted or indexed.
+        UsageError: it cannot be counted or indexed.
 
     >>> as_data([(0.0, 3), (1.0, 4)]).batch(torch.tensor([1]))
     (tensor([1.], dtype=torch.float64), tensor([4]))
@@ -122,46 +121,45 @@ def as_data(dataset: Data | Dataset[object] | Sequence[object]) -> Data:
         kind = type(dataset).__name__
         raise UsageError(
             f"{kind} cannot be dealt out in portions: pass a map-style dataset (with __len__ and __getitem__) of "
-            "pairs (inputs, target), two tensors"
-            " (inputs, targets), or one with __len__ and batch"
+            "pairs (inputs, target), two tensors (inputs, targets), or an object with __len__ and batch"
         )
     return _MappedData(dataset)
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor:
-    """Number of samples whose greatest output is the target's class: the metric of a classification.
+    """Count the samples whose largest output is the target's class: the metric of a classification.
 
     Args:
-        output: Scores, floating, shape (n, classes).
-        target: Classes, int64, shape (n,).
+        output: scores, floating, of shape (n, classes).
+        target: classes, int64, of shape (n,).
 
     Raises:
-        ValueError: These are not of a classification.
+        ValueError: the shapes or dtypes differ.
 
     >>> correct(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(1)
     """
     if output.ndim != 2 or target.shape != output.shape[:1] or target.is_floating_point():
         raise ValueError(
-            f"counts right classes: of an output of shape (n, classes) and whole numbers of shape (n,), not "
+            f"counts correct classes: needs an output of shape (n, classes) and whole numbers of shape (n,), not "
             f"{list(output.shape)} and {target.dtype} of {list(target.shape)}"
         )
     return (output.argmax(1) == target).sum()
 
 
 ACCURACY = "accuracy"
-"""The metric that is shown in percent, and that a target is of."""
+"""Metric that is shown in percent, and that a target may name."""
 Metric = Callable[[Any, Any], Tensor | float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model, its data, its loss and its metric, as functions: each process builds only what it needs.
+    """A model, its data, loss and metric, as functions: each process builds only what it needs.
 
     `resolve(task.reference, task.data_dir)` makes the same task in another process.
 
     Raises:
-        UsageError: A field is not a function.
+        UsageError: a field is not a function.
 
     >>> task = Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0), (1.0, 1)])
     >>> len(as_data(task.train()))
@@ -169,29 +167,27 @@ class Task:
     """
 
     model: Callable[[], nn.Module]
-    """Builds the model."""
+    """Function that builds the model."""
     train: Callable[[], Data | Dataset[object] | Sequence[object]]
-    """Loads the training data: what `as_data` takes."""
+    """Function that loads the training data, in a form that `as_data` takes."""
     test: Callable[[], Data | Dataset[object] | Sequence[object]] | None = None
-    """Loads the test data; None where there is none."""
+    """Function that loads the test data, or None."""
     loss: Callable[[Any, Any], Tensor] = torch.nn.functional.cross_entropy
     """Function of the model's output and the targets: the mean over the minibatch, a scalar."""
     metric: Metric | dict[str, Metric] | None = correct
-    """Function of the model's output and the targets: how many samples are right, which gives the accuracy. Or
-    several by name, each the sum over the samples of what its mean is told of (the one named accuracy is as above); or
-    None, where the loss says it all.
+    """Function of the model's output and the targets: the number of correct samples. Or several functions by name, each
+    a sum over samples whose mean is shown; the one named accuracy counts correct samples. None shows the loss alone.
     """
     split: str | None = None
-    """Split of its model where a job has `--partitions` and names no `--split`, written as that is: `stages` or
-    `conv*=filters,fc*=neurons`. None where the price chooses.
+    """Default of `--split` for its model, such as `stages` or `conv*=filters,fc*=neurons`; None lets the price choose.
     """
     reference: str = field(default="", init=False)
-    """The built-in name, or `module:function`, which only `named` gives; a changed copy has none."""
+    """Built-in name or `module:function`, which `named` sets; a changed copy has none."""
     data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
-    """The folder that was named for its data."""
+    """Folder that was named for its data."""
 
     def named(self, reference: str, data_dir: str | None = None) -> Task:
-        """The same task by the name that makes it in another process.
+        """Return the same task with the name that makes it in another process.
 
         >>> Task(model=lambda: nn.Linear(1, 2), train=lambda: [(0.0, 0)]).named("mine:task").reference
         'mine:task'
@@ -202,7 +198,7 @@ class Task:
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Its metrics by name.
+        """Return its metrics by name.
 
         >>> list(Task(model=lambda: nn.Linear(1, 2), train=list).metrics)
         ['accuracy']
@@ -215,7 +211,7 @@ class Task:
         if isinstance(self.metric, Mapping) and (
             wrong := [name for name in self.metric if not isinstance(name, str) or not name or name == "loss"]
         ):
-            raise UsageError(f"a task's metric has the name {wrong[0]!r}: it is a word, and not that of the loss")
+            raise UsageError(f"a task's metric has the name {wrong[0]!r}: use a word other than loss")
         functions = {name: getattr(self, name) for name in ("model", "train", "test", "loss", "metric")}
         if isinstance(self.metric, Mapping):
             del functions["metric"]
@@ -233,16 +229,16 @@ class Task:
 
 
 def resolve(reference: str, data_dir: str | None = None) -> Task:
-    """The task of that name, or the one that a user's own function returns.
+    """Find a built-in task by its name, or make the task of a user's function.
 
     Args:
-        reference: A built-in name, or `module:function`: a module as `import` would find it (from the current folder
-            too), and in it a function without required arguments that returns a `Task`. With `@FILE` behind it, its
-            model begins as that compressed file has it, and keeps what is pruned and shared there.
-        data_dir: Folder of the data; the function must have a parameter `data_dir` to be given one.
+        reference: a built-in name, or `module:function`: a module that can be imported, also from the current folder,
+            and a function without required arguments that returns a `Task`. `@FILE` may follow: the model begins as
+            that compressed file has it, and stays pruned and shared.
+        data_dir: folder of the data, for a function with a parameter `data_dir`.
 
     Raises:
-        UsageError: No such task, or its module or function does not yield one.
+        UsageError: there is no such task, or the function fails.
 
     >>> resolve("digits").reference
     'digits'
@@ -279,12 +275,9 @@ def resolve(reference: str, data_dir: str | None = None) -> Task:
 
 
 def available(reference: str, data_dir: str | None = None) -> str | None:
-    """Why a task's data cannot be had here, in one line; None where they can.
+    """Return in one line why a task's data cannot be had here, or None.
 
-    Loads the smaller data set once, downloading where that is the task's way: call it before many processes do.
-
-    Raises:
-        UsageError: As `resolve`.
+    The test data, or else the training data, are loaded once and downloaded if need be, before many processes do.
 
     >>> available("digits")
     """

@@ -1,8 +1,8 @@
-"""The tensors of a module by their names; those of a user's script, which are copied into, and which it may write to.
+"""The tensors of a module by name, and those of a user's script, into which fetched values are copied.
 
-A write is seen by the count that autograd keeps of each tensor, or by its memory, which is another after `.data = ...`.
-Writes through `.data` and numpy move neither, so that values are compared with what was fetched, too: always where the
-model is small, else in the first steps, and now and then.
+The script may write to them. A write changes the count that autograd keeps of each tensor; `.data = ...` changes its
+memory. Writes through `.data` and numpy change neither, so values are compared with the fetched ones too: always for a
+small model, else in the first steps and every now and then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distbelief.sharding.layout import Kind, Tensor
 
 
 def named_tensors(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]:
-    """Every parameter and persistent buffer by every name it has in `state_dict`."""
+    """Yield every parameter and persistent buffer by each of its names in `state_dict`."""
     persistent = module.state_dict(keep_vars=True)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield ("parameter" if parameter.requires_grad else "frozen"), name, parameter
@@ -27,17 +27,17 @@ def named_tensors(module: nn.Module) -> Iterable[tuple[Kind, str, torch.Tensor]]
 
 
 SMALL, FIRST, EVERY = 1 << 20, 20, 50
-"""Bytes of a model compared in each step; of a larger one in so many first steps, and in one of so many."""
+"""Most bytes of a model compared in each step; a larger one is compared in the first 20 steps and every 50th."""
 _AS_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class UsersTensors:
-    """The tensors that the names of a user's module are.
+    """The current tensors of a user's module.
 
     Args:
-        module: the user's.
-        tensors: of its layout.
-        named: the tensors that its names are now.
+        module: the module.
+        tensors: tensors of its layout.
+        named: the tensors that its names have now.
     """
 
     def __init__(self, module: nn.Module, tensors: Sequence[Tensor], named: Mapping[str, torch.Tensor]) -> None:
@@ -47,32 +47,32 @@ class UsersTensors:
             for tensor in tensors
         ]
         self._held: list[tuple[Mapping[str, object], list[object], list[int]]] = []
-        """Members of each module: modules, parameters, buffers; and their ids, which no others have meanwhile."""
+        """Members of each module (modules, parameters, buffers), kept alive so that their ids stay unique."""
         self._parameters = [at for at, tensor in enumerate(tensors) if tensor.kind != "buffer"]
         self._moving = [at for at, tensor in enumerate(tensors) if tensor.kind != "frozen"]
         self._small = sum(named[tensor.name].nbytes for tensor in tensors) <= SMALL
         self._steps = 0
         self._values: Sequence[torch.Tensor] = ()
-        """Values that were copied last, of each."""
+        """Values that were copied last."""
         self._marks: list[tuple[int, int]] = []
         self._targets: list[torch.Tensor] = []
-        """Those that move, without their history."""
+        """Tensors that are fetched, detached."""
         self.now: list[torch.Tensor] = []
-        """Those of the layout, in its order, as they were when names were asked for last."""
+        """Tensors in the order of the layout, as of the last look at names."""
         self._look(named)
 
     def _look(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Keep where each tensor is, so that a step need not ask for all names."""
+        """Note the members of all modules, so that a step need not look up all names."""
         both = [held for part in self._module.modules() for held in (part._modules, part._parameters, part._buffers)]
         self._held = [(held, [*held.values()], [*map(id, held.values())]) for held in both]
         self.now = [named[tensor.name] for tensor in self._tensors]
         self._targets = []
 
     def follow(self) -> None:
-        """Ask for the names.
+        """Look up the names again if members have changed.
 
         Raises:
-            UsageError: one is new, gone or replaced, or of another shape, dtype or device.
+            UsageError: a tensor is new, gone or replaced, or has another shape, dtype or device.
         """
         named, now = {}, self.now
         if any([*map(id, held.values())] != ids for held, _, ids in self._held):
@@ -102,12 +102,12 @@ class UsersTensors:
 
     def _another(self, what: str) -> UsageError:
         return UsageError(
-            f"{what}: the model is not that which replica.optimizer() was given; change it before that (what its first "
-            "call makes, by a minibatch through it)"
+            f"{what}: the model has changed since replica.optimizer(); change it before (run a minibatch through it "
+            "first, if its first call makes tensors)"
         )
 
     def copy(self, values: Sequence[torch.Tensor], some: Sequence[int] | None = None) -> None:
-        """Copy values of all into them, of which these are new: where None, those that move."""
+        """Copy values into the tensors numbered `some`; by default into all but the frozen ones."""
         if some is None:
             self._targets = self._targets or [self.now[at].detach() for at in self._moving]
             torch._foreach_copy_(self._targets, [values[at] for at in self._moving])
@@ -116,14 +116,14 @@ class UsersTensors:
         self._values, self._marks = values, self._marked()
 
     def _marked(self) -> list[tuple[int, int]]:
-        """Return what changes with most writes to a parameter."""
+        """Return for each parameter marks that most writes change."""
         return [(tensor._version, tensor.data_ptr()) for tensor in (self.now[at] for at in self._parameters)]
 
     def written(self) -> list[str]:
-        """The parameters that have other values than were copied into them."""
+        """Return the parameters whose values are no longer those copied into them."""
         self._steps += 1
         if (marks := self._marked()) != self._marks:
-            self._targets = []  # one may lie elsewhere
+            self._targets = []  # a tensor may have other memory
         elif not (self._small or self._steps <= FIRST or self._steps % EVERY == 0):
             return []
         written = [self._tensors[at].name for at in self._parameters if not _same(self.now[at], self._values[at])]
@@ -132,8 +132,8 @@ class UsersTensors:
         return written
 
     def keep(self, *kinds: Kind) -> None:
-        """Take what those of some kinds are now as what was copied into them."""
-        # there are no values before the first copy
+        """Take the current values of some kinds of tensors as copied values."""
+        # there are none before the first copy
         for tensor, now, value in zip(self._tensors, self.now, self._values, strict=False):
             if tensor.kind in kinds:
                 value.copy_(now.detach())
@@ -141,6 +141,6 @@ class UsersTensors:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors are of the same bits, which NaN are too."""
+    """Return whether two tensors have the same bits, so that NaN equals itself."""
     kind = _AS_WHOLE_NUMBERS[first.itemsize]
     return torch.equal(first.detach().view(kind), second.view(kind))

@@ -21,20 +21,20 @@ from distbelief.tasks.order import Order, seed_chance
 from distbelief.tasks.task import ACCURACY, Data, Task, as_data
 
 CHECKED = 2
-"""Samples measured as a job starts; not one: some layers refuse a minibatch of one."""
+"""Samples measured as a job starts: more than one, which some layers refuse."""
 LOSS = "loss"
-"""Name of the loss among sums of metrics, none of which may have it."""
+"""Name of the loss among the sums of metrics, reserved for it."""
 MEASURE_BATCH = 1000
-"""Samples measured at a time: bounds the memory of an evaluation."""
+"""Samples measured at a time, which bounds the memory of an evaluation."""
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """Give the device that `--device` means for process `index` of those that compute.
+    """Return the device that `--device` means for the computing process `index` of a machine.
 
-    `cuda` gives each process of a machine, a replica or a partition of one, one of its GPUs in turn.
+    `cuda` deals the GPUs of a machine to its replicas or partitions in turn.
 
     Raises:
-        UsageError: it is no device, or not here.
+        UsageError: the device is unknown or missing.
 
     >>> placed("cpu", 3)
     device(type='cpu')
@@ -50,7 +50,7 @@ def placed(device: str, index: int = 0) -> torch.device:
 
 
 def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
-    """Build the task's model, its chance keyed by the seed, on the device of process `index`.
+    """Build the model of a task from a seed, on the device of process `index`.
 
     Raises:
         TrainingError: the user's function raised.
@@ -72,11 +72,11 @@ def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module
 
 
 def load(task: Task, which: Literal["training", "test"]) -> Data:
-    """Load the training or test set of a task, of one sample at least.
+    """Load the training or test set of a task, with at least one sample.
 
     Raises:
-        DataError: it is empty, or its files are missing.
-        UsageError: it cannot be counted and indexed, or its inputs and targets differ in number.
+        DataError: the set is empty, or its files are missing.
+        UsageError: the set cannot be counted and indexed.
         TrainingError: the user's function raised.
     """
     named = f"the {which} data of task {task.reference!r}"
@@ -107,18 +107,17 @@ def with_data(task: Task, data: Data) -> Task:
 
 
 class Trainer:
-    """Computes the gradient of one minibatch after another.
+    """Computer of the gradient of one minibatch after another.
 
     Args:
-        task: whose training set and loss are used.
-        model: on its device.
-        data: minibatches, of 1 sample or more, and their order.
-        seed: of the job.
+        task: task with the training set and the loss.
+        model: the model, on its device.
+        settings: settings of the job: seed, batch size and order.
         clip_norm: global norm to which each gradient is clipped; 0 for none.
-        arithmetic: of losses and gradients, by name.
+        arithmetic: name of the arithmetic of losses and gradients.
 
     Raises:
-        UsageError: the last minibatch is of one sample, which the model's batch norm refuses.
+        UsageError: the last minibatch has one sample, which the model's batch norm refuses.
     """
 
     def __init__(
@@ -144,23 +143,23 @@ class Trainer:
             self._check_one()
 
     def _check_one(self) -> None:
-        """Refuse a model that cannot compute the minibatch of one sample with which every epoch ends."""
+        """Refuse a model that cannot compute a minibatch of one sample, with which every epoch ends."""
         samples, size = self.order.samples, self.order.batch_size
         kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         try:
             inputs, _ = self.data.batch(torch.zeros(1, dtype=torch.int64))
             with torch.no_grad():
                 torch.func.functional_call(self.model, kept, (on_device(inputs, self._device),))
-        except Exception as error:  # what else goes wrong is told by the step in which it does
+        except Exception as error:  # other errors are reported by the step in which they occur
             if hint(error):
                 raise UsageError(
-                    f"the last minibatch of an epoch is of one sample ({samples} samples in minibatches of {size}), "
-                    "which the model's batch norm"
-                    " cannot normalise: leave it out with --drop-last, or choose another --batch-size"
+                    f"the last minibatch of an epoch has one sample ({samples} samples in minibatches of {size}), "
+                    "which the model's batch norm cannot normalise: leave it out with --drop-last, or choose another "
+                    "--batch-size"
                 ) from error
 
     def compute(self, batch: Batch) -> Computed:
-        """Compute the mean loss of a minibatch, its gradient left in the parameters' `.grad`.
+        """Compute the mean loss of a minibatch, and leave its gradient in the parameters' `.grad`.
 
         Raises:
             TrainingError: the user's model or loss raised.
@@ -183,7 +182,7 @@ class Trainer:
         return Computed(float(loss.detach()), len(numbers), seconds, overflows=overflows, counted=counted)
 
     def _loss(self, batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
-        """Compute the mean loss of a minibatch, the same each time: its chance, and that of its data, is its own."""
+        """Compute the mean loss of a minibatch, the same on each call, since its seed covers the model and the data."""
         seed_chance(self._seed, batch.epoch, batch.index)
         inputs, targets = self.data.batch(numbers)
         inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
@@ -198,7 +197,7 @@ class Trainer:
 
 
 def raised_at(task: Task, batch: Batch, error: BaseException, where: str = "") -> TrainingError:
-    """Return the error for what a task's functions raised at a minibatch.
+    """Make the error for an exception of a task's functions at a minibatch.
 
     >>> print(raised_at(Task(model=lambda: None, train=list).named("mine:task"), Batch(0, 7), ValueError("no")))
     task 'mine:task' raised at epoch 1, minibatch 7: ValueError: no
@@ -208,7 +207,7 @@ def raised_at(task: Task, batch: Batch, error: BaseException, where: str = "") -
 
 
 def hint(error: BaseException) -> str:
-    """Say what to do where a batch norm refused a minibatch of one sample; "" for any other error.
+    """Return the remedy if a batch norm refused a minibatch of one sample, else "".
 
     >>> hint(ValueError("Expected more than 1 value per channel when training, got input size torch.Size([1, 8])"))
     '; a minibatch of one sample is too small for batch norm: choose another --batch-size, or leave out the last of an
@@ -228,7 +227,7 @@ Tree = TypeVar("Tree")
 
 
 def on_device(value: Tree, device: torch.device) -> Tree:
-    """Move a tensor, or whatever structure of tensors a data set yields, to a device.
+    """Move a tensor, or a structure of tensors from a data set, to a device.
 
     >>> on_device({"a": torch.zeros(2), "b": 3}, torch.device("cpu"))
     {'a': tensor([0., 0.]), 'b': 3}
@@ -240,22 +239,16 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def check_measure(task: Task, model: nn.Module) -> None:
-    """Measure a model on a few samples of the task's test set.
-
-    So a job that cannot be evaluated ends before it trains, not an epoch later.
-
-    Raises:
-        DistbeliefError: as `measure`.
-    """
+    """Measure a model on a few test samples, so that a job that cannot be evaluated ends before it trains."""
     measure(task, model, CHECKED)
 
 
 def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
-    """Measure the mean loss and metrics of a model on the task's test set, or on the first `most` samples of it.
+    """Measure the mean loss and metrics of a model on the task's test set, or on its first `most` samples.
 
     Raises:
         UsageError: the task has no test set, or one that cannot be counted and indexed.
-        DataError: the test set is empty, or holds something else than pairs.
+        DataError: the test set is empty, or does not hold pairs.
         TrainingError: the user's model, loss or metric raised.
     """
     if task.test is None:
@@ -283,18 +276,14 @@ def measure(task: Task, model: nn.Module, most: int | None = None) -> Measured:
 
 
 def add_sums(sums: dict[str, float], task: Task, output: object, targets: object, samples: int) -> None:
-    """Add the loss and the metrics of a minibatch to their sums over samples.
-
-    Raises:
-        TrainingError: as `_metric_sum`.
-    """
+    """Add the loss and the metrics of a minibatch to their sums over samples."""
     sums[LOSS] += float(task.loss(output, targets)) * samples
     for name in task.metrics:
         sums[name] += _metric_sum(task, name, output, targets, samples)
 
 
 def mean_of(sums: dict[str, float], samples: int) -> Measured:
-    """The means of what `add_sums` has added up.
+    """Return the means of the sums of `add_sums`.
 
     >>> mean_of({"loss": 3.0, "accuracy": 4.0, "error": 1.0}, 4)
     Measured(loss=0.75, accuracy=1.0, metrics={'error': 0.25}, seconds=0.0)
@@ -304,11 +293,7 @@ def mean_of(sums: dict[str, float], samples: int) -> Measured:
 
 
 def _metric_sum(task: Task, name: str, output: object, targets: object, samples: int) -> float:
-    """Compute one metric of a minibatch: the sum over its samples.
-
-    Raises:
-        TrainingError: it does not fit what the model gives.
-    """
+    """Compute the sum of one metric over a minibatch, or raise a `TrainingError`."""
     metric = task.metrics[name]
     subject = f"metric {name!r} ({getattr(metric, '__qualname__', type(metric).__name__)}) of task {task.reference!r}"
     remedy = "give the task a metric that fits its output and targets, or metric=None where the loss says it all"

@@ -1,6 +1,6 @@
-"""For writers of a transport, codec, place or policy: conformance suites, checkers, simulations under observation.
+"""Conformance suites, checkers and observed simulations, for authors of a transport, codec, place or strategy.
 
-Nothing that is shipped imports this.
+Nothing else in the package imports this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checker outside of a job: from messages alone it knows what was dealt, pushed, applied and dropped, and when."""
+"""A checker beside a job, which follows from messages alone what is dealt, pushed, applied and dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Minibatch = tuple[int, int]
 
 
 def life(role: str, incarnation: int) -> str:
-    """The name of one life of a role: of its first, the role.
+    """Return the name of a life of a role, which for the first life is the role.
 
     >>> life("replica 0", 0), life("replica 0", 2)
     ('replica 0', 'replica 0 again (2)')
@@ -31,20 +31,18 @@ def life(role: str, incarnation: int) -> str:
 class Accounting:
     """The accounts of a run.
 
-    - A minibatch is held by one living replica at a time, which has not been let go; a push holds the next ones dealt
-      that were not returned; a dropped push gives its own back.
-    - A push is applied at a shard at most once, and is applied or dropped, not both; shards do not disagree about it.
-    - Versions of a shard grow by one with each update.
-    - A round holds minibatches of one epoch, each once.
-    - A shard that comes again holds what its checkpoint holds; what it had acknowledged beyond that is counted, once,
-      as forgotten. In rounds all go back together, and each minibatch is applied once in what is kept, whatever was
-      made in vain.
-    - A standby that takes a shard's place holds every update that the shard had acknowledged.
-    - All partitions of a split replica push the same minibatches in the same push, each to the shards of its own
-      partition;
-      here they are one replica, by the name of the one that leads.
-    - Each shard's part of a checkpoint holds all that its position counts as done; and nothing else, where nobody has
-      died and all were waited for.
+    - At any time one living replica holds a minibatch. A push contains the minibatches dealt next and not returned; a
+      dropped push gives its minibatches back.
+    - A shard applies a push at most once, and applies or drops it, not both; all shards agree.
+    - The version of a shard grows by one with each update.
+    - A round contains minibatches of one epoch, each once.
+    - A restarted shard holds the state of its checkpoint; the pushes that it had acknowledged since are reported as
+      forgotten, once. In rounds all roles go back together, and the kept updates contain each minibatch once.
+    - A standby that succeeds a shard holds every update that the shard had acknowledged.
+    - All partitions of a split replica push the same minibatches in the same push, each to the shards of its partition;
+      here they count as one replica, with the name of the leading partition.
+    - Each shard's part of a checkpoint contains all that its position counts as done; and nothing else, if no role has
+      died and the checkpoint waited for all.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -53,7 +51,7 @@ class Accounting:
         self.holder: dict[Minibatch, str] = {}
         self._let_go: set[str] = set()
         self.dealt: set[Minibatch] = set()
-        """All that there were, but for what a stream had not."""
+        """All dealt minibatches, without those beyond the end of a stream."""
         self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
         self.pushes: dict[tuple[str, int], list[Minibatch]] = {}
         self.sent_pushes: dict[tuple[str, str, int], tuple[pushing.Push, Any]] = {}
@@ -65,16 +63,16 @@ class Accounting:
         self.initial: dict[str, torch.Tensor] = {}
         self.moments: dict[tuple[str, int], float] = {}
         self.based: dict[tuple[str, str, int], int] = {}
-        """Updates in the parameters that a push was computed from, by push and shard."""
+        """Number of updates in the parameters from which a push was computed, by push and shard."""
         self.forgotten: set[tuple[str, str, int]] = set()
-        """The pushes that shards had applied and lost, by shard, replica and clock."""
+        """Pushes that a shard had applied and lost, by shard, replica and clock."""
         self._lost: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._began: Counter[str] = Counter()
         self._generations: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """Updates that each shard's standby began with, those heard of since, and those gathered for the next."""
+        """By shard, the updates with which its standby began, those copied since, and the pushes of the next."""
         self._lasting: set[str] = set()
-        """Shards whose memory outlives their processes."""
+        """Shards whose memory survives their processes."""
         self._generation = 0
         self._run = run
         self._clock = run.simulation.clock
@@ -84,14 +82,14 @@ class Accounting:
         self._ends: dict[str, tuple[str, int]] = {}
         self._parts: dict[tuple[int, str], int] = {}
         self.checkpoints: set[int] = set()
-        """Those that were held against what the shards had applied."""
+        """Checkpoints that were compared with the updates of the shards."""
         store: Any = run.simulation._store
         self._save, store.save_part = store.save_part, self._saved
         self._commit, store.commit = store.commit, self._committed
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """A living role has sent a message."""
+        """Take a message that a living role has sent."""
         note = NOTES.get(type(message))
         if note is not None and not (roles.is_replica(sender) and roles.is_replica(to)):
             note(self, sender, to, message)
@@ -162,7 +160,7 @@ class Accounting:
             self._lent[sender, to, -message.start] = self._lends(sender, message)
 
     def _lends(self, role: str, message: Bulk) -> torch.Tensor:
-        """Return the payload of a message, as it lies at its sender."""
+        """Return the payload of a message in the memory of its sender."""
         arena = self.network.endpoints[role].arena
         start, stop = message.start - arena.held.start, message.stop - arena.held.start
         return arena.gradients[message.slot][start:stop]
@@ -175,7 +173,7 @@ class Accounting:
         self._save(number, part, arrays, facts)
 
     def _committed(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> object:
-        """A checkpoint is sealed: hold it against what each of its parts has."""
+        """Compare a sealed checkpoint with the updates in each of its parts."""
         done = self._done(position)
         for shard in () if self._vacated else self.shards:
             groups = [group for version, group in self.groups[shard].items() if version <= self._parts[number, shard]]
@@ -194,11 +192,11 @@ class Accounting:
 
     @property
     def _vacated(self) -> set[str]:
-        """Shards and standbys in whose place another has come that did not find what they had held."""
+        """Return the shards and standbys whose successors did not find their state."""
         return {record.role for record in self._run.records if isinstance(record, Vacant)} - self._lasting
 
     def _done(self, position: Position) -> set[Minibatch]:
-        """Return what a position counts as done, of what was dealt."""
+        """Return the dealt minibatches that a position counts as done."""
         whole = AllotmentPlace("", 0, self.plan.batches, position.epoch, position.batch, position.undone)
         places = position.places or (whole,)
         undone = {(portion.epoch, index) for place in places for portion in place.undone for index in portion.numbers}
@@ -212,12 +210,12 @@ class Accounting:
 
     @property
     def _passed_over(self) -> set[Minibatch]:
-        """Return what was dropped and is not dealt again: what is read in order is not read again."""
+        """Return the dropped minibatches that are not dealt again, as data in sequential order are not."""
         in_order = self.plan.settings.order == SEQUENTIAL or not self.plan.samples
         return {minibatch for key in self.dropped for minibatch in self.pushes[key]} if in_order else set()
 
     def _name(self, role: str, incarnation: int) -> str:
-        """The name of a life of a role, in one generation of the job."""
+        """Return the name of a life of a role, in one generation of the job."""
         role = roles.lead_of(role)
         name = life(role, incarnation) + (
             f", generation {generation}" if (generation := self._generations[role, incarnation]) else ""
@@ -226,7 +224,7 @@ class Accounting:
         return name
 
     def _copied(self, shard: str, message: mirroring.StateSent | mirroring.Copied | mirroring.Decided) -> None:
-        """Note that a standby hears of an update, in the order of its shard; of what dies on its way it never does."""
+        """Note that an update reaches a standby, in the order of its shard."""
         if isinstance(message, mirroring.StateSent):
             self._mirrored[shard] = message.updates, [], []
             return
@@ -242,7 +240,7 @@ class Accounting:
             gathered.clear()
 
     def _inherited(self, shard: str, now: int) -> None:
-        """A standby is its shard: it holds what was acknowledged, and perhaps more, of which nobody knows yet."""
+        """Check that a standby which succeeds its shard holds all acknowledged updates, and perhaps more."""
         began, updates, gathered = self._mirrored[shard]
         assert now >= len(self.groups[shard]), (
             f"{shard} had acknowledged {len(self.groups[shard])} updates, its standby holds {now}"
@@ -260,7 +258,7 @@ class Accounting:
                 self._hold_round(shard, version)
 
     def _restored(self, shard: str) -> None:
-        """A shard holds a checkpoint: what it applied after that is undone; or what the shard before it held."""
+        """Undo the updates of a restarted shard after its checkpoint, unless its standby has succeeded it."""
         incarnation, began = self._run.simulation.shards[roles.index_of(shard)].version
         if any(
             isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation)
@@ -288,7 +286,7 @@ class Accounting:
         push = self.sent_pushes[who, shard, message.clock][0]
         again = self._began[shard] or shard in self._lasting
         if again and any(key in group for group in self.groups[shard].values()):
-            return  # the life before has applied it, and its replica did not know
+            return  # the previous life has applied it, and the replica did not know
         assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
         self.fates[who, shard, message.clock] = message.dropped
         if message.dropped:
@@ -303,7 +301,7 @@ class Accounting:
         self._hold_round(shard, version)
 
     def _take(self, shard: str, who: str, push: pushing.Push, version: int, incarnation: int) -> None:
-        """A push is in an update of a life of a shard; -1: of the life that it was pushed to."""
+        """Count a push in an update by a life of a shard, or with -1 by the life that it was pushed to."""
         here = push.version.incarnation == incarnation or incarnation < 0
         self.based[who, shard, push.clock] = (
             push.version.updates if here else min(push.version.updates, self._began[shard])
@@ -315,20 +313,20 @@ class Accounting:
             self.applied[shard][minibatch] += 1
 
     def _hold_round(self, shard: str, version: int) -> None:
-        """Check that what a shard has made one round of is a part of one epoch."""
+        """Check that a round of a shard contains minibatches of one epoch, each once."""
         held = self.batches(self.groups[shard][version])
         error = f"round {version} of {shard} holds {held} of {self.groups[shard][version]}"
         assert not self.plan.settings.policy.rounds or len({epoch for epoch, _ in held}) < 2, error
         assert not self.plan.settings.policy.rounds or len({*held}) == len(held), error
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """A message is about to be handled by a living role."""
+        """Take a message that a living role is about to handle."""
         if isinstance(message, membership.Join) and to == roles.COORDINATOR:
             self._members[sender] = message.incarnation
         elif isinstance(message, pushing.Push):
             key = self._name(sender, message.incarnation), to, message.clock
             payload = self.sent_pushes[key][1]
-            decided = key in self.fates  # what comes again is not read
+            decided = key in self.fates  # a repeated push is not read
             assert decided or payload is None or torch.equal(self._lent[key], payload), (
                 f"push {message.clock} was overwritten"
             )
@@ -347,15 +345,15 @@ class Accounting:
 
     @property
     def shards(self) -> list[str]:
-        """The shards that hold anything."""
+        """Return the shards with parameters."""
         return [roles.shard(i) for i, a in enumerate(self.plan.assignments if self.plan else ()) if a.moving.size]
 
     def batches(self, group: list[tuple[str, int]]) -> list[Minibatch]:
-        """The minibatches of an update."""
+        """Return the minibatches of an update."""
         return [minibatch for key in group for minibatch in self.pushes[key]]
 
     def finish(self, outcome: str, died: list[str]) -> None:
-        """Hold what holds at the end of a job."""
+        """Check what must hold at the end of a job."""
         lost = {
             (record.role, self._name(record.replica, record.incarnation), clock)
             for record in self._run.records
@@ -368,7 +366,7 @@ class Accounting:
         rounds = self.plan is not None and self.plan.settings.policy.rounds
         died = [roles.lead_of(role) for role in died]
         mortal = [role for role in died if roles.is_replica(role)]
-        # what a checkpoint holds that did not wait for all may be of two rounds
+        # a checkpoint that did not wait for all may contain parts of two rounds
         exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)
         for who, _, clock in self.fates:
             if fallen and (outcome == "failed" or not rounds or not exact):
@@ -403,4 +401,4 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,
 }
-"""Additions to the accounts by a message that is sent (by whom, to whom)."""
+"""Method that takes each kind of message, with its sender and receiver."""

@@ -12,11 +12,11 @@ from distbelief.codecs.codec import Codec, Value
 from distbelief.errors import DataError
 
 CUTS = 20
-"""Places at which the bytes of an example are cut, at most."""
+"""Most places at which the bytes of an example are cut."""
 SPOILT = 50
-"""Times that the bytes of an example are spoilt."""
+"""Number of corrupt versions of the bytes of an example."""
 MOST = 1 << 44
-"""Values that no example has bytes for."""
+"""Number of values that exceeds any example."""
 
 
 def check_codec(
@@ -25,16 +25,16 @@ def check_codec(
     bound: Callable[[npt.NDArray[Value]], npt.NDArray[Any]] = np.zeros_like,
     seed: int = 0,
 ) -> None:
-    """Hold a codec to every promise of `distbelief.codecs.codec`.
+    """Check every promise of `distbelief.codecs.codec`.
 
     Args:
-        codec: of values of the examples' dtype.
-        examples: 1-D arrays that it can hold; the empty one is tried with them.
-        bound: gives the most that each value may be from what comes back; nothing, unless another is given.
-        seed: of what is spoilt.
+        codec: the codec.
+        examples: 1-D arrays that it can encode; an empty one is added.
+        bound: returns the largest error of each decoded value; 0 by default.
+        seed: seed of the corruptions.
 
     Raises:
-        AssertionError: a promise is not kept; the text says which, of which example.
+        AssertionError: a promise is broken; the text names it and the example.
     """
     chance = np.random.default_rng(seed)
     for number, values in enumerate([*examples, examples[0][:0]]):
@@ -83,7 +83,7 @@ def _must_refuse(codec: Codec[Value], data: bytes, count: int, example: str) -> 
 
 
 def _check_any(codec: Codec[Value], data: bytes, count: int, dtype: npt.DTypeLike, example: str) -> None:
-    """Hold it to a DataError, or as many values as were asked for."""
+    """Check that bytes give a DataError or the requested number of values."""
     try:
         values = codec.decode(data, count)
     except DataError:

@@ -1,4 +1,4 @@
-"""The conformance suite of fabrics: what `distbelief.fabric.base` promises, checked by all ranks of a group at once."""
+"""The conformance suite of fabrics, for the promises of `distbelief.fabric.base`, which all ranks run together."""
 
 from __future__ import annotations
 
@@ -15,51 +15,55 @@ from distbelief.fabric.buckets import Bucket
 PATIENCE_SECONDS = 60.0
 """Longest time of a round."""
 MOMENT_SECONDS = 30.0
-"""Longest time of a call that waits for nobody, however busy the machine is."""
+"""Longest time of a call that waits for no rank, even on a busy machine."""
 ROUNDS = 4
 LOOKS = 9
-"""Number of looks whether a round goes on without a rank."""
+"""Number of looks whether a round ends without a rank."""
 GUARD = 64
-"""Bytes between two vectors, which nobody may write to."""
+"""Bytes between two vectors, which must not be written to."""
 LONG = 700_000
-"""Elements of a vector that is longer than any part in which it may be moved."""
+"""Elements of a vector that is longer than any chunk of a fabric."""
 
 
 class Side(NamedTuple):
-    """One rank's side of a fabric, opened."""
+    """The open side of a fabric for one rank."""
 
     fabric: Fabric
     slot: torch.Tensor
-    """Bytes, in which this rank writes what it brings."""
+    """Bytes into which this rank writes its values."""
     total: torch.Tensor
-    """Bytes, in which it finds what all have; it may be the slot."""
+    """Bytes in which it finds the sums; it may be the slot."""
     leave: Callable[[], None] | None = None
-    """Ends this side, where the others notice that; None where who drives the fabric has to."""
+    """Ends this side, which other ranks notice; None if only the fabric's driver can do so."""
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Opens a side: the algorithm, how many bytes, and which vectors these hold. Many, one after another."""
+"""Opens a side, given the algorithm, the number of bytes, and the vectors in them; it is called several times."""
 
 
 def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:
-    """Hold a fabric to every promise of `distbelief.fabric.base`; all ranks call it at once, in threads or processes.
+    """Check every promise of `distbelief.fabric.base`; all ranks call this together, in threads or processes.
 
     Args:
         open_side: opens a fresh side for this rank.
-        rank: of the caller.
-        ranks: how many there are.
+        rank: rank of the caller.
+        ranks: number of ranks.
         meet: waits until all ranks have called it.
-        algorithms: by which the fabric adds up.
+        algorithms: algorithms of the fabric.
 
     Raises:
-        AssertionError: a promise was broken; the message says which.
+        AssertionError: a promise is broken; the message names it.
     """
     for algorithm in algorithms:
         _Check(open_side, rank, ranks, meet, algorithm).play()
 
 
 class _Check:
-    """The vectors: whole numbers, few of them, what must have the same bits, those bits, and the first rank's."""
+    """A check of one algorithm on six vectors.
+
+    They are integers, one integer, floats, the bits of these floats in the last round, a long vector, and bytes of the
+    first rank.
+    """
 
     def __init__(self, open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithm: str) -> None:
         self.rank, self.ranks, self.meet, self.algorithm = rank, ranks, meet, algorithm
@@ -76,7 +80,7 @@ class _Check:
             assert (vector.dtype, vector.numel()) == (torch.uint8, start), f"a vector is {start} bytes: {vector}"
 
     def play(self) -> None:
-        """All rounds, in each of which another rank is late; then the first leaves."""
+        """Play all rounds, in each of which another rank is late; then the last rank leaves."""
         for vector in (self.side.slot, self.side.total):
             self._guard(vector)
         sums: list[torch.Tensor] = []
@@ -93,7 +97,7 @@ class _Check:
             before, sums = sums, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
             self._check_guards()
             if self.side.total is not self.side.slot:
-                self.side.slot.fill_(255)  # it is this rank's again: who still reads it has garbage
+                self.side.slot.fill_(255)  # it belongs to this rank again: a late reader gets garbage
                 self._guard(self.side.slot)
             self._holds(number, before, sums)
         self.meet()
@@ -102,7 +106,7 @@ class _Check:
             self._last_leaves()
 
     def _bring(self, number: int, sums: list[torch.Tensor]) -> None:
-        """Write what this rank brings to a round, and make it ready in an order of its own."""
+        """Write the values of this rank for a round, and make the vectors ready in an order of its own."""
         for bucket, brought in zip(self.buckets, self._brought(number, self.rank, sums), strict=True):
             self._view(self.side.slot, bucket).copy_(brought)
         order = torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(97 * number + self.rank))
@@ -110,7 +114,7 @@ class _Check:
             self._quickly(partial(self.side.fabric.ready, bucket), "ready")
 
     def _brought(self, number: int, rank: int, sums: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what a rank brings; but for the bits that it found, the same whoever asks."""
+        """Return the values of a rank, which all ranks know but for the bits of its last round."""
         chance = torch.Generator().manual_seed(1000 * number + rank)
         whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
         loose = torch.randn(517, generator=chance)
@@ -120,7 +124,7 @@ class _Check:
         return [*whole, loose, bits, long, first]
 
     def _look(self, number: int) -> None:
-        """Nobody is waited for, and nothing is said to be there before it is."""
+        """Check that a look waits for no rank, and that no round is done too early."""
         for _ in range(LOOKS):
             done = self._quickly(self.side.fabric.reduce, "reduce")
             assert done is None, f"{self._at(number)} says {done} while a rank has brought nothing yet"
@@ -132,7 +136,7 @@ class _Check:
         assert done, f"{self._at(number)} says that a rank is gone, and all are there"
 
     def _holds(self, number: int, before: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
-        """Every vector holds what its postcondition says."""
+        """Check the sums, and that all ranks have the same bits."""
         everybody = [self._brought(number, rank, before) for rank in range(self.ranks)]
         for at, bucket in enumerate(self.buckets):
             wanted = (
@@ -153,7 +157,7 @@ class _Check:
                 )
 
     def _stays(self, sums: list[torch.Tensor]) -> None:
-        """Check that the sums stay until this rank has brought something new."""
+        """Check that the sums stay until this rank writes its next values."""
         for at, (bucket, kept) in enumerate(zip(self.buckets, sums, strict=bool(sums))):
             now = self._view(self.side.total, bucket)
             assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
@@ -161,7 +165,7 @@ class _Check:
             )
 
     def _last_leaves(self) -> None:
-        """Check that a rank is told when another leaves for which it waits."""
+        """Check that a rank notices that another leaves for which it waits."""
         assert self.side.leave is not None
         if self.rank != self.ranks - 1:
             self._bring(ROUNDS, [])
@@ -173,7 +177,7 @@ class _Check:
             while (done := self.side.fabric.reduce()) is None:
                 assert monotonic() < end, f"{self.algorithm}: nobody is told that a rank has left"
             assert not done, f"{self.algorithm}: a round is done without a rank that has left"
-            self.side.leave()  # so that who waits for this one is told too
+            self.side.leave()  # for the ranks that wait for this one
         self.meet()
 
     def _quickly(self, act: Callable[[], bool | None] | Callable[[], None], what: str) -> bool | None:
@@ -181,8 +185,6 @@ class _Check:
         done = act()
         assert monotonic() - began < MOMENT_SECONDS, f"{self.algorithm}: {what} waited for another rank"
         return done
-
-    # what nobody may write to
 
     def _between(self) -> list[slice]:
         edges = [0, *(edge for bucket in self.buckets for edge in (bucket.start, bucket.stop)), self.size]

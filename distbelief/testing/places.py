@@ -1,4 +1,4 @@
-"""The conformance suite of places: what `distbelief.places.place` promises, checked on lives of real roles."""
+"""The conformance suite of places, for the promises of `distbelief.places.place`, on lives of real roles."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import NamedTuple
 from distbelief.places.place import Ended, Event, Place, Unable
 
 PATIENCE_SECONDS = 60.0
-"""Longest time until anything happens, while `pump` is called."""
+"""Longest time until something happens, while `pump` is called."""
 IDLE_PUMPS = 20
-"""Calls of `pump` that show that nothing more is told."""
+"""Calls of `pump` after which no more events are expected."""
 
 Life = tuple[str, int]
 
 
 class Site(NamedTuple):
-    """A place with nobody there yet, and what a test can do to it from outside."""
+    """A place without lives, and functions by which a test acts on it."""
 
     place: Place
     roles: tuple[str, str]
-    """Two roles that it can start, and whose lives go on until somebody ends them."""
+    """Two roles that it can start, and whose lives last until they are ended."""
     strike: Callable[[str, int], None]
-    """Ends a life as kill -9 does, from outside: the place has not asked for it."""
+    """Ends a life without the place, as kill -9 does."""
     there: Callable[[], Collection[Life]]
-    """Lives that are there, as the machine itself says, whatever the place believes."""
+    """Lists the running lives, by the machine and not by the place."""
     pump: Callable[[], None]
-    """Lets the place see what has happened, and returns within a moment."""
+    """Lets the place handle events, and returns soon."""
     close: Callable[[], None]
-    """Ends the place, however many lives are there."""
+    """Ends the place with all lives."""
 
 
 MakeSite = Callable[[Callable[[Event], None]], Site]
-"""Makes a site, whose place tells a function what happens."""
+"""Makes a site whose place calls a function with its events."""
 
 
 class _Watch:
-    """A site, and what its place has told."""
+    """A site, and the ends that its place has reported."""
 
     def __init__(self, make_site: MakeSite) -> None:
         self.ends: list[Ended] = []
@@ -67,7 +67,7 @@ class _Watch:
             assert reached() or monotonic() < end, f"{what}; there are {[*self.site.there()]}, it has told {self.ends}"
 
     def told(self, *lives: Life) -> None:
-        """Hold that the end of each of some lives is told of, once, and of no other."""
+        """Check that the ends of some lives are reported once each, and no others."""
         self.until(lambda: len(self.ends) >= len(lives), f"the ends of {lives} are not told of")
         for _ in range(IDLE_PUMPS):
             self.site.pump()
@@ -76,17 +76,16 @@ class _Watch:
 
 
 def check_place(make_site: MakeSite) -> None:
-    """Hold a place to what a supervisor relies on.
+    """Check what a supervisor relies on.
 
-    A place starts the lives that it is asked to start; it tells of the end of each exactly once, and whether it was
-    killed; it ends those that are to be ended, also when it is told twice, or when they have ended already; and it
-    leaves nobody behind.
+    A place starts lives; it reports the end of each exactly once, and whether it was killed; it ends lives, also when
+    told twice or after their end; and it leaves none behind.
 
     Args:
-        make_site: makes a fresh site each time it is called.
+        make_site: makes a fresh site on each call.
 
     Raises:
-        AssertionError: a promise was broken; the message says which.
+        AssertionError: a promise is broken; the message names it.
     """
     for check in (_starts, _tells_of_each_end, _ends_what_is_to_be_ended, _starts_the_next_life, _leaves_nobody):
         watch = _Watch(make_site)
@@ -97,7 +96,7 @@ def check_place(make_site: MakeSite) -> None:
 
 
 def _starts(watch: _Watch) -> None:
-    """Check that each role that is started is there, once, and no other."""
+    """Check that each started role runs once, and no other."""
     watch.start((watch.one, 0), (watch.other, 0))
     assert sorted(watch.site.there()) == sorted([(watch.one, 0), (watch.other, 0)]), (
         f"there are others: {watch.site.there()}"
@@ -106,7 +105,7 @@ def _starts(watch: _Watch) -> None:
 
 
 def _tells_of_each_end(watch: _Watch) -> None:
-    """The end of a life that somebody else has killed is told of once, and how it ended."""
+    """Check that the end of a killed life is reported once, as killed."""
     watch.start((watch.one, 0), (watch.other, 0))
     watch.site.strike(watch.other, 0)
     watch.told((watch.other, 0))
@@ -117,7 +116,7 @@ def _tells_of_each_end(watch: _Watch) -> None:
 
 
 def _ends_what_is_to_be_ended(watch: _Watch) -> None:
-    """A life ends when it is to, and telling the place again, or once it has ended, does nothing."""
+    """Check that a life can be ended, and that a second order to end it does nothing."""
     watch.start((watch.one, 0), (watch.other, 0))
     watch.site.place.end(watch.one, 0)
     watch.site.place.end(watch.one, 0)
@@ -130,7 +129,7 @@ def _ends_what_is_to_be_ended(watch: _Watch) -> None:
 
 
 def _starts_the_next_life(watch: _Watch) -> None:
-    """After the end of a life the next one can begin, and an order to end the former is not for it."""
+    """Check that the next life of a role can begin, and that an order to end the previous one does not end it."""
     watch.start((watch.one, 0))
     watch.site.strike(watch.one, 0)
     watch.told((watch.one, 0))
@@ -144,7 +143,7 @@ def _starts_the_next_life(watch: _Watch) -> None:
 
 
 def _leaves_nobody(watch: _Watch) -> None:
-    """Once it is closed, nobody is there."""
+    """Check that no life is left after the end of a place."""
     watch.start((watch.one, 0), (watch.other, 0))
     watch.close()
     assert not watch.site.there(), f"it was closed, and there are {[*watch.site.there()]}"

@@ -1,13 +1,16 @@
-"""Simulations under observation: one run of a job with checkers beside it, and faults that are drawn for it."""
+"""Observed simulations: a run of a job with checkers beside it, random faults, and the endings that these allow."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from distbelief.core import records, roles
+from distbelief.core.conversations import initialising, mirroring
 from distbelief.core.messages import Message
+from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.records import Record
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -18,27 +21,27 @@ from distbelief.transport.network_model import NetworkModel, Outage
 from distbelief.transport.virtual import VirtualNetwork
 
 MESSAGE_LIMIT = 200_000
-"""Messages after which a job counts as one that does not end, unless another limit is given."""
+"""Default number of messages after which a job counts as endless."""
 
 
 class Checker(Protocol):
-    """Observer beside a network."""
+    """Observer of the messages of a network."""
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """A living role has sent a message."""
+        """Take a message that a living role has sent."""
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """A message is about to be handled by a living role."""
+        """Take a message that a living role is about to handle."""
 
 
 def attach(network: VirtualNetwork, *checkers: Checker) -> None:
-    """Stand at a network's hooks, after those who stand there already."""
+    """Attach checkers to a network, after those that are attached already."""
     before, watch = network.before_send, network.watch
     known: dict[int, Message] = {}
 
     def sent(sender: str, to: str, message: Message) -> None:
         before(sender, to, message)
-        again = to == roles.COORDINATOR and id(message) in known  # since one before has died
+        again = to == roles.COORDINATOR and id(message) in known  # repeated for a new coordinator
         if network.says(sender, message) and not again:
             if to == roles.COORDINATOR:
                 known[id(message)] = message
@@ -57,9 +60,9 @@ class Observed:
     """Simulated run with checkers beside it.
 
     Args:
-        job: what is run; nothing is kept on disk.
-        cluster: where.
-        limit: messages after which the job counts as one that does not end.
+        job: the job; nothing is kept on disk.
+        cluster: the virtual cluster.
+        limit: number of messages after which the job counts as endless.
 
     >>> from distbelief.strategies import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
@@ -86,10 +89,10 @@ class Observed:
         assert self._left, f"the job does not end: {sender} sends {message} to {to}, one too many"
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Do nothing: what is sent was counted."""
+        """Do nothing: messages are counted when they are sent."""
 
     def watch(self, *checkers: Checker) -> None:
-        """Let more checkers stand beside it."""
+        """Attach more checkers."""
         attach(self.simulation.network, *checkers)
 
     def run(self) -> Observed:
@@ -103,12 +106,12 @@ class Observed:
         return next(record.outcome for record in self.records if isinstance(record, records.Finished))
 
     def vector(self) -> bytes:
-        """The moving range of the server's vector, put together from the shards; empty where it is a phantom's."""
+        """Concatenate the moving ranges of the shards; empty for a phantom."""
         return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
 
 
 def draw_network(chance: random.Random) -> NetworkModel:
-    """A network for a sweep: fast or slow, even or not.
+    """Draw a network for a sweep: fast or slow, even or not.
 
     >>> draw_network(random.Random(2)).latency
     0.0
@@ -123,7 +126,7 @@ def draw_network(chance: random.Random) -> NetworkModel:
 
 
 def draw_compute(chance: random.Random, slow: float) -> ComputeModel:
-    """Computing times for a sweep; with chance `slow`, the first replica is always slow.
+    """Draw computing times for a sweep; with probability `slow`, the first replica is always slow.
 
     >>> draw_compute(random.Random(2), slow=1.0).slow
     {0: 20.0}
@@ -137,7 +140,7 @@ def draw_compute(chance: random.Random, slow: float) -> ComputeModel:
 
 
 def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
-    """Deaths of the coordinator for a sweep, after each of which it comes again.
+    """Draw deaths of the coordinator for a sweep, after each of which it is restarted.
 
     >>> draw_revivals(random.Random(7), restarts=3)
     (Crash(role='coordinator', message=7),)
@@ -150,7 +153,7 @@ def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
 
 
 def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Outage, ...]:
-    """Up to three outages for a sweep; often those who are to die are on one side, so that a death and a cut meet.
+    """Draw up to three outages for a sweep; often roles that will die are on one side, so that both faults meet.
 
     >>> draw_outages(random.Random(6), 3, 2, ["replica 2"])[0].side
     ('replica 2',)
@@ -166,3 +169,187 @@ def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Seque
             Outage(start, start + chance.choice((1e-3, 0.02, 0.2, 5.0)) * (0.1 + chance.random()), tuple(sorted(side)))
         )
     return tuple(outages)
+
+
+DONE = frozenset({Cause.EPOCHS_DONE, Cause.CONVERGED, Cause.NO_DESCENT})
+"""Causes of the end of a job that has reached its aim."""
+
+
+class Death(NamedTuple):
+    """The death of one life of a role, and the state of the job at that moment."""
+
+    role: str
+    incarnation: int
+    started: bool
+    saved: bool
+    """True if there was a checkpoint."""
+    ending: bool
+    """True if the replicas had been told to leave."""
+    covered: bool | None = False
+    """True if the coordinator knew that a standby had the state of this shard; None if it was about to learn it."""
+    lasts: bool = False
+    """True if the coordinator knew that the state of this shard survives its process."""
+
+
+def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
+    """Return the causes for which a job on shards may end.
+
+    Args:
+        replicas: number of replicas.
+        restarts: number of restarts of each role.
+        deaths: deaths of its roles.
+        interrupted: whether it was interrupted before it was ending.
+
+    >>> shard = Death("shard 0", 0, started=True, saved=True, ending=False)
+    >>> causes(2, 1, [shard], interrupted=False) == DONE
+    True
+    >>> causes(2, 1, [shard._replace(saved=False)], interrupted=False) == DONE | {Cause.SHARD_UNSAVED}
+    True
+    >>> causes(2, 1, [shard._replace(ending=True, lasts=True)], interrupted=False) == DONE
+    True
+    >>> causes(2, 1, [shard._replace(incarnation=1)], interrupted=False)
+    {<Cause.SHARD_SPENT: 'a shard died in its last life'>}
+    """
+    shards = [death for death in deaths if roles.kind(death.role) is roles.Kind.SHARD and not death.covered]
+    spent = [death for death in shards if death.incarnation >= restarts]
+    last = [death for death in deaths if roles.is_replica(death.role) and death.incarnation >= restarts]
+    failed = {Cause.SHARD_SPENT} if spent else set()
+    lost = [death for death in shards if not death.lasts]
+    if any(not death.saved for death in lost):
+        failed.add(Cause.SHARD_UNSAVED)
+    if any(death.ending for death in lost):
+        failed |= {Cause.SHARD_CLOSING, Cause.SHARD_DESERTED}
+    if lost and len(last) == replicas:
+        failed.add(Cause.SHARD_DESERTED)
+    if any(death.started and not death.ending and death.covered is False for death in spent):
+        return failed
+    if interrupted:
+        return failed | {Cause.INTERRUPTED} | ({Cause.REPLICAS_DIED} if len(last) == replicas else set())
+    if len(last) < replicas:
+        return failed | DONE
+    return failed | {Cause.REPLICAS_DIED} | (DONE if any(death.ending for death in last) else set())
+
+
+class Endings:
+    """Checker of the end of a run: it notes deaths, and compares the end with those that they allow."""
+
+    def __init__(self, run: Observed) -> None:
+        self.deaths: list[Death] = []
+        self._run = run
+        self._asked_after: int | None = None
+        """Number of records at the interruption."""
+        self._told: dict[str, tuple[int, int]] = {}
+        """Incarnations of each shard and of a standby with the same state, as the shard has reported."""
+        self._lasting: set[str] = set()
+        """Shards whose state survives their processes, as far as the coordinator has heard."""
+        self._heard: dict[str, tuple[int, int]] = {}
+        """Those of `_told` that the coordinator has heard."""
+        simulation: Any = run.simulation
+        self._kill_one, simulation.kill = simulation.kill, self._kill
+        self._stopped, simulation.stopped = simulation.stopped, self._asked
+        run.watch(self)
+
+    def sent(self, sender: str, to: str, message: Message) -> None:
+        """Note that a shard reports a complete standby."""
+        if isinstance(message, mirroring.Mirrored):
+            self._told[sender] = self._incarnation_of(sender), message.incarnation
+
+    def delivered(self, sender: str, to: str, message: Message) -> None:
+        """Note that the coordinator hears so, or that the state of a shard survives its process."""
+        if isinstance(message, mirroring.Mirrored):
+            self._heard[sender] = self._told[sender]
+        elif isinstance(message, initialising.Restored) and message.lasts:
+            self._lasting.add(sender)
+
+    def _asked(self) -> str | None:
+        reason: str | None = self._stopped()
+        if reason is not None and self._asked_after is None:
+            self._asked_after = len(self._run.records)
+        return reason
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether the job was interrupted before it was ending, or before all went back to a checkpoint."""
+        if self._asked_after is None:
+            return False
+        seen = self._run.records
+        ending = max(
+            (at for at, record in enumerate(seen[: self._asked_after]) if isinstance(record, records.Ending)),
+            default=None,
+        )
+        return ending is None or any(isinstance(record, records.Rewound) for record in seen[ending:])
+
+    def _has(self, kind: type[records.Record]) -> bool:
+        return any(isinstance(record, kind) for record in self._run.records)
+
+    def _incarnation_of(self, role: str) -> int:
+        return self._run.simulation.network.endpoints[role].incarnation
+
+    def _dead(self, role: str) -> bool:
+        return self._run.simulation.network.endpoints[role].closed
+
+    def _kill(self, role: str) -> None:
+        if not self._dead(role):
+            self._note(role)
+        self._kill_one(role)
+
+    def _note(self, role: str) -> None:
+        covered: bool | None = False
+        if (
+            roles.kind(role) is roles.Kind.SHARD
+            and role in self._told
+            and not self._dead(standby := roles.standby_of(role))
+        ):
+            lives = self._incarnation_of(role), self._incarnation_of(standby)
+            covered = True if self._heard.get(role) == lives else None if self._told[role] == lives else False
+        elif roles.kind(role) is roles.Kind.STANDBY:
+            self._bereave(roles.shard_of(role))
+        self.deaths.append(self._death(role, self._incarnation_of(role), covered))
+
+    def _bereave(self, shard: str) -> None:
+        """Count the death of a standby also as that of its shard, if the shard is dead and it was to succeed."""
+        if self._dead(shard):
+            incarnation = self._incarnation_of(shard)
+            self.deaths = [
+                death._replace(covered=None) if death[:2] == (shard, incarnation) and death.covered else death
+                for death in self.deaths
+            ]
+            self.deaths.append(self._death(shard, incarnation + 1, covered=False))
+
+    def _death(self, role: str, incarnation: int, covered: bool | None) -> Death:
+        saved = any(isinstance(record, records.Checkpointed) and not record.error for record in self._run.records)
+        lasts = role in self._lasting
+        return Death(role, incarnation, self._has(records.Started), saved, self._has(records.Ending), covered, lasts)
+
+    def hold(self) -> Cause:
+        """Check the end of the run against its faults, and return its cause."""
+        [finished] = [record for record in self._run.records if isinstance(record, records.Finished)]
+        settings = self._run.simulation.settings
+        allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
+        assert finished.cause in allowed, (
+            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
+            f"{self.interrupted}"
+        )
+        assert finished.outcome is finished.cause.outcome
+        return finished.cause
+
+
+def ways(run: Observed, cause: Cause) -> Counter[str]:
+    """Name the ways in which a job has ended; a sweep counts them, and so shows a way that no seed takes."""
+    counts = Counter([cause.name])
+    if cause.outcome is Outcome.DONE:
+        count = Counter(type(record) for record in run.records)
+        died = {roles.kind(role) for role in run.simulation.killed}
+        again = [
+            record
+            for record in run.records
+            if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD
+        ]
+        counts["done, and nobody died"] = not died
+        counts["done after a replica died"] = roles.Kind.REPLICA in died
+        counts["done after the coordinator died"] = roles.Kind.COORDINATOR in died
+        counts["done after a shard came again"] = bool(again) and not count[records.Rewound]
+        counts["done after all went back"] = count[records.Rewound] > 0
+        counts["done after a standby succeeded"] = count[records.Succeeded] > 0
+        counts["done with pushes forgotten"] = count[records.Forgotten] > 0
+    return +counts

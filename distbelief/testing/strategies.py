@@ -1,4 +1,4 @@
-"""The conformance suite of strategies: what whoever trains with one relies on, held on the virtual cluster."""
+"""The conformance suite of strategies, which runs on the virtual cluster."""
 
 from __future__ import annotations
 
@@ -27,32 +27,39 @@ from distbelief.strategies.base import Strategy
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.endings import Endings, ways
-from distbelief.testing.simulations import Observed, draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.simulations import (
+    Endings,
+    Observed,
+    draw_compute,
+    draw_network,
+    draw_outages,
+    draw_revivals,
+    ways,
+)
 
 SAMPLES, BATCH_SIZE, EPOCHS = 43, 4, 2
 """Sizes of the jobs of this suite: the last minibatch of an epoch is smaller than the others."""
 MESSAGES = 50_000
-"""Messages after which a job of this suite counts as one that does not end."""
+"""Messages after which a job of this suite counts as endless."""
 FEW = 0.1
-"""Least share of seeds that must end well after a death of a kind that was drawn: fewer show nothing."""
+"""Least share of seeds that must end well, with and without a death; fewer show nothing."""
 
 Sequential = Callable[[Task, Strategy, int, int, int], Mapping[str, torch.Tensor]]
-"""Plain PyTorch on one worker: from the task, the strategy's options, the epochs, the batch size and the seed to the
-state dict at the end. It sees the minibatches as `distbelief.tasks.order.Order` gives them.
+"""Training by plain PyTorch on one worker: from a task, the strategy's options, epochs, batch size and seed to the
+trained state dict. Its minibatches are those of `distbelief.tasks.order.Order`.
 """
 
 
 class Knob(NamedTuple):
-    """Another value of an option, with which something must come out otherwise."""
+    """Another value of an option, which must change the training."""
 
     value: object
     beside: Mapping[str, Any] = {}
-    """Other options, set with it and without."""
+    """Other options, set both with and without this value."""
 
 
 def small_task() -> Task:
-    """A hundred parameters without chance, on as many samples as the suite says."""
+    """Make a task of a hundred parameters, without dropout, on `SAMPLES` samples."""
 
     def data(seed: int) -> TensorData:
         chance = torch.Generator().manual_seed(seed)
@@ -68,23 +75,23 @@ def small_task() -> Task:
 def check_strategy(
     strategy: Strategy, sequential: Sequential, knobs: Mapping[str, Knob], seeds: int = 100, tolerance: float = 1e-5
 ) -> None:
-    """Hold a strategy to what whoever trains with it relies on.
+    """Check what users of a strategy rely on.
 
-    - With one replica it is its sequential loop.
-    - Each option that it adds to those of its bases changes what is trained, or how long it takes.
-    - Whoever dies, and whatever the network does, the job ends, for a cause that its deaths allow.
-    - No minibatch is lost or counted twice. Where replicas push to shards, each push is held against what its replica
-      was dealt.
+    - With one replica it equals its sequential loop.
+    - Each option that it adds to those of its bases changes the training or its time.
+    - Under deaths and faults of the network the job ends, for a cause that these allow.
+    - No minibatch is lost or counted twice. If replicas push to shards, each push is compared with the minibatches of
+      its replica.
 
     Args:
-        strategy: with the options that it has by itself, more than one replica among them.
+        strategy: the strategy with its default options and several replicas.
         sequential: the same algorithm on one worker, written without distbelief.
-        knobs: another value of each of its own options; others may be given too.
-        seeds: faults that are drawn; each makes a job, a network and some deaths.
-        tolerance: by which single parameters may differ from the sequential loop's, relative and absolute.
+        knobs: another value of each of its own options, and perhaps of others.
+        seeds: number of random jobs, each with a network and some deaths.
+        tolerance: relative and absolute difference that parameters may have from the sequential loop's.
 
     Raises:
-        AssertionError: saying what does not hold, and with which seed.
+        AssertionError: a property does not hold; the message names it and the seed.
 
     >>> from distbelief.strategies import Hogwild
     >>> check_strategy(Hogwild(), lambda *_: {}, {})
@@ -97,8 +104,8 @@ def check_strategy(
 
 
 def check_sequential(strategy: Strategy, sequential: Sequential, tolerance: float = 1e-5) -> None:
-    """Hold one replica against the sequential loop, under two seeds."""
-    alone = dataclasses.replace(strategy, replicas=1)  # type: ignore[call-arg]  # those that this suite takes have it
+    """Compare one replica with the sequential loop, under two seeds."""
+    alone = dataclasses.replace(strategy, replicas=1)  # type: ignore[call-arg]  # this suite is for strategies with it
     for seed in range(2):
         model, _ = _trained(alone, seed)
         expected = sequential(small_task(), alone, EPOCHS, BATCH_SIZE, seed)
@@ -112,7 +119,7 @@ def check_sequential(strategy: Strategy, sequential: Sequential, tolerance: floa
 
 
 def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
-    """Hold that every option of its own changes something, and that others which are given do."""
+    """Check that every own option, and every other given one, changes something."""
     kind = type(strategy)
     bases = {
         field.name for base in kind.__mro__[1:] if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
@@ -131,7 +138,7 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
 
 
 def check_faults(strategy: Strategy, seeds: int = 100) -> None:
-    """Hold that a job under faults ends as these allow, and that every minibatch is counted once."""
+    """Check that jobs under faults end as these allow, and count every minibatch once."""
     counts: Counter[str] = Counter()
     for seed in range(seeds):
         try:
@@ -144,7 +151,7 @@ def check_faults(strategy: Strategy, seeds: int = 100) -> None:
 
 
 def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], Json]:
-    """The model at the end of a job, and what its result tells of how it went."""
+    """Return the model at the end of a job, and the fields of its result that describe the training."""
     with tempfile.TemporaryDirectory(prefix="distbelief-check-") as folder:
         job = Job(
             small_task(),
@@ -164,7 +171,7 @@ def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor]
 
 
 def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
-    """Run one seed, and hold what must hold; returns how it has ended."""
+    """Run and check one seed; return the ways in which it has ended."""
     job, cluster = _draw(strategy, seed)
     run = Observed(job, cluster, limit=MESSAGES)
     endings = Endings(run)
@@ -181,7 +188,7 @@ def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
 
 
 def _draw(strategy: Strategy, seed: int) -> tuple[Job, Simulated]:
-    """The job and the faults of a seed."""
+    """Draw the job and the faults of a seed."""
     chance = random.Random(f"strategy {seed}")
     options: dict[str, Any] = {"replicas": chance.randint(1, 4), "restarts": chance.choice((0, 1, 3))}
     options |= {"shards": chance.randint(1, 3), "standby": chance.choice((0, 0, 1))}

@@ -1,4 +1,4 @@
-"""The conformance suite of transports: what `distbelief.transport.base` promises, checked on a pair of endpoints."""
+"""The conformance suite of transports, for the promises of `distbelief.transport.base`, on a pair of endpoints."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 PATIENCE_SECONDS = 30.0
-"""Longest time until anything arrives, while `pump` is called."""
+"""Longest time until something arrives, while `pump` is called."""
 IDLE_PUMPS = 20
-"""Calls of `pump` that show that nothing more comes."""
+"""Calls of `pump` after which no more messages are expected."""
 
 A, B = "replica 0", "shard 0"
 _NONE = Version(0, 0)
 
 
 class Pair(NamedTuple):
-    """Two linked endpoints in one process, and what moves their messages."""
+    """Two linked endpoints in one process, and a function that moves their messages."""
 
     a: Endpoint
     """The role "replica 0", which has made its arena and then opened the link."""
     b: Endpoint
     """The role "shard 0", without an arena."""
     pump: Callable[[], None]
-    """Lets both send and receive, and returns within a moment, whether or not anything came."""
+    """Lets both send and receive, and returns soon."""
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Makes a pair, given the range of the vectors in `a`'s arena, and how many gradients and parameters it holds."""
+"""Makes a pair, given the range of the vectors in `a`'s arena, and the numbers of gradients and of parameters."""
 
 
 class _Bench:
-    """A pair and what was delivered to each of the two."""
+    """A pair, and the arrivals at each of the two."""
 
     def __init__(
         self, make_pair: MakePair, size: int = 4096, gradients: int = 2, parameters: int = 2, start: int = 0
@@ -88,11 +88,10 @@ class _Bench:
 
 
 def check_transport(make_pair: MakePair) -> None:
-    """Hold a transport to every promise of `distbelief.transport.base` that two endpoints in one process can show.
+    """Check every promise of `distbelief.transport.base` that two endpoints in one process can show.
 
-    Write a function that makes a linked pair, and call this from a test; run it under your own kinds of trouble
-    (delays, small buffers) too.
-    What needs several processes, such as kill -9, is for tests of your own. For endpoints between processes:
+    Write a function that makes a linked pair, and call this from a test, also under delays or with small buffers. Test
+    yourself what needs several processes, such as kill -9. For endpoints between processes:
 
         def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
             a, b = MyEndpoint("replica 0", "job"), MyEndpoint("shard 0", "job")
@@ -106,10 +105,10 @@ def check_transport(make_pair: MakePair) -> None:
             return Pair(a, b, pump)
 
     Args:
-        make_pair: makes a fresh pair each time it is called.
+        make_pair: makes a fresh pair on each call.
 
     Raises:
-        AssertionError: a promise was broken; the message says which.
+        AssertionError: a promise is broken; the message names it.
     """
     for check in (
         _order,
@@ -130,7 +129,7 @@ def check_transport(make_pair: MakePair) -> None:
 
 
 def _order(make_pair: MakePair) -> None:
-    """Small messages and payloads of both directions arrive once, in the order they were sent."""
+    """Check that small messages and payloads of both directions arrive once, in order."""
     bench = _Bench(make_pair)
     answers = torch.arange(4096, dtype=torch.int32).to(torch.uint8)
     for number in range(600):
@@ -165,7 +164,7 @@ def _number(event: object) -> int:
 
 
 def _pushes(make_pair: MakePair) -> None:
-    """Pushes of several slots and ranges are read as they were written, each as a tensor of bytes."""
+    """Check that pushes of several slots and ranges arrive as they were written, each as a tensor of bytes."""
     bench = _Bench(make_pair, 1 << 16, 3, 1)
     ranges = [(0, 0, 1 << 16), (1, 128, 4096), (2, 65408, 65536), (0, 1024, 1152)]
     for clock, (slot, start, stop) in enumerate(ranges):
@@ -179,7 +178,7 @@ def _pushes(make_pair: MakePair) -> None:
 
 
 def _answers(make_pair: MakePair) -> None:
-    """Answers land in the slot and range they name when they are delivered, and nowhere else."""
+    """Check that delivered answers land in the slot and range that they name, and nowhere else."""
     bench = _Bench(make_pair, 1 << 16, 1, 3)
     expected = [torch.zeros(1 << 16, dtype=torch.uint8) for _ in range(3)]
     for value, (slot, start, stop) in enumerate(
@@ -201,7 +200,7 @@ def _answers(make_pair: MakePair) -> None:
 
 
 def _same_views(make_pair: MakePair) -> None:
-    """A push of the same range shows what the slot holds now, every time."""
+    """Check that every push of a range has the current values of the slot."""
     bench = _Bench(make_pair)
     for clock in range(5):
         bench.a.arena.gradients[1][256:512] = clock
@@ -212,7 +211,7 @@ def _same_views(make_pair: MakePair) -> None:
 
 
 def _part_of_a_vector(make_pair: MakePair) -> None:
-    """An arena may be the bytes from 1 MiB on: messages name bytes of the whole vector, and none that it has not."""
+    """Check an arena that begins at 1 MiB: messages name bytes of the whole vector, and only those in the arena."""
     begins, size = 1 << 20, 4096
     bench = _Bench(make_pair, size, start=begins)
     answer = torch.full((256,), 7, dtype=torch.uint8)
@@ -242,7 +241,7 @@ def _part_of_a_vector(make_pair: MakePair) -> None:
 
 
 def _zero_size(make_pair: MakePair) -> None:
-    """Payloads of no bytes are messages like others."""
+    """Check that messages with empty payloads arrive."""
     bench = _Bench(make_pair)
     none = torch.empty(0, dtype=torch.uint8)
     for place in (0, 128, 4096):
@@ -254,7 +253,7 @@ def _zero_size(make_pair: MakePair) -> None:
 
 
 def _large(make_pair: MakePair) -> None:
-    """Payloads far larger than any buffer pass each other, with messages between them."""
+    """Check that payloads far larger than any buffer pass each other, with messages between them."""
     size = 24 << 20
     bench = _Bench(make_pair, size, 1, 1)
     answer = bench.a.arena.gradients[0].flip(0)
@@ -270,7 +269,7 @@ def _large(make_pair: MakePair) -> None:
 
 
 def _settle(make_pair: MakePair) -> None:
-    """After `settle`, the sender may write to what it answered with, and the asker gets what it was before."""
+    """Check that after `settle` a sender may write to its answer, and the receiver gets the values from before."""
     size = 24 << 20
     bench = _Bench(make_pair, size, 1, 2)
     parameters = torch.zeros(size, dtype=torch.uint8)
@@ -289,7 +288,7 @@ def _settle(make_pair: MakePair) -> None:
 
 
 def _counts(make_pair: MakePair) -> None:
-    """Bytes are counted by kind, alike where they leave and arrive; a payload is sent, or found in memory."""
+    """Check that bytes are counted by kind, alike at both ends; a payload is sent, or found in shared memory."""
     bench = _Bench(make_pair)
     a, b = bench.a.traffic, bench.b.traffic
     before = {id(end): (dict(end.sent), dict(end.received), dict(end.shared_memory)) for end in (a, b)}
@@ -306,13 +305,13 @@ def _counts(make_pair: MakePair) -> None:
         assert sent == received, f"{sent} bytes of {message} were counted where it left, {received} where it came"
         assert mapped in (0, size), f"{mapped} bytes behind {message} were found in memory"
         whole = len(wire.encode(message)) + size - mapped
-        beside = sent - whole  # what a carrier adds to its messages is no message's
+        beside = sent - whole  # bytes that a carrier adds
         assert beside == 0 if size else beside >= 0, f"{message} was counted as {sent} bytes: it has {whole}"
     bench.close()
 
 
 def _bounds(make_pair: MakePair) -> None:
-    """A message about bytes that are not there is refused where it is sent, or costs its link; nothing is written."""
+    """Check that a message with wrong bounds is refused or ends its link, and that nothing is written."""
     for slot, start, stop in ((2, 0, 128), (-1, 0, 128), (0, 4096, 4224), (0, -128, 128), (0, 256, 128)):
         for sender in "ab":
             bench = _Bench(make_pair)
@@ -336,7 +335,7 @@ def _bounds(make_pair: MakePair) -> None:
 
 
 def _close_is_seen(make_pair: MakePair) -> None:
-    """A peer that closes is `Lost` once, after all that it sent; what is sent to it then is dropped."""
+    """Check that a closed peer is `Lost` once, after its messages, and that messages to it are dropped."""
     size = 8 << 20
     bench = _Bench(make_pair, size, 1, 1)
     vector = bench.a.arena.gradients[0]
@@ -357,7 +356,7 @@ def _close_is_seen(make_pair: MakePair) -> None:
 
 
 def _drop(make_pair: MakePair) -> None:
-    """A link that one side drops is lost to both, once; the side that dropped it is told its own reason."""
+    """Check that a dropped link is lost at both sides, once, with its reason at the side that dropped it."""
     bench = _Bench(make_pair)
     bench.b.drop(A, "it spoke nonsense")
     bench.b.drop(A, "again")
@@ -375,7 +374,7 @@ def _drop(make_pair: MakePair) -> None:
 
 
 def _nothing_stays(make_pair: MakePair) -> None:
-    """After `close`, and when nobody holds its tensors, a transport has left nothing open, mapped or named."""
+    """Check that a closed transport whose tensors are freed leaves nothing open, mapped or named."""
     gc.collect()
     before = _possessions()
     _pushes(make_pair)
@@ -385,7 +384,7 @@ def _nothing_stays(make_pair: MakePair) -> None:
 
 
 def _possessions() -> list[str]:
-    """The process's descriptors by kind, shared mappings, and files in /dev/shm with its name or ours."""
+    """List the process's descriptors by kind, its shared mappings, and its files in /dev/shm."""
     held = []
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from distbelief.core import roles
 from distbelief.core.effects import Arrival
 from distbelief.core.settings import Settings
-from distbelief.network.graph import spread
-from distbelief.network.routes import Route, Routes
+from distbelief.network.graph import Route, Routes, spread
 from distbelief.network.shares import FairShares, Flow
 from distbelief.schedules.price import LinkModel
 from distbelief.transport.network_model import NetworkModel

@@ -1,4 +1,4 @@
-"""The task `gpt-tiny`: a small transformer that says which character comes next, on the documents of Python itself."""
+"""The task `gpt-tiny`: a small transformer that predicts the next character in the documents of Python itself."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from distbelief.errors import DataError
 from distbelief.tasks.task import Task, TensorData
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""Characters of a text; any other is a question mark."""
+"""Characters of a text; others become question marks."""
 CONTEXT = 64
-"""Characters of a sample."""
+"""Characters in a sample."""
 WIDTH, HEADS, BLOCKS = 64, 4, 2
 TENTH = 10
-"""One sample in so many is for the test."""
+"""One sample in ten is for the test."""
 
 
 class Attention(nn.Module):
-    """Each character looks at those before it, with several heads; float32 of shape (n, context, width) in and out."""
+    """Causal attention with several heads; input and output float32 of shape (n, context, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,17 +32,17 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return what attention gathers for each character."""
+        """Attend from each character to those before it."""
         query, key, value = (
             part(states).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        projected: Tensor = self.project(found.transpose(1, 2).flatten(2))
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        projected: Tensor = self.project(attended.transpose(1, 2).flatten(2))
         return projected
 
 
 class Block(nn.Module):
-    """Attention and two layers, each beside a connection that skips it, behind a normalisation."""
+    """A transformer block: attention and two layers, each after a normalisation and beside a skip connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Block(nn.Module):
         )
 
     def forward(self, states: Tensor) -> Tensor:
-        """The states after the block, of the same shape."""
+        """Compute the states after the block, of the same shape."""
         states = states + self.attention(self.norm1(states))
         out: Tensor = states + self.mlp(self.norm2(states))
         return out
@@ -63,7 +63,7 @@ class Block(nn.Module):
 class TinyGPT(nn.Module):
     """A transformer whose last layer is its embedding (Press and Wolf 2017): `head.weight` is `token.weight`.
 
-    Input int64 of shape (n, CONTEXT), numbers of characters; output float32 of shape (n, CONTEXT, len(ALPHABET)).
+    Input int64 of shape (n, CONTEXT), indices of characters; output float32 of shape (n, CONTEXT, len(ALPHABET)).
     """
 
     def __init__(self) -> None:
@@ -78,23 +78,19 @@ class TinyGPT(nn.Module):
             nn.init.normal_(parameter, std=0.02)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """The scores of each character to come next, after each one."""
+        """Compute the scores of the next character, at each position."""
         scores: Tensor = self.head(self.norm(self.blocks(self.token(characters) + self.position)))
         return scores
 
 
 def python_help() -> str:
-    """Read the text of Python's `help()` on its topics.
-
-    Raises:
-        DataError: it is not here.
-    """
+    """Read the text of Python's `help()` on its topics, or raise a `DataError`."""
     try:
-        from pydoc_data.topics import topics  # half a megabyte, for this task only
+        from pydoc_data.topics import topics  # half a megabyte
     except ImportError as error:
         raise DataError(
-            f"task 'gpt-tiny' reads the documents that Python brings for help(), which are not here ({error}): install "
-            "all of Python's standard library"
+            f"task 'gpt-tiny' reads Python's documents for help(), which are missing ({error}): install all of "
+            "Python's standard library"
         ) from error
     return "\n".join(topics[name] for name in sorted(topics))
 
@@ -113,7 +109,7 @@ def _load(test: bool) -> TensorData:
 
 
 def next_character(output: Tensor, target: Tensor) -> Tensor:
-    """The cross-entropy of all characters of a minibatch: the mean, in nats.
+    """Compute the mean cross-entropy of all characters of a minibatch, in nats.
 
     >>> next_character(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))
     tensor(1.3863)
@@ -122,7 +118,7 @@ def next_character(output: Tensor, target: Tensor) -> Tensor:
 
 
 def foreseen(output: Tensor, target: Tensor) -> Tensor:
-    """Count the samples' worth of characters that have the greatest score.
+    """Count the correctly predicted characters, in samples.
 
     >>> foreseen(torch.eye(4)[None], torch.tensor([[0, 1, 0, 0]]))
     tensor(0.5000)
@@ -131,11 +127,10 @@ def foreseen(output: Tensor, target: Tensor) -> Tensor:
 
 
 def gpt_tiny() -> Task:
-    """A transformer of two blocks with skips and tied weights (110,336 parameters) that foresees the next character.
+    """Make the task of a transformer of two blocks with tied weights (110,336 parameters) that predicts characters.
 
-    It reads what Python's own `help()` says of its topics, half a million characters: inputs and targets are int64 of
-    shape (n, 64), the latter a character on; one sample in ten is for the test. The accuracy is that of single
-    characters.
+    The data are the topics of Python's `help()`, half a million characters. Inputs and targets are int64 of shape
+    (n, 64), the targets one character ahead. The accuracy is that of single characters.
 
     >>> sum(p.numel() for p in gpt_tiny().model().parameters())
     110336

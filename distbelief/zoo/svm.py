@@ -1,16 +1,14 @@
 """The tasks `sparse-svm` and `dense-svm`: synthetic data on which lock-free updates pay, and do not.
 
-`sparse-svm` has what makes RCV1 sparse (Niu et al. 2011, section 5): its 47,236 features, about 76 of them in a sample,
-drawn by a law of Zipf's
-kind: the most frequent is in 44 % of the samples, most are in hardly any, and some sample has a feature in common with
-every other. Its weights are an embedding with sparse gradients: a step touches the rows of its samples' features only,
-since the regularisation is spread over the samples that
-have a feature (section 2 of the paper):
+`sparse-svm` is as sparse as RCV1 (Niu et al. 2011, section 5): 47,236 features, about 76 of them in a sample. Their
+frequencies follow a law like Zipf's: the most frequent feature is in 44 % of the samples, most are in hardly any. The
+weights are an embedding with sparse gradients. A step touches only the features of its samples, since the
+regularisation of a feature is spread over the samples that have it (section 2 of the paper):
 
     loss(w) = mean over samples of  max(0, 1 - y x.w) + LAMBDA * sum over features u of x of  w_u^2 / d_u * samples
 
-with d_u the samples that have feature u, so that its sum over all samples is that of max(0, 1 - y x.w), and LAMBDA *
-samples * |w|^2.
+where d_u is the number of samples with feature u. Summed over all samples this is the hinge loss plus
+LAMBDA * samples * |w|^2.
 """
 
 from __future__ import annotations
@@ -25,32 +23,30 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Sizes of RCV1: features, and how many a sample has on average (here: all have as many, of which some are drawn
-twice and count twice).
-"""
+"""Sizes of RCV1: features, and features of an average sample. Here all samples have as many; some count twice."""
 SHIFT = 15.5
 """Feature u is drawn in proportion to 1 / (u + SHIFT): the most frequent is in 44 % of the samples, as in RCV1."""
 TELLING = 1_000
-"""The features that tell something; all others are rare words."""
+"""Number of features on which labels depend."""
 DENSE_FEATURES = 4_096
 LAMBDA = 1e-5
 NOISE = 0.05
-"""Fraction of labels that are wrong."""
+"""Fraction of wrong labels."""
 
 
-class _Drawn(NamedTuple):
+class _Samples(NamedTuple):
     features: Tensor
     """int64, (samples, NONZERO)."""
     values: Tensor
-    """float32, as many; each sample has norm 1."""
+    """float32, (samples, NONZERO); each sample has norm 1."""
     labels: Tensor
     """float32, (samples,): 1 or -1."""
     degrees: Tensor
-    """float32, (FEATURES,): samples that have each feature, or 1."""
+    """float32, (FEATURES,): number of samples with each feature, at least 1."""
 
 
 @lru_cache(maxsize=2)
-def _draw(samples: int, test: bool) -> _Drawn:
+def _draw(samples: int, test: bool) -> _Samples:
     chance = torch.Generator().manual_seed(1 + test)
     weights = 1 / (torch.arange(1, FEATURES + 1, dtype=torch.float64) + SHIFT)
     features = torch.multinomial(weights, samples * NONZERO, replacement=True, generator=chance).view(samples, NONZERO)
@@ -60,13 +56,14 @@ def _draw(samples: int, test: bool) -> _Drawn:
     labels = torch.where((truth[features] * values).sum(1) > 0, 1.0, -1.0)
     wrong = torch.rand(samples, generator=chance) < NOISE
     degrees = torch.bincount(features.view(-1), minlength=FEATURES).clamp(min=1).float()
-    return _Drawn(features, values, torch.where(wrong, -labels, labels), degrees)
+    return _Samples(features, values, torch.where(wrong, -labels, labels), degrees)
 
 
 class SparseSVM(nn.Module):
-    """Weights of a linear classifier as an embedding of one column; gives margins and each sample's regularisation.
+    """A linear classifier whose weights are an embedding of one column.
 
-    Input float64 of shape (n, 2, NONZERO), features and values; output float32 of shape (n, 2).
+    Input float64 of shape (n, 2, NONZERO), features and values; output float32 of shape (n, 2), margins and the
+    regularisation of each sample.
     """
 
     def __init__(self) -> None:
@@ -75,7 +72,7 @@ class SparseSVM(nn.Module):
         nn.init.zeros_(self.weight.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Margins, and shares."""
+        """Compute margins and regularisation."""
         features, values = inputs[:, 0].long(), inputs[:, 1].float()
         weights = self.weight(features).squeeze(-1)
         share = LAMBDA * SAMPLES * (weights.square() / _draw(SAMPLES, False).degrees[features]).sum(1)
@@ -88,9 +85,9 @@ def _sparse(test: bool) -> TensorData:
 
 
 class DenseSVM(nn.Module):
-    """A linear classifier all of whose weights are in every sample; gives margins, and the regularisation.
+    """A linear classifier whose samples have all features.
 
-    Input float32 of shape (n, DENSE_FEATURES); output float32 of shape (n, 2).
+    Input float32 of shape (n, DENSE_FEATURES); output float32 of shape (n, 2), margins and the regularisation.
     """
 
     def __init__(self) -> None:
@@ -98,7 +95,7 @@ class DenseSVM(nn.Module):
         self.weight = nn.Parameter(torch.zeros(DENSE_FEATURES))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Margins, and the regularisation beside each."""
+        """Compute margins and regularisation."""
         margins = inputs @ self.weight
         return torch.stack([margins, (LAMBDA * self.weight.square().sum()).expand_as(margins)], 1)
 
@@ -113,7 +110,7 @@ def _dense(test: bool) -> TensorData:
 
 
 def hinge(output: Tensor, target: Tensor) -> Tensor:
-    """The hinge loss of margins, and the regularisation beside them: the mean over the minibatch.
+    """Compute the mean over a minibatch of the hinge loss of margins plus their regularisation.
 
     >>> hinge(torch.tensor([[0.25, 0.0], [-3.0, 0.5]]), torch.tensor([1.0, -1.0]))
     tensor(0.6250)
@@ -131,7 +128,7 @@ def signs(output: Tensor, target: Tensor) -> Tensor:
 
 
 def sparse_svm() -> Task:
-    """A support vector machine on synthetic data as sparse as RCV1, with sparse gradients in some strategies.
+    """Make the task of a support vector machine on data as sparse as RCV1; some strategies keep its gradients sparse.
 
     >>> sum(p.numel() for p in sparse_svm().model().parameters())
     47236
@@ -142,7 +139,7 @@ def sparse_svm() -> Task:
 
 
 def dense_svm() -> Task:
-    """The same on data where every sample has every feature: each update collides with every other.
+    """Make the task of a support vector machine on dense data, where each update collides with every other.
 
     >>> sum(p.numel() for p in dense_svm().model().parameters())
     4096

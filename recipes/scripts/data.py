@@ -1,4 +1,4 @@
-"""What the scripts train on: data that need no network."""
+"""Data of the scripts, which need no network."""
 
 import argparse
 import collections
@@ -14,7 +14,7 @@ import distbelief as db
 
 
 def arguments(**kinds: type) -> list:
-    """What a script was called with, by name; where something is missing, how it is called is said."""
+    """Read the arguments of a script by name; without them, print its usage."""
     asked = argparse.ArgumentParser()
     for name, kind in kinds.items():
         asked.add_argument(name, type=kind)
@@ -22,14 +22,14 @@ def arguments(**kinds: type) -> list:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Scikit-learn's digits, (n, 64) in [0, 1]: to train on, and to test with."""
+    """Load scikit-learn's digits, (n, 64) in [0, 1], for training and for tests."""
     task = db.tasks.digits()
     train, test = task.train(), task.test()
     return TensorDataset(train.inputs, train.targets), TensorDataset(test.inputs, test.targets)
 
 
 def mnist(samples: int) -> tuple[TensorDataset, TensorDataset]:
-    """MNIST, (n, 1, 28, 28) in [0, 1]: so many samples to train on, and those to test with."""
+    """Load MNIST, (n, 1, 28, 28) in [0, 1]: some training samples, and the test samples."""
     task = db.tasks.mnist()
     train, test = task.train(), task.test()
     shape = (-1, 1, 28, 28)
@@ -39,8 +39,8 @@ def mnist(samples: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def words(samples: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """So many words of Python's own library to train on, and a tenth as many to test with: (n,), the most common ones
-    by their number, all others 0.
+    """Read some words of Python's library for training, and a tenth as many for tests: (n,), the most common words by
+    number, others 0.
     """
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = itertools.chain.from_iterable(re.findall(r"\w+|[^\w\s]", one.read_text(errors="ignore")) for one in files)
@@ -52,16 +52,15 @@ def words(samples: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pieces(words: torch.Tensor, columns: int, length: int) -> torch.Tensor:
-    """A text in so many columns, cut into pieces of so many words and the one after them: (n, length + 1, columns)."""
+    """Cut a text into columns, and these into pieces of some words with the following one: (n, length + 1, columns)."""
     rows = (len(words) // columns - 1) // length * length + 1
     text = words[: rows * columns].view(columns, rows).T
     return torch.stack([text[first : first + length + 1] for first in range(0, rows - 1, length)])
 
 
 def communities(nodes: int, classes: int) -> tuple[torch.Tensor, torch.Tensor, TensorDataset, TensorDataset]:
-    """A graph whose nodes are oftener joined within their community: its edges, each row of which adds up to 1 (n, n);
-    what little is known of each node (n, 16); and which community it is of, of half of them to train on, and of half to
-    test with.
+    """Draw a graph with more edges within communities: edges whose rows add up to 1 (n, n), some features of each node
+    (n, 16), and the communities of half of the nodes for training and of the other half for tests.
     """
     chance = torch.Generator().manual_seed(0)
     kinds = torch.randint(classes, (nodes,), generator=chance)
@@ -76,6 +75,6 @@ def communities(nodes: int, classes: int) -> tuple[torch.Tensor, torch.Tensor, T
 
 
 def waves(count: int, length: int, seed: int) -> torch.Tensor:
-    """Sine waves of one period and any phase (count, length)."""
+    """Draw sine waves of one period with random phases (count, length)."""
     phases = 80 * torch.rand(count, 1, generator=torch.Generator().manual_seed(seed))
     return torch.sin((torch.arange(length) + phases) / 8)

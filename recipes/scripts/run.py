@@ -121,12 +121,16 @@ def compare(name: str, seeds: int) -> dict[str, object]:
     results, others = [result for result, _ in plain], [result for result, _ in distributed]
     middle, away = statistics.median(results), max(results) - min(results)
     return {
-        "script": name, "lines": lines_changed(name), "result": ALL[name].result,
+        "script": name,
+        "lines": lines_changed(name),
+        "result": ALL[name].result,
         "options": options(ALL[name]),
-        "plain": results, "distributed": others, "within": abs(statistics.median(others) - middle) <= away,
+        "plain": results,
+        "distributed": others,
+        "within": abs(statistics.median(others) - middle) <= away,
         "plain_rate": statistics.median(rate for _, rate in plain),
         "distributed_rate": statistics.median(rate for _, rate in distributed),
-    }  # fmt: skip
+    }
 
 
 def row(found: dict[str, object]) -> str:

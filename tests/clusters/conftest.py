@@ -16,7 +16,7 @@ from engines import ENGINES, Engine  # noqa: E402
 from hosts import TOOLS, Hosts, missing  # noqa: E402
 
 from distbelief.tasks import available  # noqa: E402
-from distbelief.tasks.mnist import folder_of  # noqa: E402
+from distbelief.tasks.digits import folder_of  # noqa: E402
 
 END_SECONDS = 150.0
 """How long what is left of a job may take to end."""

@@ -10,7 +10,7 @@ from torch import nn
 
 import distbelief as db
 from distbelief.errors import TrainingError, UsageError
-from distbelief.tasks.arithmetic.autocast import FIRST_SCALE, Autocast
+from distbelief.tasks.arithmetic import FIRST_SCALE, Autocast
 
 
 def gradients(precision: str) -> list[torch.Tensor]:
@@ -71,7 +71,7 @@ def test_what_overflows_is_computed_again_with_half_the_scale_and_told() -> None
 
 
 def test_the_scale_grows_after_steps_that_did_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbelief.tasks.arithmetic.autocast.GROWTH_STEPS", 3)
+    monkeypatch.setattr("distbelief.tasks.arithmetic.GROWTH_STEPS", 3)
     model = nn.Linear(1, 1)
     cast = Autocast("fp16", model)
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_job_learns_in_few_bits(strategy: str, precision: str) -> None:
 
 
 def test_a_result_says_how_often_a_minibatch_was_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbelief.tasks.arithmetic.autocast.FIRST_SCALE", 2.0**30)
+    monkeypatch.setattr("distbelief.tasks.arithmetic.FIRST_SCALE", 2.0**30)
     for strategy in ("single", "downpour"):
         found = db.run(db.Job("digits", strategy, precision="fp16"), on="simulated")
         told = found["overflows"]

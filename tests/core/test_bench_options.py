@@ -42,4 +42,4 @@ def test_the_help_of_a_benchmark_keeps_no_line_break_of_its_source(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
     assert main.run(["allreduce", "--help"], run) == 0
-    assert "in the clear, by turns. Needs root and iproute2." in capsys.readouterr().out
+    assert "encryption, in turns. Needs root and iproute2." in capsys.readouterr().out

@@ -236,9 +236,9 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
         ("replicas = [1]\n", "job.toml, line 1: replicas is list [1]: write one value"),
         ("replicas = true\n", "job.toml, line 1: replicas is bool True: write one value"),
         ('resume = "yes"\n', "job.toml, line 1: resume is 'yes': write true or false"),
-        ("batch_size = 8\nbatch-size = 9\n", "job.toml, line 2: batch-size stands there twice"),
+        ("batch_size = 8\nbatch-size = 9\n", "job.toml, line 2: batch-size is set twice"),
         ("lr = -1e-3\n", "--lr -0.001: must be 0 or more"),
-        ("replicas: 3\n", "--config job.toml: is no TOML"),
+        ("replicas: 3\n", "--config job.toml: is not TOML"),
         (None, "--config job.toml: No such file or directory; name a TOML file of options"),
     ],
 )
@@ -762,6 +762,7 @@ def test_only_a_job_that_kept_something_can_be_gone_on_with(
     result = {"outcome": "interrupted", "run": str(tmp_path)}
     asked: Any = SimpleNamespace(showing=SimpleNamespace(json=False, quiet=True))
     assert commands._run(lambda: result, asked, ["simulate", "digits", "downpour", "--phantom"]) == 130
+    assert main._interrupted(["simulate"]) == "interrupted"  # a Ctrl-C that comes now has not kept the job from it
     assert ("go on with: distbelief simulate digits" in capsys.readouterr().err) is kept
 
 
@@ -785,6 +786,12 @@ def test_a_simulation_that_is_interrupted_twice_says_how_to_go_on_where_it_has_a
     assert capsys.readouterr().err == f"distbelief: interrupted twice: ended at once, without a checkpoint{go_on}\n"
 
 
+def test_the_replicas_of_one_memory_update_it_directly() -> None:
+    for strategy, path in ((db.Hogwild(), "direct"), (db.Locking(), "direct"), (db.Sandblaster(), "served")):
+        job = db.Job("digits", strategy)
+        assert db.Local()._kept(job, db.Local().settings(job))["path"] == path
+
+
 def test_a_simulation_that_is_interrupted_before_it_begins_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -802,7 +809,7 @@ def test_a_simulation_that_is_interrupted_before_it_begins_leaves_no_folder(
 def test_the_help_of_launch_says_whose_batch_size_wins(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["launch", "downpour", "--help"]) in (0, 2)
     assert main.run(["launch", "downpour", "--help", "script.py"]) == 0
-    assert "the script's own wins" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "unless the script's batches() names another" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(("args", "kept"), [([], False), (["--keep"], True), (["--out", "there"], True)])
@@ -934,13 +941,13 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         ),
         (words.faults, ["outage=1s+2s"], "write it as outage=2s"),
         (words.faults, ["outage=1+2s@1"], "--faults outage start '1': its unit is missing"),
-        (words.faults, ["outage=1s+0s@1"], "its length is 0, and cuts nobody off"),
+        (words.faults, ["outage=1s+0s@1"], "its length is 0; write it as"),
         (
             words.faults,
             ["outage=1s+1s@1/"],
-            "'': is no role; write 1 or replica1, shard0, standby0, coordinator or evaluator",
+            "'': is not a role; write 1 or replica1, shard0, standby0, coordinator or evaluator",
         ),
-        (words.faults, ["outage=1s+1s@coordinator/shard"], "'shard': is no role"),
+        (words.faults, ["outage=1s+1s@coordinator/shard"], "'shard': is not a role"),
         (words.faults, ["delay=1%"], "1 % of the messages take 50 ms longer"),
         (words.optimizer_options, ["eps=small"], "'small': is not a number"),
     ],

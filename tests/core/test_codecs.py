@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distbelief.codecs import PRECISIONS, gaps
-from distbelief.codecs.gaps import Gaps
-from distbelief.codecs.low_precision import LowPrecision
-from distbelief.codecs.symbols import Huffman, Packed
+from distbelief.codecs import PRECISIONS, symbols
+from distbelief.codecs.stored import LowPrecision
+from distbelief.codecs.symbols import Gaps, Huffman, Packed
 from distbelief.errors import DataError, UsageError
 from distbelief.lab.compress.compressing import cluster
 from distbelief.lab.compress.options import STARTS
@@ -118,7 +117,7 @@ def test_the_bits_of_a_gap_are_those_that_need_the_fewest_bytes(huffman: bool, m
     codec, positions, sizes = Gaps(50_000, huffman), PLACES[0], []
     least = len(codec.encode(positions))
     for bits in range(2, 11):
-        monkeypatch.setattr(gaps, "CANDIDATES", (bits,))
+        monkeypatch.setattr(symbols, "CANDIDATES", (bits,))
         sizes.append(len(data := codec.encode(positions)))
         assert np.array_equal(codec.decode(data, len(positions)), positions)
     assert least == min(sizes) < max(sizes)

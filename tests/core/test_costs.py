@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distbelief.cli import cost_tables, main
+from distbelief.cli import main, tables
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import cost, profile, trace
@@ -237,7 +237,7 @@ def test_what_has_parameters_and_no_multiply_adds_that_are_known_is_told(
     found = cost_of(task, monkeypatch, batch_size=4)
     [note] = found.notes
     assert note.startswith("multiply-adds of BatchNorm1d are unknown")
-    cost_tables.show_cost(found)
+    tables.show_cost(found)
     rows = {row[0]: row for row in (cells(line) for line in capsys.readouterr().out.splitlines()) if row}
     assert [rows[name][4] for name in "012"] == ["80", "unknown", ""]
     assert not cost_of(LINEAR, monkeypatch, batch_size=4).notes
@@ -681,7 +681,7 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     task = task_of(lambda: [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 10)], (3, 5, 5))
     charged = {"epochs": 5, "watts": 100.0, "price_per_hour": 3.6}
     found = cost_of(task, monkeypatch, max_memory=4e9, batch_size=4, optimizer=optim("adam"), **charged)
-    cost_tables.show_cost(found)
+    tables.show_cost(found)
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert cells(next(line for line in lines if "multiply-adds ┃" in line), "┃") == [
@@ -696,7 +696,7 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     ):  # fmt: skip
         maps, gradients = (f"{one.get(layer, 0) / 1e6:.3f}" for one in (trace.maps, trace.gradients))
         assert [layer, kind, output, parameters, multiply_adds, "0", "0", maps, gradients] in rows
-    point, number = found.point, cost_tables.number
+    point, number = found.point, tables.number
     for part, seconds in (("input", 0.0), ("forward", point.forward), ("backward", point.backward),
                           ("update, adam", 0.0), ("an iteration", found.step)):  # fmt: skip
         assert [part, number(1e3 * seconds), f"{seconds / found.step:.0%}"] in rows
@@ -710,7 +710,7 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     assert "normalised, for a million samples: 1e+03 s, 0.0278 kWh, 1 price" in lines
     assert any(line.startswith(f"4 GB hold a batch of {found.largest_batch}, with a margin of 15%") for line in lines)
     slow = StepTime(4, 0.0, 2.0, 3.0, 9)
-    cost_tables.show_cost(msgspec.structs.replace(found, point=slow, last=slow))
+    tables.show_cost(msgspec.structs.replace(found, point=slow, last=slow))
     assert "\n0.8 samples/s; " in capsys.readouterr().out
 
 
@@ -784,8 +784,8 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
             "--compare one.json torn.json",
             "torn.json: is no file of `distbelief cost TASK --json`: Input data was trunc",
         ),
-        ("--compare one.json one.json --epochs 3", "has only --json beside it"),
-        ("digits --compare one.json one.json", "--compare is in the place of a task"),
+        ("--compare one.json one.json --epochs 3", "leave off all other options but --json"),
+        ("digits --compare one.json one.json", "--compare takes files instead of a task"),
     ],
 )
 def test_a_comparison_that_cannot_be_is_refused(

@@ -16,11 +16,9 @@ import pytest
 import distbelief as db
 from benchmarks import BENCHES, Bench
 from benchmarks import __main__ as benchmarks
-from distbelief.cli import commands, cost_tables, main, options, plan_tables, split_tables
-from distbelief.cli.check import CheckOptions
-from distbelief.cli.compress import CompressOptions, ExpandOptions
-from distbelief.cli.predict import PredictOptions
-from distbelief.cli.reports import ReportOptions, RunsOptions
+from distbelief.cli import commands, costs, main, options, results, tables
+from distbelief.cli.commands import CheckOptions
+from distbelief.cli.results import CompressOptions, ExpandOptions, PredictOptions, ReportOptions, RunsOptions
 from distbelief.cli.study import StudyOptions
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
@@ -81,13 +79,13 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_run", lambda run_job, *_: [run_job(), 0][1])
     monkeypatch.setattr(Bench, "run", lambda *_: {})
     monkeypatch.setattr(cost, "measure", lambda *_, **__: SimpleNamespace(as_json=dict))
-    monkeypatch.setattr(cost_tables, "show_cost", lambda _: None)
+    monkeypatch.setattr(tables, "show_cost", lambda _: None)
     monkeypatch.setattr(cost, "compare", lambda _: ("", []))
-    monkeypatch.setattr(cost_tables, "show_comparison", lambda *_: None)
+    monkeypatch.setattr(tables, "show_comparison", lambda *_: None)
     monkeypatch.setattr(splitting, "measure", lambda *_, **__: (SimpleNamespace(as_json=dict), [], None, None))
-    monkeypatch.setattr(split_tables, "show_split", lambda _: None)
+    monkeypatch.setattr(tables, "show_split", lambda _: None)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "")
-    monkeypatch.setattr(commands.Path, "write_text", lambda *_: None)
+    monkeypatch.setattr(costs.Path, "write_text", lambda *_: None)
     small = definition.find("small")
 
     def made_report(*_: object, **__: object) -> SimpleNamespace:
@@ -102,10 +100,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_runs, "list_runs", lambda _: [])
     first = SimpleNamespace(why="", seconds=1.0, first=SimpleNamespace(command="single"))
     monkeypatch.setattr(plan, "plan", lambda *_, **__: first)
-    monkeypatch.setattr(plan_tables, "show_plan", lambda _: None)
+    monkeypatch.setattr(tables, "show_plan", lambda _: None)
     monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *_, **__: None)
     monkeypatch.setattr("distbelief.lab.plan.scaling.draw_scaling", lambda _: "")
-    monkeypatch.setattr(plan_tables, "show_scaling", lambda _: None)
+    monkeypatch.setattr(tables, "show_scaling", lambda _: None)
     monkeypatch.setattr(
         evaluate,
         "evaluate",
@@ -163,17 +161,17 @@ def test_an_option_that_is_named_is_one() -> None:
         for strategy in STRATEGIES:
             known |= {one.option for one in options.arguments(command, strategy)}
     kinds: list[Any] = [
-        commands.EvaluateOptions,
+        results.EvaluateOptions,
         StudyOptions,
         ReportOptions,
         RunsOptions,
         commands.StatusOptions,
         CheckOptions,
         commands.JoinOptions,
-        commands.DrawPipelineOptions,
-        commands.CostOptions,
-        commands.PlanOptions,
-        commands.SplitOptions,
+        costs.DrawPipelineOptions,
+        costs.CostOptions,
+        costs.PlanOptions,
+        costs.SplitOptions,
         CompressOptions,
         ExpandOptions,
         PredictOptions,

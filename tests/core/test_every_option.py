@@ -32,9 +32,9 @@ from benchmarks import (
 from benchmarks.parts import loops, partitions, torch_split, workloads
 from benchmarks.parts.timing import figure
 from distbelief import tasks
-from distbelief.cli import commands, cost_tables, options, plan_tables, split_tables
-from distbelief.cli.check import CheckOptions
-from distbelief.cli.predict import PredictOptions
+from distbelief.cli import commands, costs, options, results, tables
+from distbelief.cli.commands import CheckOptions
+from distbelief.cli.results import PredictOptions
 from distbelief.errors import UsageError
 from distbelief.lab.cost import cost as costing
 from distbelief.lab.cost import splitting
@@ -214,16 +214,16 @@ SMALL: dict[str, dict[str, str]] = {
     },
 }
 KINDS = {
-    "evaluate": commands.EvaluateOptions,
+    "evaluate": results.EvaluateOptions,
     "check": CheckOptions,
     "predict": PredictOptions,
     "status": commands.StatusOptions,
     "join": commands.JoinOptions,
-    "draw": commands.DrawOptions,
-    "draw 1f1b": commands.DrawPipelineOptions,
-    "cost": commands.CostOptions,
-    "plan": commands.PlanOptions,
-    "split": commands.SplitOptions,
+    "draw": costs.DrawOptions,
+    "draw 1f1b": costs.DrawPipelineOptions,
+    "cost": costs.CostOptions,
+    "plan": costs.PlanOptions,
+    "split": costs.SplitOptions,
 }
 
 
@@ -266,17 +266,17 @@ def test_no_option_of_a_small_command_is_dead(
     )
     monkeypatch.setattr(tasks, "resolve", lambda *words: [asked.append(words), SimpleNamespace(split=None)][1])
     monkeypatch.setattr(costing, "measure", lambda _, *words: [asked.append(words[:-1]), Told()][1])
-    monkeypatch.setattr(cost_tables, "show_cost", print)
+    monkeypatch.setattr(tables, "show_cost", print)
     monkeypatch.setattr(planning, "plan", lambda *words: [asked.append(words[:-1]), {}][1])
-    monkeypatch.setattr(plan_tables, "show_plan", lambda _: print("a table"))
+    monkeypatch.setattr(tables, "show_plan", lambda _: print("a table"))
     monkeypatch.setattr("distbelief.lab.plan.scaling.scaling", lambda *words, **_: asked.append(words))
-    monkeypatch.setattr(plan_tables, "show_scaling", print)
+    monkeypatch.setattr(tables, "show_scaling", print)
     split = Told(), [], None, None
     monkeypatch.setattr(splitting, "measure", lambda _, *words: [asked.append(words[:-1]), split][1])
-    monkeypatch.setattr(commands, "draw_svg", lambda *_: "another picture")
-    monkeypatch.setattr(split_tables, "show_split", print)
+    monkeypatch.setattr(costs, "draw_svg", lambda *_: "another picture")
+    monkeypatch.setattr(tables, "show_split", print)
     monkeypatch.setattr(drawing, "draw_split", lambda _: "a picture")
-    monkeypatch.setattr(commands.Path, "write_text", lambda path, text, _: asked.append((str(path), text)))
+    monkeypatch.setattr(costs.Path, "write_text", lambda path, text, _: asked.append((str(path), text)))
     command, *first = command.split()
     came = []
     for words in ([], [option_of(name), *([value] if value else [])]):

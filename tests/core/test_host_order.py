@@ -15,8 +15,7 @@ from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.core.roles import Mesh, servers
 from distbelief.errors import UsageError
-from distbelief.network.measured import measured_topology
-from distbelief.network.slurm import parse_topology
+from distbelief.network.slurm import measured_topology, parse_topology
 from distbelief.places.cluster.checking import HostReport, topology_of
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.placement import HostSlots, Placement
@@ -116,7 +115,7 @@ def test_a_servers_strategy_has_no_order_and_its_shards_are_spread(
         ("--hosts a:1,x:1 --topology {tree}", "add it to the Nodes= of its switch"),
         ("--hosts a:1,b:1 --topology tree:1x2", "--topology tree:1x2: real hosts have names: name a file"),
         ("--hosts a:1,b:1 --topology nowhere", "--topology nowhere: cannot be read"),
-        ("--topology {tree}", "--topology {tree}: is of several hosts; name them with --hosts"),
+        ("--topology {tree}", "--topology {tree}: needs several hosts; name them with --hosts"),
     ],
 )
 def test_a_topology_that_cannot_be_used_is_refused(
@@ -251,9 +250,9 @@ def test_the_faster_way_counts_and_a_pair_that_was_not_measured_is_named() -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--hosts a,b --topology-out {tree}", "--topology-out {tree}: is there already"),
-        ("--hosts a,b --topology-out .", "--topology-out .: is there already"),
-        ("--hosts a,b --topology-out /nowhere/f", "--topology-out /nowhere/f: is there already, or its folder is not"),
+        ("--hosts a,b --topology-out {tree}", "--topology-out {tree}: exists already"),
+        ("--hosts a,b --topology-out .", "--topology-out .: exists already"),
+        ("--hosts a,b --topology-out /nowhere/f", "--topology-out /nowhere/f: exists already, or has no folder"),
         (f"--hosts {','.join(f'n{one}' for one in range(65))} --topology-out {{tree}}2", "65 hosts: of at most 64"),
     ],
 )

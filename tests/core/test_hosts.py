@@ -241,7 +241,7 @@ def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.Captu
         "here: coordinator, evaluator",
         "host a, 3 slots: replica 0, replica 1, replica 2, shard 0, standby 1",
         "host b, 1 slot: replica 3, shard 1, standby 0",
-        "links: TLS, each role at a free port of its host's address, which is found when the job starts",
+        "links: TLS; each role listens on its host's address, at a port that is chosen when the job starts",
     ]
     words = "train mnist allreduce --hosts a:1,b:1 --replicas 3 --oversubscribe --dry-run"
     assert main.run(words.split()) == 0
@@ -271,9 +271,9 @@ def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, caps
         ("--hosts a --replicas 2 --dry-run", "how many slots has host a?"),
         ("--hosts a:2 --hostfile nowhere", "leave one off"),
         ("--hostfile nowhere", "--hostfile nowhere cannot be read"),
-        ("--dry-run", "--dry-run True: is of several hosts"),
-        ("--oversubscribe", "--oversubscribe True: is of several hosts"),
-        ("--leave-within 30", "--leave-within 30.0: is of several hosts"),
+        ("--dry-run", "--dry-run True: needs several hosts"),
+        ("--oversubscribe", "--oversubscribe True: needs several hosts"),
+        ("--leave-within 30", "--leave-within 30.0: needs several hosts"),
         ("--hosts a:2 --leave-within -1", "--leave-within -1: is a number of seconds, 0 or more"),
         ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
         ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
@@ -487,7 +487,7 @@ def test_a_rank_that_is_none_is_refused() -> None:
     [
         ("downpour --hosts a:2", "--hosts a:2: mpirun has started this command 2 times, and where it did are the"),
         ("downpour --on ssh", "--on ssh: mpirun has started this command 2 times"),
-        ("single", "single is of one process: start it once, without mpirun"),
+        ("single", "single runs in one process: start it once, without mpirun"),
         ("downpour --tickets {folder}/nowhere", "no ticket can be written to"),
     ],
 )
@@ -502,7 +502,7 @@ def test_what_means_nothing_to_a_command_that_was_started_several_times_is_refus
 
 def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["train", "mnist", "downpour", "--tickets", "/tmp"]) == 2
-    assert "--tickets /tmp: is of several hosts" in capsys.readouterr().err
+    assert "--tickets /tmp: needs several hosts" in capsys.readouterr().err
     assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--tickets", "/tmp"]) == 2
     assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ BESIDE = {
     "simulate digits downpour --network "
     "latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
     "simulate digits downpour --faults "
-    "restart=2s": "--faults restart: says when those who crashed come back, and nobody crashes: add crash=1@500",
+    "restart=2s": "--faults restart: sets when crashed roles come back, and none crashes: add crash=1@500",
     "simulate digits downpour --keep-checkpoints "
     "5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
     "simulate digits downpour --phantom --keep --keep-checkpoints "
@@ -63,8 +63,8 @@ BESIDE = {
     "train digits downpour --lr-schedule "
     "backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
     "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
-    "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
-    "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
+    "draw ring --network local-latency=1us": "--network local-latency: the price of ring",
+    "draw hierarchical --network jitter=1": "--network jitter: the price of hierarchical",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distbelief.errors import DataError
-from distbelief.tasks.data.idx import BYTES_LIMIT, read_idx
+from distbelief.tasks.data_files import BYTES_LIMIT, read_idx
 
 
 def idx(*shape: int, data: bytes | None = None, magic: tuple[int, ...] | None = None) -> bytes:
@@ -73,7 +73,7 @@ def test_a_file_that_was_packed_small_is_read_and_one_over_the_limit_is_not(
 ) -> None:
     (tmp_path / "file").write_bytes(gzip.compress(idx(10**5, 2, 3, data=bytes(6 * 10**5))))
     assert read_idx(tmp_path / "file", (2, 3)).shape == (10**5, 2, 3)
-    monkeypatch.setattr("distbelief.tasks.data.idx.BYTES_LIMIT", 6 * 10**5 - 1)
+    monkeypatch.setattr("distbelief.tasks.data_files.BYTES_LIMIT", 6 * 10**5 - 1)
     with pytest.raises(DataError, match="promises 600000 bytes of data, but the limit is 599999"):
         read_idx(tmp_path / "file", (2, 3))
 

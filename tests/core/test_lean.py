@@ -20,7 +20,7 @@ from distbelief.codecs.stored import Stored
 from distbelief.errors import UsageError
 from distbelief.lab.compress.compressing import cluster
 from distbelief.places.evaluate import evaluate
-from distbelief.tasks.files.lean import held_bytes, lean
+from distbelief.tasks.inference import held_bytes, lean
 
 
 def whole(values: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused(made: tuple[Path, Path], capsys: pytest.Captu
     run, file = made
     with pytest.raises(UsageError, match="unknown inference 'int9'; did you mean 'int8'"):
         db.load(file, inference="int9")
-    with pytest.raises(UsageError, match="--inference ids: is of a compressed file whose weights share values; make"):
+    with pytest.raises(UsageError, match="--inference ids: needs a compressed file whose weights share values; make"):
         evaluate(run, inference="ids")
     assert main.run(["evaluate", str(run), "--inference", "idz"]) == 2
     assert "did you mean 'ids'" in capsys.readouterr().err

@@ -16,12 +16,12 @@ from torch import nn
 import distbelief as db
 from distbelief.codecs import file as files
 from distbelief.codecs.file import ModelFile, decoded, read
-from distbelief.codecs.gaps import Gaps
 from distbelief.codecs.stored import Stored
+from distbelief.codecs.symbols import Gaps
 from distbelief.errors import DataError, LayoutError, UsageError
 from distbelief.lab.compress import compressing
 from distbelief.places.evaluate import evaluate
-from distbelief.tasks.files.constrained import constrain
+from distbelief.tasks.constrained import constrain
 
 
 def small() -> nn.Module:
@@ -215,7 +215,7 @@ def renamed(model: nn.Module) -> nn.Module:
         (lambda: nn.Sequential(*[*small()][:3], nn.Linear(144, 41), nn.Linear(41, 10)), r"'3\.weight' is \[40, 144\] "),
         (lambda: small().double(), r"'0\.weight' is \[4, 1, 3, 3\] float32 in .*, the model's is .* float64"),
         (lambda: nn.Sequential(*small(), nn.Linear(10, 2)), r"has no tensor '5\.weight', which the model has"),
-        (lambda: nn.Sequential(*[*small()][:4]), r"has a tensor '4\.weight', which the model has not"),
+        (lambda: nn.Sequential(*[*small()][:4]), r"has a tensor '4\.weight', which the model lacks"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_the_first_difference(other: Any, told: str, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_nothing_is_imported_because_a_file_names_it(tmp_path: Path) -> None:
     path = tmp_path / "small.dbz"
     path.write_bytes(dataclasses.replace(compressed(small()), task="made:up").encode())
     for call in (lambda: db.load(path), lambda: evaluate(path)):
-        with pytest.raises(UsageError, match="'made:up', which is no built-in one, and nothing is imported"):
+        with pytest.raises(UsageError, match="'made:up', which is not built in, and no file has code imported"):
             call()
 
 

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from distbelief.tasks import TensorData, as_data, resolve
+from distbelief.zoo.convnets import CLASSES, Inception
 from distbelief.zoo.gpt import ALPHABET, CONTEXT, TinyGPT
-from distbelief.zoo.images import CLASSES
-from distbelief.zoo.inception import Inception
-from distbelief.zoo.local import LocallyConnected
-from distbelief.zoo.siamese import MARGIN, Pairs, Siamese, contrastive
+from distbelief.zoo.mnist import MARGIN, LocallyConnected, Pairs, Siamese, contrastive
 
 REAL = Path(os.environ.get("DISTBELIEF_DATA") or Path(__file__).parents[3] / "shared/data/mnist")
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_proofs import prove
 
-from distbelief.cli import commands
+from distbelief.cli import costs
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.lab.draw.schedules import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
@@ -359,7 +359,7 @@ def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture
     shown = re.findall(r"^\$ distbelief draw (.*)\n((?:.|\n)*?)\n```", text, re.MULTILINE)
     assert [words.split()[0] for words, _ in shown] == list(PIPELINES)
     for words, drawn in shown:
-        commands.draw(words.split())
+        costs.draw(words.split())
         assert [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()] == drawn.splitlines()
 
 

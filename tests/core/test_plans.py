@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import distbelief as db
-from distbelief.cli import main, plan_tables
+from distbelief.cli import main, tables
 from distbelief.errors import Interrupted, UsageError
 from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import PartitionCost, SplitCost, WholeStep
@@ -211,9 +211,9 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
     [
         (["--stragglers", "9:2"], "replica 9 cannot be slow: there are replicas 0 to 1"),
         (["--stragglers", "1:0"], "replica 1 slower 0.0 times: must be more than 0"),
-        (["--stragglers", "5%x10"], "a plan takes replicas on slower machines alone"),
-        (["--stragglers", "1:2,1:3"], "--stragglers 1:: stands there twice; leave one of them off"),
-        (["--network", "latency=1us,latency=2us"], "--network latency=: stands there twice; leave one of them off"),
+        (["--stragglers", "5%x10"], "a plan knows only replicas on slower machines"),
+        (["--stragglers", "1:2,1:3"], "--stragglers 1:: is there twice; leave one off"),
+        (["--network", "latency=1us,latency=2us"], "--network latency=: is there twice; leave one off"),
     ],
 )
 def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
@@ -471,10 +471,10 @@ def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -
 
 def shown_table(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[str, tuple[str, ...], list[list[str]]]:
     """Title, columns and rows of the table of a plan."""
-    tables: list[tuple[str, tuple[str, ...], list[list[str]]]] = []
-    monkeypatch.setattr(plan_tables, "show", lambda *table: tables.append(table))
-    plan_tables.show_plan(plan)
-    [table] = tables
+    shown: list[tuple[str, tuple[str, ...], list[list[str]]]] = []
+    monkeypatch.setattr(tables, "show", lambda *table: shown.append(table))
+    tables.show_plan(plan)
+    [table] = shown
     return table
 
 
@@ -493,7 +493,7 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
         "memory, GB", "binds",
     )  # fmt: skip
     assert first.predicted is not None
-    terms, number = first.predicted, plan_tables.number
+    terms, number = first.predicted, tables.number
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
     assert rows[0] == [
         "1", first.what, f"{terms.samples_per_second:,.0f}", "", "", *(number(1e3 * part) for part in parts),
@@ -548,7 +548,7 @@ def test_what_is_measured_here_is_shown_without_prices(monkeypatch: pytest.Monke
 
 def test_the_command_that_a_plan_ends_with_names_its_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     for name, words in (("sgd", "single --batch-size 64"), ("adam", "single --optimizer adam --batch-size 64")):
-        plan_tables.show_plan(made("1x1", strategies=("single",), optimizer=db.optim(name)))
+        tables.show_plan(made("1x1", strategies=("single",), optimizer=db.optim(name)))
         assert capsys.readouterr().out.splitlines()[-1].endswith(f" {words}")
 
 
@@ -634,7 +634,7 @@ def test_half_of_a_measurement_says_nothing_and_is_told_so(
     assert main.run([command, "digits"]) == 130
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "half of a measurement says nothing, and nothing is kept; --seconds N makes it shorter" in told.err
+    assert "an unfinished measurement is not kept; --seconds N makes it shorter" in told.err
 
 
 def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(
@@ -645,7 +645,7 @@ def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(
 
     monkeypatch.setattr("distbelief.lab.plan.pricing.Simulated.run", run)
     assert main.run(["plan", "digits", "--machines", "2x2"]) == 130
-    assert "interrupted: half of a measurement says nothing" in capsys.readouterr().err
+    assert "interrupted: an unfinished measurement is not kept" in capsys.readouterr().err
 
 
 def test_auto_trains_with_the_first_of_the_plan_and_says_why(
@@ -672,7 +672,7 @@ def test_auto_trains_with_the_first_of_the_plan_and_says_why(
     ("words", "told"),
     [
         (["digits", "auto", "--replicas", "3"], "--replicas: auto chooses it"),
-        (["digits", "auto", "--resume"], "--resume goes on with what was chosen"),
+        (["digits", "auto", "--resume"], "--resume: name the strategy that auto chose"),
         (["digits", "auto", "--push-every", "3"], "it belongs to strategy downpour"),
         (["digits", "auto", "--device", "cuda"], "--device cuda: auto plans for cpu"),
         (["digits", "auto", "--threads", "2"], "--threads 2: auto plans for 1"),
@@ -692,7 +692,7 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
     monkeypatch.setattr(halving, "measure", lambda *_: pytest.fail("it is measured"))
     data = TensorData(torch.zeros(65, 8), torch.zeros(65, dtype=torch.int64))
     task = Task(model=lambda: nn.Sequential(nn.Linear(8, 10), nn.BatchNorm1d(10)), train=lambda: data)
-    with pytest.raises(UsageError, match="the last minibatch of an epoch is of one sample"):
+    with pytest.raises(UsageError, match="the last minibatch of an epoch has one sample"):
         planning.plan(task, PlanRequest(machines="1x2"))
 
 
@@ -812,14 +812,14 @@ def test_a_split_is_measured_over_each_number_of_partitions(
         ("plan digits --replicas 1-2-4", "--replicas 1-2-4: numbers are from 1 to 256"),
         ("plan digits --replicas 1,8 --machines 2x2", "--replicas 8: 2x2 have 4 cores; name more machines"),
         ("plan digits --replicas 2 --strategies single", "--strategies single: has one replica"),
-        ("plan digits --draw x.svg", "--draw x.svg: draws what one more replica brings; name their numbers"),
+        ("plan digits --draw x.svg", "--draw x.svg: draws what --replicas shows"),
         ("plan digits --strategy allreduce", "did you mean --strategies?"),
         ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
         (
             "split digits --partitions 1,2 --draw-step x.svg",
-            "--draw-step and --device are of one number of --partitions",
+            "--draw-step and --device need one number of --partitions",
         ),
-        ("split digits --partitions 1-2 --device cuda", "--draw-step and --device are of one number of --partitions"),
+        ("split digits --partitions 1-2 --device cuda", "--draw-step and --device need one number of --partitions"),
         ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
     ],
 )

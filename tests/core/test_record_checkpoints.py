@@ -468,7 +468,7 @@ def test_what_is_no_checkpoint_is_refused_and_never_unpickled(tmp_path, what):
 def test_a_damaged_file_of_weights_says_that_it_is(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or go on by --resume"):
+    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or go on with"):
         load_weights(path, plan_of(1).layout)
 
 
@@ -557,7 +557,7 @@ def test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint(tmp_path,
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [(8, "may not outlast a power cut.*older ones are kept"), (9, "model.safetensors could not be replaced")],
+    [(8, "may not survive a power cut.*older checkpoints are kept"), (9, "model.safetensors could not be replaced")],
 )
 def test_a_disk_that_fails_after_the_rename_leaves_the_new_checkpoint(tmp_path, monkeypatch, call, message):
     saved(tmp_path, plan_of(1))

@@ -19,7 +19,8 @@ RUN = [
     (2.0, r.EpochDone(1)),
     (2.5, r.Tested(1, 0.25, 0.925)),
     (3.0, r.Gone("replica 1", 2, "killed by signal [9]", True)),
-    (3.1, r.Checkpointed(1, "No space left on device")),
+    (3.1, r.Checkpointed(1, "checkpoint 1 was not written: No space left on device")),
+    (3.1, r.Checkpointed(2, "checkpoint 2 was not written: No space left on device")),
     (3.2, r.Note("a sentence")),
     (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 0, 3)),
     (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 0, 1)),
@@ -67,7 +68,7 @@ def test_plain_lines_tell_each_event_once():
         "epoch 1/2 done: 40/80 samples, 1.00 s, 40 samples/s, train loss 0.5000",
         "tested after 1 epoch at 1.50 s: accuracy 92.50 %, loss 0.2500",
         "replica 1 died: killed by signal [9]; its 2 minibatches are dealt again",
-        "checkpoint 1 failed: No space left on device",
+        "checkpoint 1 was not written: No space left on device",
         "a sentence",
         "done: all 2 epochs are trained",
     ]
@@ -245,8 +246,11 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     text = summary(whole.result())
     assert "reached after 2.00 s simulated, 1 epoch" in text
     assert "2.00 s simulated, 50 samples/s simulated (" in text
-    assert "steps of 1.0 ms, 6 us a message, 26 GB/s for what is read and written, hosts of 2 cores" in text
+    assert "steps of 1.0 ms, 6 us a message, 26 GB/s for memory access, hosts of 2 cores" in text
     assert "simulated" not in summary({name: value for name, value in whole.result().items() if name != "cluster"})
+    alone = whole.result() | {"cluster": cluster | {"hosts": None}}
+    assert "a machine for each role" in summary(alone)
+    assert "all roles on one machine" in summary(alone | {"path": "direct"})
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 110, 120])
@@ -297,7 +301,7 @@ def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
 
 
 def test_a_batch_larger_than_the_data_is_told():
-    assert "in batches of 64; a batch is larger than all of them" in shown(
+    assert "in batches of 64; the batch size exceeds the number of samples" in shown(
         io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))]
     )
     assert "larger" not in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 64, 64, 1))])

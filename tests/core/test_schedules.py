@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proofs import prove
 
-from distbelief.cli import commands
+from distbelief.cli import costs
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.schedules.allreduce import ALGORITHMS, FLAT, broadcast, by_host, schedule
 from distbelief.schedules.price import LinkModel, cheapest, formula, price
@@ -223,10 +223,10 @@ def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture
     shown = re.findall(r"^\$ distbelief draw (.*)\n((?:.|\n)*?)\n```", text, re.MULTILINE)
     assert shown
     for words, drawn in shown:
-        commands.draw(words.split())
+        costs.draw(words.split())
         assert capsys.readouterr().out.rstrip() == drawn
     for name in ALGORITHMS:
-        commands.draw([name])
+        costs.draw([name])
         assert capsys.readouterr().out.startswith(f"{name}, 4 ranks")
 
 
@@ -239,7 +239,7 @@ def test_the_document_shows_what_the_command_draws(capsys: pytest.CaptureFixture
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(words: str) -> None:
     with pytest.raises(UsageError):
-        commands.draw(words.split())
+        costs.draw(words.split())
 
 
 def test_options_of_draw_do_something(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +252,6 @@ def test_options_of_draw_do_something(capsys: pytest.CaptureFixture[str]) -> Non
         "--network local-latency=1ms",
         "--network reduce=1MB",
     ):
-        commands.draw(["hierarchical", *words.split()])
+        costs.draw(["hierarchical", *words.split()])
         drawn.append(capsys.readouterr().out)
     assert len(set(drawn)) == len(drawn)

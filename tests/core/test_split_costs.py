@@ -28,7 +28,7 @@ from distbelief.split.plan import apply
 from distbelief.split.program import build
 from distbelief.split.tracing import trace
 from distbelief.tasks import Task, on_disk
-from distbelief.tasks.mnist import lenet
+from distbelief.tasks.digits import lenet
 
 WAYS = ["stages", "columns", "neurons", "groups", "regions", "conv*=filters,fc*=columns"]
 

@@ -201,7 +201,7 @@ WRONG = {
     "without what nobody has": (('["lr"]', '["lrr"]'), r"a\.toml: arm 'downpour': without 'lrr'"),
     "an option that is the study's": (
         ("lr = 0.1", "lr = 0.1\nseed = 3"),
-        r"a\.toml: arm 'serial': --seed: is the study's own",
+        r"a\.toml: arm 'serial': --seed: the study sets it itself",
     ),
     "two arms of one name": (
         ("[[arms]]", '[[arms]]\nname = "serial"\ntask = "digits"\nstrategy = "single"\n[[arms]]', 1),

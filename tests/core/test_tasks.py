@@ -36,7 +36,7 @@ from distbelief.tasks.task import Task, correct
 from distbelief.tasks.worker import Trainer, measure, placed
 
 # the package's name `mnist` is the function
-MNIST: Any = importlib.import_module("distbelief.tasks.mnist")
+MNIST: Any = importlib.import_module("distbelief.tasks.digits")
 REAL = Path(os.environ.get("DISTBELIEF_DATA") or Path(__file__).parents[3] / "shared/data/mnist")
 
 
@@ -374,7 +374,7 @@ MATRIX = torch.arange(24.0).view(4, 6)
 def test_two_tensors_with_an_element_in_common_are_refused(module: nn.Module) -> None:
     with pytest.raises(
         UsageError,
-        match=r"'(one|other)' and '(one|other)' are two tensors on one memory: tie them by assigning the same "
+        match=r"'(one|other)' and '(one|other)' are two tensors that share memory: tie them by assigning the same "
         r"parameter",
     ):
         layout_of(module)
@@ -398,7 +398,7 @@ def test_what_lies_side_by_side_and_what_is_tied_is_not_refused() -> None:
 def test_a_model_without_shapes_is_refused_with_the_remedy() -> None:
     for module in (nn.LazyLinear(3), nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())):
         with pytest.raises(
-            UsageError, match="has no shape yet: it is of a lazy module; run a minibatch through the model first"
+            UsageError, match="of a lazy module has no shape yet: run a minibatch through the model first"
         ):
             layout_of(module)
 
@@ -433,7 +433,7 @@ def test_metrics_by_name_are_means_over_the_samples() -> None:
     [
         (
             correct,
-            r"metric 'accuracy' \(correct\) of task 'mine:task' raised ValueError: counts right classes: .*=None",
+            r"metric 'accuracy' \(correct\) of task 'mine:task' raised ValueError: counts correct classes: .*=None",
         ),
         (lambda *_: 5, r"metric 'accuracy' .* is 5 for 4 samples, and counts those that are right; .*=None"),
         ({"mine": lambda *_: "many"}, r"metric 'mine' .* raised ValueError: could not convert string to float"),
@@ -570,5 +570,5 @@ def test_sorted_parts_follow_the_labels() -> None:
 
 @pytest.mark.parametrize("labels", [torch.zeros(60), torch.zeros(60, 2, dtype=torch.int64), None], ids=str)
 def test_targets_that_are_no_classes_are_not_cut_by(labels: Tensor | None) -> None:
-    with pytest.raises(UsageError, match=r"--data sorted: the targets here are no class numbers .*use --data private"):
+    with pytest.raises(UsageError, match=r"--data sorted: the targets are not class numbers .*use --data private"):
         in_parts(made(data="sorted", replicas=2), labels)

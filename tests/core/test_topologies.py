@@ -17,10 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.errors import UsageError
-from distbelief.network.galois import GaloisField, prime_power
-from distbelief.network.graph import Cable, Topology, spread
-from distbelief.network.routes import Routes, loads
-from distbelief.network.shapes import shape
+from distbelief.network.graph import Cable, Routes, Topology, loads, spread
+from distbelief.network.shapes import GaloisField, prime_power, shape
 from distbelief.network.slurm import parse_topology
 from distbelief.places.topologies import topology as named
 
@@ -41,7 +39,7 @@ SLIM_FLIES = {  # q: ports, routers, cables, hosts, mean distance
 def between_switches(topology: Topology) -> networkx.Graph:
     graph, hosts = networkx.Graph(), len(topology.hosts)
     graph.add_nodes_from(range(hosts, hosts + len(topology.switches)))
-    graph.add_edges_from((c.one, c.other) for c in topology.cables if min(c.one, c.other) >= hosts)
+    graph.add_edges_from((c.end, c.other) for c in topology.cables if min(c.end, c.other) >= hosts)
     return graph
 
 
@@ -155,9 +153,9 @@ def trees_of_switches(draw: st.DrawFn) -> Topology:
 def beyond(topology: Topology, link: int) -> set[int]:
     """The hosts on the far side of a link, by cutting it."""
     cable = topology.cables[link // 2]
-    graph = networkx.Graph((c.one, c.other) for c in topology.cables if c is not cable)
-    graph.add_nodes_from((cable.one, cable.other))
-    far = cable.one if link % 2 else cable.other
+    graph = networkx.Graph((c.end, c.other) for c in topology.cables if c is not cable)
+    graph.add_nodes_from((cable.end, cable.other))
+    far = cable.end if link % 2 else cable.other
     return {v for v in networkx.node_connected_component(graph, far) if v < len(topology.hosts)}
 
 
@@ -175,7 +173,7 @@ def test_a_ring_in_walk_order_takes_each_directed_link_of_a_tree_once(topology: 
 def test_a_random_ring_puts_on_an_uplink_what_chance_says(fan: str, of: int) -> None:
     topology = shape(f"tree:{fan}")
     routes, hosts, draw = Routes(topology), len(topology.hosts), random.Random(0)
-    uplinks = [2 * n for n, c in enumerate(topology.cables) if min(c.one, c.other) >= hosts]
+    uplinks = [2 * n for n, c in enumerate(topology.cables) if min(c.end, c.other) >= hosts]
     measured, rings = 0.0, 300
     for _ in range(rings):
         ring = draw.sample(range(hosts), hosts)
@@ -216,7 +214,7 @@ def test_a_route_leads_from_its_host_to_the_other() -> None:
             at, links = source, routes.of(source, target)
             for link in links:
                 cable = topology.cables[link // 2]
-                begin, end = (cable.other, cable.one) if link % 2 else (cable.one, cable.other)
+                begin, end = (cable.other, cable.end) if link % 2 else (cable.end, cable.other)
                 assert begin == at
                 at = end
             assert at == target
@@ -229,7 +227,7 @@ def test_the_first_hosts_of_a_walk_stand_close() -> None:
     assert len(set(switches)) == 4
     near = between_switches(topology)
     assert all(near.has_edge(a, b) for a, b in itertools.pairwise(dict.fromkeys(switches)))
-    with pytest.raises(UsageError, match=r"tree:2x2: has 4 hosts, and --machines 5x1 asks for 5: name a larger"):
+    with pytest.raises(UsageError, match=r"tree:2x2: has 4 hosts, and --machines 5x1 needs 5: name a larger"):
         shape("tree:2x2").first(5, "--machines 5x1")
 
 

@@ -53,9 +53,9 @@ def test_the_hook_gives_the_bits_of_plain_ddp(framework: str, tmp_path: Path) ->
 
 def test_a_model_without_ddp_is_refused_with_what_to_run() -> None:
     alone = SimpleNamespace(model_wrapped=nn.Linear(2, 1), strategy=SimpleNamespace(model=nn.Linear(2, 1)))
-    with pytest.raises(UsageError, match=r"is a Linear, no DistributedDataParallel.*under torchrun"):
+    with pytest.raises(UsageError, match=r"is a Linear, not a DistributedDataParallel.*under torchrun"):
         integrations.transformers_callback(alone).on_train_begin(None, None, None)
-    with pytest.raises(UsageError, match=r'is a Linear, no DistributedDataParallel.*strategy="ddp"'):
+    with pytest.raises(UsageError, match=r'is a Linear, not a DistributedDataParallel.*strategy="ddp"'):
         integrations.lightning_callback().on_train_start(alone, None)
 
 

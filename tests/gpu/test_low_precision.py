@@ -12,9 +12,8 @@ from torch.nn import functional
 import distbelief as db
 from distbelief.codecs.fixed_point import DynamicScale
 from distbelief.places.evaluate import evaluate
-from distbelief.tasks.arithmetic.autocast import Autocast
-from distbelief.tasks.arithmetic.fixed_point import FixedPoint
-from distbelief.tasks.files.lean import lean
+from distbelief.tasks.arithmetic import Autocast, FixedPoint
+from distbelief.tasks.inference import lean
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -59,7 +58,7 @@ def test_a_job_learns_in_few_bits(options: dict[str, str], tmp_path: Path) -> No
 
 
 def test_what_overflows_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbelief.tasks.arithmetic.autocast.FIRST_SCALE", 2.0**30)
+    monkeypatch.setattr("distbelief.tasks.arithmetic.FIRST_SCALE", 2.0**30)
     model, lines = nn.Linear(4, 2).cuda(), list[str]()
     cast = Autocast("fp16", model, lines.append)
     cast.backward(lambda: model(torch.ones(8, 4, device="cuda")).square().sum())

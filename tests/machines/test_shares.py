@@ -16,7 +16,7 @@ from distbelief.core.effects import Arrival, Phantom
 from distbelief.core.events import Lost
 from distbelief.core.messages import Version
 from distbelief.core.settings import Settings
-from distbelief.network.routes import Routes
+from distbelief.network.graph import Routes
 from distbelief.network.shapes import shape
 from distbelief.network.shares import FEW, FairShares, Flow
 from distbelief.runtime.clock import VirtualClock

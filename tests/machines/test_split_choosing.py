@@ -10,9 +10,8 @@ from distbelief.errors import UsageError
 from distbelief.split.options import Split, SplitSteps
 from distbelief.split.plan import Choice, choose
 from distbelief.split.tracing import trace
-from distbelief.tasks.mnist import lenet, mnist
-from distbelief.zoo.gru import mnist_gru
-from distbelief.zoo.siamese import Siamese, contrastive
+from distbelief.tasks.digits import lenet, mnist
+from distbelief.zoo.mnist import Siamese, contrastive, mnist_gru
 
 
 def chosen(

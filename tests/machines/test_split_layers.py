@@ -18,8 +18,8 @@ from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Pass, cut_minibatch
 from distbelief.split.tracing import trace
-from distbelief.zoo.alexnet import alexnet
-from distbelief.zoo.local import LocallyConnected
+from distbelief.zoo.convnets import alexnet
+from distbelief.zoo.mnist import LocallyConnected
 
 
 def named(**layers: nn.Module) -> nn.Module:

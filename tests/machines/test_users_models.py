@@ -180,7 +180,7 @@ def test_a_model_that_is_made_another_is_refused_by_name(name: str) -> None:
     flat, *_ = bound(model)
     flat.follow()
     change(model)
-    with pytest.raises(UsageError, match=f"^.*{says}: the model is not that which replica.optimizer\\(\\) was given"):
+    with pytest.raises(UsageError, match=f"^.*{says}: the model has changed since replica.optimizer\\(\\)"):
         flat.follow()
 
 

@@ -257,7 +257,7 @@ def fill(model: Any, *_: Any) -> After:
     return lambda *_: None
 
 
-BEFORE = ": the model is not that which replica.optimizer.. was given; change it before that"
+BEFORE = ": the model has changed since replica.optimizer..; change it before"
 DECAYED = optim("momentum", lr=0.05, weight_decay=0.1)
 SGD: dict[str, Any] = {"optimizer": optim("sgd", lr=0.1)}
 
@@ -292,7 +292,7 @@ def tensors() -> None:
     has("places_kept", "The identity and the memory of each parameter", begin=sees(places))
     has("tied", "One parameter under two names", model=lambda: changed(net(nn.Tanh(), nn.Linear(16, 16)), tie))
     has("tied_by_memory", "Two parameters on one memory", model=lambda: changed(net(nn.Linear(16, 16)), tie_memory),
-        refused="'[23].weight' and '[23].weight' are two tensors on one memory: tie them by assigning the same")
+        refused="'[23].weight' and '[23].weight' are two tensors that share memory: tie them by assigning the same")
     has("frozen", "Parameters that are frozen from the start",
         model=lambda: changed(net(), lambda m: m[0].requires_grad_(False)))
     has("frozen_in_the_loop", "Parameters that are frozen after some steps, and thawed after more",
@@ -321,7 +321,7 @@ def tensors() -> None:
     has("cumulative_norm", "Running statistics that are a cumulative average", model=lambda: normed(momentum=None))
     has("dropout", "Chance in the model", model=lambda: net(nn.Dropout(0.4), nn.Linear(16, 16)))
     has("lazy", "A lazy module whose first call is in the loop", model=lambda: nn.Sequential(nn.LazyLinear(16)),
-        refused="'0.weight' has no shape yet: it is of a lazy module; run a minibatch through the model first")
+        refused="'0.weight' of a lazy module has no shape yet: run a minibatch through the model first")
     has("unused", "A parameter that never has a gradient, with weight decay", of={"optimizer": DECAYED},
         model=lambda: changed(scaling(torch.zeros(0)), lambda m: m.add_module("unused", nn.Linear(3, 16))))
     has("sometimes_used", "A parameter without a gradient in some steps", model=sometimes)

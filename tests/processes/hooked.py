@@ -37,7 +37,7 @@ def refuse() -> None:
     hook._here = dist.get_rank
     for algorithm, why in (
         ("shared", "not processes of one host"),
-        (("auto", "native")[dist.get_rank()], "told to add up in different ways"),
+        (("auto", "native")[dist.get_rank()], "the ranks have different algorithms"),
     ):
         state, told = db.Reduce(algorithm), list[str]()
         for _ in range(2):

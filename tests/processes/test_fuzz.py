@@ -57,7 +57,7 @@ from distbelief.strategies.parameter_server.players import coordinator as portio
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
-from distbelief.tasks.data.idx import read_idx
+from distbelief.tasks.data_files import read_idx
 from distbelief.transport.base import outside
 from distbelief.transport.shared import SharedEndpoint
 from distbelief.transport.sockets import SocketEndpoint

@@ -133,7 +133,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"algorithm": "ring"}, "Reduce(algorithm='ring'): must be shared, native, auto; schedules, as --algorithm"),
+        ({"algorithm": "ring"}, "Reduce(algorithm='ring'): must be shared, native, auto; other names of"),
         ({"group": dist.GroupMember.NON_GROUP_MEMBER}, "rank 0 is not in the group"),
     ],
 )

@@ -78,7 +78,7 @@ def fails_when_left(connection: Connection) -> None:
     raise OSError("no such memory")
 
 
-LINE = "distbelief: interrupted: half of a measurement says nothing, and nothing is kept; --seconds N makes it shorter"
+LINE = "distbelief: interrupted: an unfinished measurement is not kept; --seconds N makes it shorter"
 PROGRESS = "[\u2800-\u28ff] planning "
 
 

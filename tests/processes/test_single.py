@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[Strategy, str]] = {
     ),
     "lazy": (
         SERVED,
-        "parameter '0.weight' has no shape yet: it is of a lazy module; run a minibatch through the model first",
+        "parameter '0.weight' of a lazy module has no shape yet: run a minibatch through the model first",
     ),
     "no_model": (SINGLE, "must return a torch.nn.Module"),
     "dies": (SERVED, "every replica is gone|is gone: its process ended with status 3|ended with status 3"),

@@ -40,8 +40,7 @@ from distbelief.strategies.parameter_server.options import Served
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.endings import Endings, ways
-from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.simulations import Endings, draw_compute, draw_network, draw_outages, draw_revivals, ways
 from distbelief.transport.network_model import NetworkModel
 
 CHUNK = 250

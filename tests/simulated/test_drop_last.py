@@ -130,7 +130,7 @@ class Convolved(nn.Module):
 @pytest.mark.parametrize("strategy", [db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()], ids=named)
 def test_batch_norm_and_a_last_minibatch_of_one_sample(plain: SimpleNamespace, strategy: Any) -> None:
     said = (
-        r"the last minibatch of an epoch is of one sample \(21 samples in minibatches of 4\), which the model's batch "
+        r"the last minibatch of an epoch has one sample \(21 samples in minibatches of 4\), which the model's batch "
         r"norm cannot normalise"
     )
     with pytest.raises(UsageError, match=said + ": leave it out with --drop-last, or choose another --batch-size"):

@@ -264,7 +264,7 @@ def tied_by_data() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (tied_by_data, "'1.weight' and '0.weight' are two tensors on one memory"),
+        (tied_by_data, "'1.weight' and '0.weight' are two tensors that share memory"),
         (lambda: nn.Linear(6, 3, dtype=torch.complex64), r"'weight' is torch.strided torch.complex64"),
         (
             lambda: nn.Linear(6, 3, device="meta"),

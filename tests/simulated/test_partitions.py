@@ -29,8 +29,7 @@ from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Synchr
 from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
+from distbelief.testing.simulations import Endings, draw_compute, draw_network, draw_revivals
 from distbelief.transport.network_model import NetworkModel
 
 CHUNK = 50
@@ -334,9 +333,9 @@ def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNam
         (Downpour(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
         (Downpour(schedule="gpipe"), {}, "--schedule gpipe: says how minibatches go through the partitions"),
         (Downpour(partitions=2, schedule="1f2b"), {}, "unknown schedule '1f2b'; did you mean '1f1b'?"),
-        (Downpour(partitions=2, microbatches=0), {}, "0 microbatches: there must be 1 or more"),
+        (Downpour(partitions=2, microbatches=0), {}, "--microbatches 0: must be 1 or more"),
         (Downpour(partitions=2, microbatches=5), {}, "--microbatches 5 of a minibatch of 4 samples"),
-        (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "2 microbatches in sequential"),
+        (Downpour(partitions=2, microbatches=2, schedule="sequential"), {}, "--microbatches 2: schedule sequential"),
         (Downpour(chunks=3), {}, "--chunks 3: says how minibatches go through the partitions"),
         (Downpour(partitions=2, split="stages", chunks=3), {}, "--chunks 3: is for a split by time, and"),
         (Downpour(partitions=2, chunks=3), {}, "--chunks 3: is for a split by time, and auto is none"),

@@ -32,8 +32,15 @@ from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
-from distbelief.testing.endings import Endings, ways
-from distbelief.testing.simulations import attach, draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.simulations import (
+    Endings,
+    attach,
+    draw_compute,
+    draw_network,
+    draw_outages,
+    draw_revivals,
+    ways,
+)
 
 SAMPLES, SIZE, ITERATIONS = 83, 4, 4
 CHUNK = 60

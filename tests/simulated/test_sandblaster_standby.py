@@ -25,7 +25,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.endings import Endings
+from distbelief.testing.simulations import Endings
 from distbelief.transport.network_model import NetworkModel
 
 SAMPLES, ITERATIONS = 83, 5

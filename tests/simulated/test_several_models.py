@@ -36,8 +36,7 @@ from distbelief.strategies.cast import Cast
 from distbelief.strategies.context import Stage
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.endings import Endings
-from distbelief.testing.simulations import draw_compute, draw_network
+from distbelief.testing.simulations import Endings, draw_compute, draw_network
 from distbelief.transport.network_model import NetworkModel
 
 UNEVEN = Simulated(

@@ -172,5 +172,5 @@ def test_a_sparse_gradient_that_no_module_told_of_is_refused(plain: SimpleNamesp
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.embedding((x > 0).long(), self.rows, sparse=True).sum(1)
 
-    with pytest.raises(TrainingError, match="a gradient is sparse whose module does not say so"):
+    with pytest.raises(TrainingError, match="a gradient is sparse, and its module does not declare it"):
         play(plain, task=plain.classes(Looked), optimizer=optim("adagrad"))

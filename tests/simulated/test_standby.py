@@ -28,7 +28,7 @@ from distbelief.server.standby import Standby
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.accounting import Accounting
-from distbelief.testing.endings import Endings
+from distbelief.testing.simulations import Endings
 from distbelief.transport.network_model import NetworkModel
 
 STRATEGIES = [

@@ -30,8 +30,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.endings import Endings, ways
-from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
+from distbelief.testing.simulations import Endings, draw_compute, draw_network, draw_outages, draw_revivals, ways
 
 CHUNK = 250
 FLOORS = {

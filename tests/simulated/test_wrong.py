@@ -76,7 +76,7 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
     "a metric of each": ({"metric": lambda *both: both[1] == 0}, "^metric 'accuracy' .* raised "),
     "a metric by name": ({"metric": {"mine": lambda *_: fail()}}, "^metric 'mine' .* raised RuntimeError: not today"),
     "a metric of another task": ({"loss": nn.functional.mse_loss, "test": lambda: (data()[0], data()[0][:, :4])},
-        "^metric 'accuracy' .* raised ValueError: counts right classes"),
+        "^metric 'accuracy' .* raised ValueError: counts correct classes"),
     "no samples": ({"train": list}, "the training data of task '' hold 0 samples: there is nothing to train on"),
     "data that raise": ({"train": fail}, "the training data of task '' cannot be loaded: RuntimeError: not today"),
     "no data": ({"train": lambda: None}, "the training data of task '': NoneType cannot be dealt out in portions"),

@@ -28,7 +28,7 @@ from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Strategy, find
 from distbelief.tasks import Task, available, resolve
-from distbelief.tasks.files.constrained import MARK, constrain, layers, trained_name
+from distbelief.tasks.constrained import MARK, constrain, layers, trained_name
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import ACCURACY
 from distbelief.tasks.worker import build_model, measure

@@ -18,8 +18,7 @@ from distbelief.lab.cost.options import CostRequest
 from distbelief.lab.cost.profile import Profile, StepTime, UpdateCost, busy_notes, ladder
 from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.record.folder import versions
-from distbelief.record.limits import free_memory
-from distbelief.record.machine import machine
+from distbelief.record.limits import free_memory, machine
 from distbelief.tasks import Data, Task
 from distbelief.tasks.worker import load, with_data
 

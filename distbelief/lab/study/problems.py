@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from distbelief.tasks.mnist import CLASSES, IMAGE, load_mnist
+from distbelief.tasks.digits import CLASSES, IMAGE, load_mnist
 from distbelief.tasks.task import Task, TensorData
 from distbelief.zoo.gpt import TENTH, python_help
 

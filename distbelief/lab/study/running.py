@@ -29,7 +29,7 @@ from distbelief.lab.study.trials import (
     unevenness,
 )
 from distbelief.record.folder import RunFolder, write_atomically
-from distbelief.record.machine import busy, machine
+from distbelief.record.limits import busy, machine
 
 STUDY, MACHINE, TRIAL, COSTS = "study.json", "machine.json", "trial.json", "costs.jsonl"
 RUN = "run"

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
-from distbelief.network.measured import measured_topology
+from distbelief.network.slurm import measured_topology
 from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened

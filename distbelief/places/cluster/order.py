@@ -8,8 +8,7 @@ from typing import NamedTuple
 from distbelief.core import roles
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.network.graph import Topology
-from distbelief.network.routes import Routes
+from distbelief.network.graph import Routes, Topology
 from distbelief.network.shapes import is_shape
 from distbelief.network.slurm import parse_topology
 from distbelief.places.cluster.hosts import Host

@@ -36,7 +36,7 @@ from distbelief.split.tracing import examples
 from distbelief.strategies import Single
 from distbelief.strategies.partition import STREAM, AnsweringPart, answering_part
 from distbelief.tasks import Task, resolve
-from distbelief.tasks.files.constrained import fill
+from distbelief.tasks.constrained import fill
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.task import Data, TensorData

@@ -24,7 +24,7 @@ from distbelief.places.processes.script import check_file
 from distbelief.places.view import View
 from distbelief.split.options import Split
 from distbelief.strategies import check_findable
-from distbelief.strategies.base import is_alone, path_of
+from distbelief.strategies.base import DIRECT, is_alone, path_of
 
 if TYPE_CHECKING:
     from distbelief.places.attempt import Attempt
@@ -181,7 +181,9 @@ class Local(LocalOptions):
         """Return what `job.json` keeps of this place."""
         kept: Json = {}
         if job.strategy.held_by is Holder.SHARDS:
-            kept["path"] = path_of(self.path, job.strategy, settings, self.carrier)
+            # without shards' processes in the way of updates there is one path, which cannot be chosen
+            only = "path" in job.strategy.meaningless and job.strategy.needs_memory(settings, self.carrier)
+            kept["path"] = DIRECT if only else path_of(self.path, job.strategy, settings, self.carrier)
         if not is_alone(job.strategy):
             kept["carrier"] = "tls" if self.encrypted else self.carrier
         if self.compute:

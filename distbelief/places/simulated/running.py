@@ -22,7 +22,7 @@ from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
-from distbelief.strategies.base import is_alone
+from distbelief.strategies.base import DIRECT, is_alone
 
 
 def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None) -> Json:
@@ -33,7 +33,9 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
     """
     evaluates(settings, task_of(job))
     with _interrupts() as stopped:
-        more = {"cluster": cluster.described()}
+        more: Json = {"cluster": cluster.described()}
+        if "path" in job.strategy.meaningless and job.strategy.needs_memory(settings, "virtual"):
+            more["path"] = DIRECT
         attempt = Attempt(job, settings, view, 0.0, cluster.keep or job.out is not None, more)
         clock = VirtualClock()
         try:

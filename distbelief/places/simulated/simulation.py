@@ -51,8 +51,7 @@ from distbelief.places.simulated.traffic import traffic
 from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.supervisor import Supervisor
 from distbelief.record.journal import Journal
-from distbelief.record.memory import MemoryStore
-from distbelief.record.restore import CheckpointStore, load_weights
+from distbelief.record.restore import CheckpointStore, MemoryStore, load_weights
 from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver

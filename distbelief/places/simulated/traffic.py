@@ -6,7 +6,7 @@ from collections import Counter
 
 from distbelief.core import roles
 from distbelief.core.records import Json
-from distbelief.network.routes import busiest_link
+from distbelief.network.graph import busiest_link
 from distbelief.schedules.on_topology import NAMED
 from distbelief.transport.routed import RoutedNetwork
 

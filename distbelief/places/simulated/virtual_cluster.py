@@ -15,7 +15,7 @@ from distbelief.core.settings import SORTED, Check, Settings, option
 from distbelief.core.values import Checked, CheckedStruct
 from distbelief.errors import UsageError
 from distbelief.job import Job, refusals, refuse
-from distbelief.network.routes import Routes
+from distbelief.network.graph import Routes
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import Handling
 from distbelief.places.topologies import topology
@@ -88,7 +88,7 @@ class VirtualCluster(Checked):
     restart_seconds: float = 1.0
     """Time from a crash to the first word of the next life."""
     phantom: bool = False
-    """Compute nothing, move no bytes: only the time that passes, to which learning rates and clipping are nothing."""
+    """Compute nothing and move no bytes; only time passes. Learning rates and clipping have no effect."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     handling: Handling = Handling()

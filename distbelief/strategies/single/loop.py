@@ -27,9 +27,8 @@ from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout
 from distbelief.strategies.context import LoopContext, LoopSteps
-from distbelief.tasks.decay import groups_of
 from distbelief.tasks.flat import FlatModule
-from distbelief.tasks.sparse import check_dense, check_rows
+from distbelief.tasks.sparse import check_dense, check_rows, groups_of
 from distbelief.tasks.worker import Trainer, check_measure, measure
 
 

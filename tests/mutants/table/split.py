@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant("a-plan-forgets-the-split-of-its-task", OWN, "lab/plan/plan.py",
         ", own=self._task.split)", ")",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
-    Mutant("a-price-forgets-the-split-of-its-task", OWN, "cli/commands.py",
+    Mutant("a-price-forgets-the-split-of-its-task", OWN, "cli/costs.py",
         "settings.chunks, resolved.split)", "settings.chunks)",
         ("tests/core/test_plans.py::test_the_split_that_a_task_brings_is_priced",)),
     Mutant("a-split-is-tried-by-replicas-only", REFUSED, "places/processes/local.py",

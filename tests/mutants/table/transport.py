@@ -248,8 +248,8 @@ MUTANTS = [
         "LOCK_SECONDS = 60.0", "LOCK_SECONDS = 600.0",
         ("tests/processes/test_locks.py::test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it",)),
     Mutant("gradients-of-ddp-are-summed", HOOK, "integrations/hook.py",
-        "        tensor.div_(self._ranks)  # before they are added up, as DDP does: the sum of half floats could be "
-        "too large\n", "",
+        "        tensor.div_(self._ranks)  # before the sum, as DDP does: a sum of half floats could "
+        "overflow\n", "",
         ("tests/processes/test_hook.py::test_two_ranks_have_the_mean_of_their_gradients",), seconds=15),
     Mutant("a-sparse-gradient-is-begun-as-any", HOOK, "integrations/hook.py",
         "if tensor.layout is not torch.strided:", "if False:",

@@ -1,4 +1,4 @@
-"""Reader of idx files, the format of MNIST: unsigned bytes behind a short header, plain or gzipped."""
+"""Files of data: the cache folder, and idx files, the format of MNIST (unsigned bytes after a short header)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ CHUNK = 1 << 20
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """The samples in an idx file of unsigned bytes.
+    """Read the samples of an idx file, plain or gzipped: uint8 of shape (n, *shape), n at least 1.
 
-    No memory is taken before the header's promise is found possible for the size of the file.
+    No memory is allocated before the size of the file agrees with its header.
 
     Args:
-        path: The file; whether it is gzipped is seen from its first bytes.
-        shape: Of one sample: (28, 28) for MNIST's images, () for labels.
-
-    Returns:
-        uint8, of shape (n, *shape), n at least 1.
+        path: path of the file.
+        shape: shape of a sample: (28, 28) for MNIST's images, () for labels.
 
     Raises:
-        DataError: It cannot be read, or is not such a file, whole and with nothing behind it.
+        DataError: the file cannot be read, or is not a complete idx file.
     """
     try:
         if not path.is_file():
@@ -91,3 +88,12 @@ def _parse(path: Path, file: IO[bytes] | gzip.GzipFile, shape: tuple[int, ...], 
 
 def _unfit(path: Path, what: str) -> DataError:
     return DataError(f"{path} {what}; put the original file there (plain or .gz), or remove it")
+
+
+NO_HOME = "this user has no home folder: name a folder for caches by $XDG_CACHE_HOME"
+
+
+def cache_folder() -> Path | None:
+    """Return the cache folder of distbelief for this user, or None without a home folder."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return None if folder.startswith("~") else Path(folder, "distbelief")

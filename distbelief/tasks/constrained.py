@@ -1,8 +1,7 @@
-"""The task `TASK@FILE`: a task whose model begins as a compressed file has it, and keeps what was pruned and shared.
+"""The task `TASK@FILE`: a task whose model begins as a compressed file has it, and stays pruned and shared.
 
-What is pruned and shared are torch parametrizations of the model, so that whoever trains it (servers, replicas, other
-strategies) need not know of them: the parameters of a layer are its kept values, or its codebook, whose gradient is the
-sum of its members' (Han et al. 2016, section 3.3).
+Pruned and shared weights are torch parametrizations, of which strategies need not know: the parameters of a layer are
+its kept values or its codebook, whose gradient is the sum over its members (Han et al. 2016, section 3.3).
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Con
 
 
 class Constrained(nn.Module):
-    """The parametrization of a weight that was pruned or shared.
-
-    Args:
-        stored: as a file has it.
+    """The parametrization of a weight that a file has pruned or shared.
 
     >>> some = Stored((2, 2), torch.tensor([0.5, 2.0]), np.array([0, 3]), np.array([1, 0], dtype=np.uint16), 1)
     >>> layer = nn.Linear(2, 2)
@@ -46,24 +42,24 @@ class Constrained(nn.Module):
         self._shape, self._size, self._values = stored.shape, stored.size, stored.values
         places = None if stored.positions is None else torch.from_numpy(stored.positions)
         ids = None if stored.ids is None else torch.from_numpy(stored.ids.astype(np.int64))
-        # not of the state: they are the file's, and never change
+        # not in the state dict: they come from the file, and never change
         self.register_buffer("positions", places, persistent=False)
         self.register_buffer("ids", ids, persistent=False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The weight, of the kept values or of the codebook."""
+        """Return the weight, made of its kept values or of its codebook."""
         kept = values if self.ids is None else values.index_select(0, self.ids)
         if self.positions is not None:
             kept = kept.new_zeros(self._size).index_copy(0, self.positions, kept)
         return kept.view(self._shape)
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return what the file has in the place of the weight."""
+        """Return the values that the file has for the weight."""
         return self._values.to(weight)
 
 
 def layers(model: nn.Module) -> list[str]:
-    """The names of the weights that can be pruned and shared, in the order of the model; not those that are tied."""
+    """List the weights that can be pruned and shared, in the order of the model, without tied ones."""
     named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
     tied = {id(p) for p in model.parameters() if sum(p is other for other in named) > 1}
     return [
@@ -74,63 +70,48 @@ def layers(model: nn.Module) -> list[str]:
 
 
 def fill(model: nn.Module, file: ModelFile) -> nn.Module:
-    """The model with the values of a file.
+    """Fill a model with the values of a file, and return it.
 
     Raises:
-        LayoutError: they do not fit each other; the first difference is named.
+        LayoutError: the file does not fit the model; the first difference is named.
     """
     state, tensors = file.state(), model.state_dict()
     for name, tensor in tensors.items():
         if name not in state:
-            raise LayoutError(f"{file.name} has no tensor {name!r}, which the model has; name the model it was made of")
+            raise LayoutError(f"{file.name} has no tensor {name!r}, which the model has; name the model of the file")
         theirs, ours = ((list(side.shape), str(side.dtype).removeprefix("torch.")) for side in (state[name], tensor))
         if theirs != ours:
             raise LayoutError(
                 f"{name!r} is {theirs[0]} {theirs[1]} in {file.name}, the model's is {ours[0]} {ours[1]}; name the "
-                "model that it was made of"
+                "model of the file"
             )
     if more := [name for name in state if name not in tensors]:
-        raise LayoutError(
-            f"{file.name} has a tensor {more[0]!r}, which the model has not; name the model it was made of"
-        )
+        raise LayoutError(f"{file.name} has a tensor {more[0]!r}, which the model lacks; name the model of the file")
     model.load_state_dict(state)
     return model
 
 
 def constrain(model: nn.Module, file: ModelFile) -> nn.Module:
-    """The model with the values of a file, whose pruned weights stay zero and whose shared ones stay shared.
-
-    Raises:
-        LayoutError: they do not fit each other.
-    """
+    """Fill a model as `fill` does, so that pruned weights stay zero and shared ones stay shared."""
     able = layers(fill(model, file))
     for name, stored in file.tensors.items():
         if not stored.constrained:
             continue
         if name not in able:
-            raise LayoutError(f"{file.name} has {name!r} pruned or shared, which is no weight of a layer that can be")
+            raise LayoutError(f"{file.name} has pruned or shared {name!r}, which is not a weight of a supported layer")
         module, _, attribute = name.rpartition(".")
         parametrize.register_parametrization(model.get_submodule(module), attribute, Constrained(stored))
     return model
 
 
 def trained_name(name: str, stored: Stored) -> str:
-    """The name that a tensor of a file has in the state of the model that `constrain` made."""
+    """Return the name of a file's tensor in the state dict of a model that `constrain` made."""
     module, _, attribute = name.rpartition(".")
     return ".".join(filter(None, [module, "parametrizations", attribute, "original"])) if stored.constrained else name
 
 
 def constrained(model: Callable[[], nn.Module], task: str, path: str) -> Callable[[], nn.Module]:
-    """Return what builds the model of a task so that it begins as a file has it.
-
-    Args:
-        model: builds the model that the file was made of.
-        task: name of the task.
-        path: of the file.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """Return a function that builds the model of a task as a file has it, or raise a `UsageError`."""
     if not Path(path).is_file():
         raise UsageError(f"task {task}{MARK}{path}: there is no file {path}; write one with distbelief compress")
     return lambda: constrain(model(), read(Path(path)))

@@ -1,9 +1,11 @@
-"""Inference from fewer bits: products of int8, or weights that are made of their ids at each use."""
+"""Models of compressed files as plain modules, and inference in few bits: products of int8, or weights from ids."""
 
 from __future__ import annotations
 
 import math
+import os
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,27 +13,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from distbelief.codecs.file import ModelFile
+from distbelief.codecs.file import ModelFile, read
 from distbelief.codecs.stored import Stored
+from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError, unknown
+from distbelief.references import TASKS
+from distbelief.tasks.constrained import fill
+from distbelief.tasks.task import Task, resolve
 
 INFERENCES = ("float32", "int8", "ids")
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LEVELS = 127
 PAIRED_BITS = 4
-"""Ids of at most so many bits lie two in a byte."""
+"""Most bits of ids that share a byte in pairs."""
 
 
 def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.Module:
-    """The model with layers that compute from fewer bits.
+    """Replace layers of a model by ones that compute in few bits, and return it.
 
     Args:
-        model: with its values; its layers are replaced in it.
+        model: the model, with its values.
         inference: float32 (nothing is replaced), int8 or ids.
-        file: that it was filled from, for ids.
+        file: file of the values, for ids.
 
     Raises:
-        UsageError: an unknown word, or nothing there is that could be replaced.
+        UsageError: `inference` is unknown, or no layer can be replaced.
 
     >>> model = nn.Sequential(nn.Linear(4, 2, bias=False))
     >>> _ = model[0].weight.data.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]]))
@@ -48,14 +54,14 @@ def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters and buffers, whichever of them its state has."""
+    """Count the bytes of a model's parameters and buffers."""
     return sum({id(tensor): tensor.nbytes for tensor in chain(model.parameters(), model.buffers())}.values())
 
 
 def _replace_products(model: nn.Module) -> None:
     replaced = 0
     for module in list(model.modules()):
-        # attention and what else torch composes may read the weights of its layers itself
+        # modules that torch composes, such as attention, may read the weights of their layers directly
         if type(module).__module__.startswith(nn.modules.__name__) and not isinstance(module, CONTAINERS):
             continue
         for name, child in list(module.named_children()):
@@ -71,7 +77,7 @@ def _replace_products(model: nn.Module) -> None:
 
 
 class _Int8(nn.Module):
-    """Weights as int8, with a scale for each output."""
+    """A layer with weights of int8 and a scale for each output."""
 
     weight: Tensor
     scale: Tensor
@@ -89,7 +95,7 @@ class _Int8(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
 
     def product(self, rows: Tensor, scales: Tensor) -> Tensor:
-        """Whole numbers times the weights, as they would be with their scales, (rows, outputs)."""
+        """Multiply rows of whole numbers by the weights, and apply all scales: (rows, outputs)."""
         count = len(rows)
         missing = -count % 32 if rows.is_cuda else 0
         rows = functional.pad(rows, (0, -self._inputs % 8, 0, missing)).to(torch.int8)
@@ -99,20 +105,20 @@ class _Int8(nn.Module):
 
 
 class Int8Linear(_Int8):
-    """A linear layer by a product of int8: each row of the inputs has a scale of its own, its largest value's."""
+    """A linear layer by a product of int8; each row of the inputs has its own scale."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.weight, layer.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Inputs (..., features), float32."""
+        """Compute the outputs of float32 inputs (..., features)."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         whole, scales = _whole(rows)
         return self.product(whole, scales).view(*inputs.shape[:-1], self._outputs)
 
 
 class Int8Conv2d(_Int8):
-    """A 2-D convolution by a product of int8: each sample has a scale of its own."""
+    """A 2-D convolution by a product of int8; each sample has its own scale."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__(layer.weight, layer.bias)
@@ -125,7 +131,7 @@ class Int8Conv2d(_Int8):
         self._padding = (*sides[1], *sides[0])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, channels, height, width), float32."""
+        """Compute the outputs of float32 inputs (n, channels, height, width)."""
         whole, scales = _whole(inputs.flatten(1))
         padded = functional.pad(whole.view_as(inputs), self._padding)
         shape = [
@@ -139,7 +145,7 @@ class Int8Conv2d(_Int8):
 
 
 def _whole(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole numbers up to 127, in float32, and what one is worth in each row, (rows, 1)."""
+    """Return rows as whole numbers up to 127, in float32, and what one is worth in each row, (rows, 1)."""
     scales = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / LEVELS
     return (rows / scales).round_(), scales
 
@@ -148,7 +154,7 @@ def _replace_weights(model: nn.Module, file: ModelFile | None) -> None:
     shared = {name: tensor for name, tensor in (file.tensors if file else {}).items() if tensor.ids is not None}
     if not shared:
         raise UsageError(
-            "--inference ids: is of a compressed file whose weights share values; make one with distbelief compress "
+            "--inference ids: needs a compressed file whose weights share values; make one with distbelief compress "
             "--bits 4"
         )
     for name, stored in shared.items():
@@ -160,8 +166,9 @@ def _replace_weights(model: nn.Module, file: ModelFile | None) -> None:
 
 
 class FromIds(nn.Module):
-    """The parametrization of a weight that is made of its ids whenever it is used; two ids of at most 4 bits lie in a
-    byte, and both values are looked up at once.
+    """The parametrization of a weight that is looked up by its ids at each use.
+
+    Two ids of at most 4 bits share a byte, and both values are looked up at once.
 
     >>> some = Stored((2, 2), torch.tensor([0.5, 2.0]), np.array([0, 3]), np.array([1, 0], dtype=np.uint16), 1)
     >>> layer = parametrize.register_parametrization(nn.Linear(2, 2), "weight", FromIds(some))
@@ -192,12 +199,46 @@ class FromIds(nn.Module):
         self.register_buffer("positions", places, persistent=False)
 
     def forward(self, table: Tensor) -> Tensor:
-        """The weight."""
+        """Look up the weight."""
         kept = table.index_select(0, self.ids.int()).flatten()[: self._kept]
         if self.positions is not None:
             kept = kept.new_zeros(self._size).index_copy(0, self.positions.long(), kept)
         return kept.view(self._shape)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return the table that takes the place of the weight."""
+        """Return the table that replaces the weight."""
         return self._table.to(weight)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | str | None = None, inference: str = "float32") -> nn.Module:
+    """Load the model of a file that `distbelief compress` wrote, as a plain module in evaluation mode.
+
+    Args:
+        path: path of the file.
+        model: a module to fill, or the name of the task that builds it; by default the built-in task that the file
+            names. A file alone never has code imported.
+        inference: float32; int8, in which linear layers and convolutions multiply numbers of 8 bits; or ids, in which
+            shared weights are looked up at each use.
+
+    Returns:
+        The module with dense parameters; with int8 or ids, layers are replaced, for inference only.
+
+    Raises:
+        DataError: the file is missing or corrupt.
+        LayoutError: the model does not fit the file; the first difference is named.
+        UsageError: the file names no built-in task and `model` is None, or the inference is impossible.
+    """
+    file = read(Path(admit(path, str | os.PathLike, f"load({shown(path)})")))
+    admit(model, nn.Module | str | None, f"load(model={shown(model)})")
+    whole = model if isinstance(model, nn.Module) else task_of(file, model).model()
+    return lean(fill(whole, file).eval(), admit(inference, str, f"load(inference={shown(inference)})"), file)
+
+
+def task_of(file: ModelFile, task: str | None = None, data_dir: str | None = None) -> Task:
+    """Return the named task, or the built-in task that a file names; or raise a `UsageError`."""
+    if not task and file.task not in TASKS:
+        raise UsageError(
+            f"{file.name} is of task {file.task!r}, which is not built in, and no file has code imported: name the "
+            f"task yourself, --task {file.task} or load(..., {file.task!r})"
+        )
+    return resolve(task or file.task, data_dir)

@@ -1,1 +1,0 @@
-"""Sources of the data of built-in tasks."""
