@@ -304,7 +304,7 @@ def plan(args: list[str]) -> int:
     from distbelief.cli import cost_tables, plan_tables
     from distbelief.lab.plan import plan as planning
     from distbelief.lab.plan.scaling import scaling
-    from distbelief.transport.network_model import NetworkModel
+    from distbelief.transport.cluster_model import NetworkModel
 
     known: dict[str, Any] = {"slow": slow, "optimizer": chosen, "max_memory": memory}
     known |= {name: getattr(settings, name) for name in ("topology", "batch_size", "seconds", "data_dir")}
@@ -382,7 +382,7 @@ def _split_scaling(
         raise UsageError("--draw-step and --device are of one number of --partitions: leave them off, or name one")
     from distbelief.cli import cost_tables
     from distbelief.lab.plan.scaling import scaling
-    from distbelief.transport.network_model import NetworkModel
+    from distbelief.transport.cluster_model import NetworkModel
 
     way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
     with cost_tables.progress(f"splitting {task}") as show:

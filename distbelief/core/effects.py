@@ -7,7 +7,7 @@ are answered, the others are answered with None at once.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -250,6 +250,9 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 
 
 Story = Generator[Effect, Any, None]
+Returned = TypeVar("Returned")
+Steps = Generator[Effect, Any, Returned]
+"""Part of a story; the answer to an effect depends on the effect, which the type of a generator cannot express."""
 
 
 class Machine(Protocol):

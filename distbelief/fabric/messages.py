@@ -11,8 +11,8 @@ from typing import Protocol
 
 from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.core.effects import Phantom, Send
+from distbelief.fabric.base import SchedulePlayer
 from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.player import SchedulePlayer
 from distbelief.schedules.schedule import Move, RankStep, Schedule
 
 

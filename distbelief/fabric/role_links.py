@@ -22,8 +22,7 @@ from distbelief.core.conversations.grouping import Assemble, ChunkBack, ChunksTa
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.errors import DistbeliefError
-from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, schedule_of
-from distbelief.fabric.player import play
+from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, play, schedule_of
 from distbelief.fabric.waiting import ReductionThread
 from distbelief.schedules.allreduce import by_host, schedule
 from distbelief.schedules.price import LinkModel, cheapest

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distbelief.core.settings import Plan
-from distbelief.server.partial import COUNT, MISSED
+from distbelief.server.optimizers import COUNT, MISSED
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Range
 
 _VECTOR = ("vector",)

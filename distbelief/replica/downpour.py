@@ -26,17 +26,14 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Steps, Update, WriteRecord
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
-from distbelief.replica.pushes import Pushes
-from distbelief.replica.script import end_minibatch
-from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
+from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
 from distbelief.replica.split_compute import apart, gradient
-from distbelief.replica.steps import Steps
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import WorkQueue, report_seconds
+from distbelief.replica.work import Pushes, WorkQueue, report_seconds
 
 
 class DownpourReplica(ServedReplica):
@@ -633,3 +630,35 @@ class DownpourTraining:
                 self._holding, self._hold = False, None
             case _:
                 self._replica.take(arrival)
+
+
+class HogwildReplica(ServedReplica):
+    """One replica."""
+
+    def begin_training(self, server: ServerView) -> DownpourTraining:
+        """Begin Hogwild's loop."""
+        return HogwildTraining(self, server)
+
+
+class HogwildTraining(DownpourTraining):
+    """Hogwild's loop, and its state since the replica was welcomed."""
+
+    def _first_parameters(self) -> Steps[None]:
+        yield from ()  # the model computes where they lie
+
+    def _step(self, batch: Batch) -> Steps[bool]:
+        while self._holding:  # a forward pass writes buffers: it is not begun either
+            yield from self.wait()
+        replica = self._replica
+        computed: Computed = yield Compute(batch)
+        if computed.loss is not None:
+            replica.report(computed.loss, batch, replica.step)
+        yield Update(computed.samples)
+        replica.step += 1
+        self._pushes.made(computed.samples)
+        self.work.seconds += computed.seconds
+        return True
+
+    def waits(self) -> str:
+        """Say in one sentence what it waits for."""
+        return "for a checkpoint to be made" if self._holding else super().waits()

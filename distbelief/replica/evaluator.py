@@ -8,13 +8,11 @@ from collections.abc import Collection
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import evaluating, membership, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Story
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Steps, Story
 from distbelief.core.settings import Holder, Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import ShardLinks, refusal
-from distbelief.replica.parameters import Parameters
-from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
+from distbelief.replica.vectors import Parameters, Vectors
 
 TRIES = 20
 """Most times that shards which are a round behind others are asked again."""

@@ -14,12 +14,11 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.core.conversations import membership, pushing
-from distbelief.core.effects import Arrival, Connect, Payload, Send
+from distbelief.core.effects import Arrival, Connect, Payload, Send, Steps
 from distbelief.core.events import Lost
 from distbelief.core.messages import Address, Message
 from distbelief.core.protocol import ANSWERS
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, UsageError
-from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Range
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from distbelief.core import events, roles
@@ -22,18 +23,69 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Payload, Send, Story
+from distbelief.core.effects import (
+    PAUSE,
+    RECEIVE,
+    SCRIPT,
+    Arrival,
+    Attach,
+    Batch,
+    Compute,
+    Computed,
+    Payload,
+    Save,
+    Send,
+    Steps,
+    Story,
+)
 from distbelief.core.messages import Version
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
 from distbelief.replica.links import ShardLinks, unwanted
-from distbelief.replica.parameters import Parameters
-from distbelief.replica.script import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
+from distbelief.replica.vectors import Parameters, Vectors
 from distbelief.replica.work import WorkQueue, check_loss
 from distbelief.sharding.layout import Range
+
+
+class KeptScript(Protocol):
+    """A script that keeps something."""
+
+    in_step: bool
+    """True while it waits in its step, and has not done with its minibatch."""
+
+    def part(self) -> Mapping[str, Payload]:
+        """Return all that it keeps now, as a part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class LoopRequest:
+    """Settings that a user's own loop asks for, each left to the job by 0, "" or none."""
+
+    batch_size: int = 0
+    epochs: int = 0
+    order: str = ""
+    optimizers: tuple[Optimizer, ...] = ()
+    """One for each of its models."""
+    script: KeptScript | None = None
+    """The script, where it keeps something."""
+
+
+def end_minibatch(script: KeptScript | None) -> Steps[bool]:
+    """Have a script come to the end of its minibatch; returns whether it has written to its parameters there."""
+    # what it does after its step (a scheduler of minibatches, say) is part of what it keeps; its step would otherwise
+    # return only with the next minibatch
+    if script is None or not script.in_step:
+        return False
+    computed: Computed | None = yield Compute(PAUSE)
+    return computed is not None and computed.written
+
+
+def save(script: KeptScript, number: int) -> Steps[str]:
+    """Save what a script keeps; returns the error that kept it from disk, or ""."""
+    saved: events.Saved = yield Save(number, SCRIPT, dict(script.part()), {})
+    return saved.error
 
 
 class AllBack(Exception):

@@ -28,8 +28,7 @@ from distbelief.server.passed import Memory, PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
 from distbelief.server.slice import Slice, slice_of
 from distbelief.sharding.layout import Layout
-from distbelief.transport.locks import Locks
-from distbelief.transport.shared import SharedEndpoint
+from distbelief.transport.shared import Locks, SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
 """Limit for a replica's wait for a lock, before it hears what else there is and tries again."""

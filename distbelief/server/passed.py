@@ -32,7 +32,7 @@ from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
 from distbelief.fabric.copying import copy_bytes
-from distbelief.server.partial import MISSED
+from distbelief.server.optimizers import MISSED
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.layout import Range
 

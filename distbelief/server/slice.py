@@ -14,10 +14,9 @@ from distbelief.core.effects import Payload, Phantom
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
-from distbelief.server.layers import Layers
-from distbelief.server.layerwise import Layerwise
-from distbelief.server.packing import as_bytes
-from distbelief.server.partial import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
+from distbelief.server.layerwise import Layers, Layerwise
+from distbelief.server.mirror import as_bytes
+from distbelief.server.optimizers import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
 from distbelief.sharding.layout import Layout, Range, Section
 
 MASTERED = (torch.bfloat16, torch.float16)

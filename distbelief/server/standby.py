@@ -23,7 +23,7 @@ from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
-from distbelief.server.packing import Unpacking
+from distbelief.server.mirror import Unpacking
 from distbelief.server.shard import Shard, Sums
 from distbelief.server.slice import Slice
 

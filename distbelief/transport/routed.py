@@ -18,8 +18,7 @@ from distbelief.network.graph import spread
 from distbelief.network.routes import Route, Routes
 from distbelief.network.shares import FairShares, Flow
 from distbelief.schedules.price import LinkModel
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts, SimulatorClock
+from distbelief.transport.cluster_model import Hosts, NetworkModel, SimulatorClock
 from distbelief.transport.virtual import HEADER, MEMORY, VirtualEndpoint, VirtualLink, VirtualNetwork
 
 PACKET = 1500

@@ -28,8 +28,15 @@ from distbelief.errors import JobFailed
 from distbelief.schedules.price import LinkModel, Port, add, carry
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts, MessageCosts, OwnThread, SimulatorClock, Thread, VirtualHost
+from distbelief.transport.cluster_model import (
+    Hosts,
+    MessageCosts,
+    NetworkModel,
+    OwnThread,
+    SimulatorClock,
+    Thread,
+    VirtualHost,
+)
 
 HEADER = 64
 """Bytes of a message beside its payload, as the simulation counts them."""

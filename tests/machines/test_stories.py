@@ -37,7 +37,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.script import LoopRequest
+from distbelief.replica.served_replica import LoopRequest
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out

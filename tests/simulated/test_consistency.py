@@ -42,7 +42,7 @@ from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings, ways
 from distbelief.testing.simulations import draw_compute, draw_network, draw_outages, draw_revivals
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 CHUNK = 250
 FLOORS = {

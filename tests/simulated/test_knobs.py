@@ -30,7 +30,7 @@ from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach
-from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.cluster_model import NetworkModel, Outage
 
 
 class Traffic:

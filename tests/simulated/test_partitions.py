@@ -31,7 +31,7 @@ from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.endings import Endings
 from distbelief.testing.simulations import draw_compute, draw_network, draw_revivals
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 CHUNK = 50
 SPLITS = {

@@ -30,7 +30,7 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Partitions, Split
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.worker import Trainer, build_model, load, with_data
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.virtual import MEMORY
 
 SECONDS, SPLIT_SECONDS = 30.0, 3.0

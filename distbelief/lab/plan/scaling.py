@@ -24,7 +24,7 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Partitions
 from distbelief.strategies import Single
 from distbelief.tasks import Task, resolve
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 REPLICATED = PLANNED[1:]
 ENOUGH = 0.05

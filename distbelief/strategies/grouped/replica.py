@@ -45,6 +45,7 @@ from distbelief.core.effects import (
     ReduceGradients,
     Save,
     Send,
+    Steps,
     Story,
     Wake,
 )
@@ -58,10 +59,9 @@ from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
-from distbelief.replica.script import LoopRequest, end_minibatch, save
+from distbelief.replica.served_replica import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute, gradient
-from distbelief.replica.steps import Steps
 from distbelief.replica.work import check_loss, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.settings import Reducing, reduction

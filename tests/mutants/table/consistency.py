@@ -68,7 +68,7 @@ MUTANTS = [
         '        if incarnation < known:\n'
         '            return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")\n', "",
         ("tests/machines/test_shard.py::test_a_push_of_the_dead_is_neither_applied_nor_acknowledged",)),
-    Mutant("a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
+    Mutant("a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/work.py",
         "while waiting and not waiting[0].sent:", "while waiting and (not waiting[0].sent or waiting[0] is push):",
         (DOWNPOUR_SWEEP,), seconds=15),
     Mutant(
@@ -144,7 +144,7 @@ MUTANTS = [
         "            past = at\n",
         (BY_SEED,),
     ),
-    Mutant("a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
+    Mutant("a-dropped-gradient-is-not-made-again", BACKUP, "replica/work.py",
         "            self._dropped.append((self._steps, steps))\n", "            pass\n",
         (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",)),
     Mutant("a-round-waits-for-one-backup-worker-less", BACKUP, "core/rounds.py",

@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant("a-job-waits-for-who-will-not-come", OWN, "coordination/allotments.py",
         "        self._awaited.discard(who)\n", "        pass\n",
         (f"{ALLOTMENTS}::test_what_is_left_to_a_replica_that_never_comes_again_is_told",)),
-    Mutant("a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/pushes.py",
+    Mutant("a-push-counts-when-the-lead-has-made-it", SPLIT, "replica/work.py",
         "{**sent, **parts}", "{**sent}",
         (SPLIT_SWEEP,), seconds=10),
     Mutant("partitions-outlive-each-other", SPLIT, "places/supervisor.py",
