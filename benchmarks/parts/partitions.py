@@ -20,8 +20,8 @@ from benchmarks.parts.peers import Peers
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
-from distbelief.fabric.copying import DeviceCopies, device_copies
 from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
 from distbelief.places.processes.lending import lend, map_memory
 from distbelief.replica.split_compute import slots_of

@@ -249,10 +249,10 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
 
 
-Story = Generator[Effect, Any, None]
 Returned = TypeVar("Returned")
 Steps = Generator[Effect, Any, Returned]
 """Part of a story; the answer to an effect depends on the effect, which the type of a generator cannot express."""
+Story = Steps[None]
 
 
 class Machine(Protocol):

@@ -87,7 +87,6 @@ class Carrier:
         """Note that a bucket is written; as a fabric."""
 
     def reduce(self) -> bool | None:
-        """Go on with a round, as a fabric."""
         return True
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from distbelief.core.messages import PARTITIONS, Traffic
-from distbelief.fabric.copying import DeviceCopies
+from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3
 """Time of looking for a stamp before one sleeps: waking takes longer than most of what crosses."""

@@ -116,14 +116,12 @@ class SharedMemory(Carrier):
         self._wait = Wait()
 
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slot of this replica, and where the sum will be."""
         self._buckets = list(buckets)
         segment = SumMemory(self._descriptor, self._replicas, len(buckets), size)
         self._counts, self._brought, self._sum, self._line = segment.counts, segment.brought, segment.sum, segment.line
         return self._brought[self._index], self._sum
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
-        """Take one's place in a group, for which nobody is waited."""
         self.meet(group.group, [roles.index_of(member.role) for member in group.members])
         return True
 
@@ -157,7 +155,6 @@ class SharedMemory(Carrier):
         self._advance()
 
     def reduce(self) -> bool | None:
-        """Go on with a round of which all buckets are ready."""
         while self._begun:
             if self._advance():
                 self._wait.end()

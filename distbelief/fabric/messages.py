@@ -69,7 +69,6 @@ class Messages:
         self._players = {}
 
     def ready(self, bucket: int) -> None:
-        """Note that a bucket holds what this rank brings."""
         player = self._players[bucket] = SchedulePlayer(self, bucket, self._steps[bucket])
         self._missing -= player.begin()
 
@@ -81,7 +80,6 @@ class Messages:
             self._missing -= player.advance()
 
     def reduce(self) -> bool | None:
-        """Return whether every bucket of the round is done."""
         return True if not self._missing else None
 
     def outgoing(self) -> list[Send]:
@@ -110,7 +108,6 @@ class Messages:
             self._outgoing.append(Send(self._members[move.target], piece, Phantom(size)))
 
     def take(self, vector: int, step: RankStep) -> bool:
-        """Add or put the pieces of a step, if all are here."""
         bucket, at = self._buckets[vector], (self.round, vector, step.number)
         here = self._kept.get(at, {})
         if len(here) < len(step.receives):

@@ -31,16 +31,15 @@ from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
 from distbelief.core.settings import Settings
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
-from distbelief.replica.split_compute import apart, gradient
+from distbelief.replica.split_compute import apart
 from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import Pushes, WorkQueue, report_seconds
+from distbelief.replica.work import Pushes, WorkQueue, gradient, report_seconds
 
 
 class DownpourReplica(ServedReplica):
     """One replica."""
 
     def begin_training(self, server: ServerView) -> DownpourTraining:
-        """Begin Algorithm 1.1."""
         return DownpourTraining(self, server)
 
 
@@ -117,7 +116,6 @@ class DownpourTraining:
 
     @property
     def clock(self) -> int:
-        """Number of pushes that were made."""
         return self._pushes.clock
 
     def train(self) -> Steps[None]:
@@ -241,7 +239,7 @@ class DownpourTraining:
         # Look at the links before each step, so that a replica holds, leaves or ends within a step. Portions that are
         # given back are reported before anything dealt behind them is begun: steps count in the order in which they
         # were dealt.
-        if self._siblings.follows:
+        if self._replica.split is not None and self._siblings.follows:
             return (yield from self._next_of_lead())
         yield from self._look()
         drained = False
@@ -361,7 +359,8 @@ class DownpourTraining:
         self._give_back()
         # what was computed in a turn is pushed in it: nobody would know its age else
         holds = not (self._mid_minibatch or self._takes_turns)
-        while (self._holding and holds) or not self._siblings.may_push(self._pushes.clock + 1):
+        split = self._replica.split is not None
+        while (self._holding and holds) or (split and not self._siblings.may_push(self._pushes.clock + 1)):
             if self._replica.asked is not None and self._holding:
                 yield from self._replica.save_script()
             yield from self.wait()
@@ -391,7 +390,7 @@ class DownpourTraining:
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch
         self._mid_minibatch = not single
         busy = slot * len(self._models) + model
-        yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
+        yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock) if split else {})
         self._tick += self._attends
         self._stepped.add(model)
         self._steps = self._covered = self._accrued_samples = 0
@@ -515,7 +514,6 @@ class DownpourTraining:
     # what arrives
 
     def wait(self) -> Steps[None]:
-        """Wait for the next message, and do what it asks for."""
         self.take((yield RECEIVE))
         if self._must_act():
             yield from self._act()
@@ -572,7 +570,6 @@ class DownpourTraining:
         yield from pushes
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
         if self._holding and self._steps == self._pushing.push_every:
@@ -588,7 +585,6 @@ class DownpourTraining:
         return Send(self._replica.superior, self.work.report(self._pushes, wants, start))
 
     def take(self, arrival: Arrival) -> None:
-        """Note what arrived."""
         event = arrival.event
         kind = type(event)
         if self._links.stale(arrival):
@@ -636,7 +632,6 @@ class HogwildReplica(ServedReplica):
     """One replica."""
 
     def begin_training(self, server: ServerView) -> DownpourTraining:
-        """Begin Hogwild's loop."""
         return HogwildTraining(self, server)
 
 
@@ -660,5 +655,4 @@ class HogwildTraining(DownpourTraining):
         return True
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         return "for a checkpoint to be made" if self._holding else super().waits()

@@ -36,13 +36,11 @@ class Evaluator:
         self._plan: Plan | None = None
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
         return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"
 
     def standing(self) -> dict[str, object]:
-        """Return nothing: it counts nothing."""
         return {}
 
     def story(self) -> Story:

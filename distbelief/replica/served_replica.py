@@ -425,7 +425,7 @@ class ServedReplica(ABC):
             LossNotFinite: it is not a finite number.
         """
         assert self._training is not None
-        check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings.optimizer.lr)
+        check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings)
         self._training.work.count(loss)
 
     def coming(self, most: int) -> list[Batch]:
@@ -433,7 +433,6 @@ class ServedReplica(ABC):
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for, where it does."""
         if self._training is None:
             return (
                 "to be welcomed by the coordinator"
@@ -444,5 +443,4 @@ class ServedReplica(ABC):
         return waits or self._training.waits()
 
     def standing(self) -> dict[str, object]:
-        """Return its clock, once it trains."""
         return {} if self._training is None else {"clock": self._training.clock}

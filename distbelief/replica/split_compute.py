@@ -12,8 +12,8 @@ from distbelief.core.conversations.partitioning import Boundary, Crossed
 from distbelief.core.effects import Batch, Compute, Computed, Phantom, Send, Steps, Work
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.fabric.copying import DeviceCopies, device_copies
 from distbelief.fabric.crossings import Crossings
+from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.replica.siblings import Siblings
 from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask
 from distbelief.schedules.pipeline_price import BACKWARD
@@ -139,7 +139,6 @@ class ModelPart(Part):
 
     @property
     def slots(self) -> Sequence[int]:
-        """Most bytes of each thing that may cross in a step: each way, and for each microbatch."""
         return slots_of(self.split, self._microbatches, self.batch_size)
 
     def compute(self, batches: Sequence[Microbatch]) -> Passes:
@@ -148,7 +147,6 @@ class ModelPart(Part):
         return self.passes
 
     def run(self, task: SegmentTask) -> None:
-        """Compute a segment."""
         self.passes.run(task)
 
     def give(self, crossing: Crossing) -> torch.Tensor:
@@ -171,11 +169,9 @@ class ModelPart(Part):
         return tensor
 
     def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
-        """Take what has come."""
         self.passes.take(crossing, tensor)
 
     def decode(self, crossing: Crossing, data: bytearray) -> torch.Tensor:
-        """Make the tensor that has come, from its bytes, where this partition computes."""
         dtype = self.transfer(crossing).shape.dtype
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return flat.reshape(self.shape(crossing)).to(self.device)
@@ -362,16 +358,6 @@ class SplitCompute:
         parts.append(message.data)
         if not message.left:
             self._here[key] = bytearray().join(self._coming.pop(key))
-
-
-def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
-    """Compute a minibatch's gradient, or this partition's part of it; returns None where a script has left its loop."""
-    return _whole(batch) if split is None else split.compute(batch, wait)
-
-
-def _whole(batch: Batch) -> Steps[Computed | None]:
-    computed: Computed | None = yield Compute(batch)
-    return computed
 
 
 def apart(role: str, other: str) -> UsageError:

@@ -62,15 +62,12 @@ class PhantomVectors:
     initial = swap = accrue = descend = carry_buffers = free = _do_nothing
 
     def norm(self) -> float:
-        """Return the norm of nothing."""
         return 0.0
 
     def outgoing(self, slot: int, part: Range) -> Payload:
-        """Return a stand-in that knows its length."""
         return Phantom(part.size)
 
     def covered(self, slot: int, part: Range) -> tuple[Range, ...]:
-        """Return the whole range."""
         return (part,)
 
 

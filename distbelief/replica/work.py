@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Protocol
 
 from distbelief.core.conversations.dealing import Progress, StreamStart
-from distbelief.core.effects import Batch, Send
+from distbelief.core.effects import Batch, Compute, Computed, Send, Steps
 from distbelief.core.portions import Portion
+from distbelief.core.settings import Settings
 from distbelief.errors import LossNotFinite
+from distbelief.replica.split_compute import SplitCompute
 
 REPORT_SECONDS = 0.25
 """Seconds that a replica computes between two reports, beside those at the end of a portion."""
@@ -131,7 +133,15 @@ class WorkQueue:
         return report
 
 
-def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str, lr: float) -> None:
+def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
+    """Compute a minibatch's gradient, or this partition's part of it; returns None where a script has left its loop."""
+    if split is not None:
+        return (yield from split.compute(batch, wait))
+    computed: Computed | None = yield Compute(batch)
+    return computed
+
+
+def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str, settings: Settings) -> None:
     """Refuse a loss, or the norm of a gradient, that is no finite number.
 
     Raises:
@@ -140,7 +150,7 @@ def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str
     if not math.isfinite(loss):
         where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
         raise LossNotFinite(
-            f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {lr:g}),"
+            f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {settings.optimizer.lr:g}),"
             " clip with --clip-norm, or look for a division by zero in the model"
         )
 

@@ -330,11 +330,9 @@ class DirectEndpoint(SharedEndpoint):
     def _do(self, to: str, shared: SharedShard, message: messages.Message, payload: Payload | None) -> bool:
         """Have a shard answer; whether it may."""
         shard = shared.shard
-        if type(message) is pushing.Fetch and not shard.may_fetch(self.role, message.tick):
+        if not shard.may_take(self.role, message):
             return False
         if type(message) is pushing.Push:
-            if not shard.policy.may_push(self.role):
-                return False
             self.traffic.shared_memory[PUSH] += message.stop - message.start
         for effect in shard.handle(self.role, message, payload):
             if not isinstance(effect, Send) or effect.to != self.role:

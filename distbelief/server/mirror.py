@@ -18,6 +18,7 @@ from distbelief.core.events import Lent
 from distbelief.core.ledger import PushTaken
 from distbelief.core.messages import Address, Message
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.slice import as_bytes
 
 
 class ArrayBytes(NamedTuple):
@@ -83,11 +84,6 @@ class Unpacking:
                 f"{payload.nbytes} bytes at {piece.offset} are not of array {piece.name!r} {piece.shape}"
             )
         room.copy_(payload.view(torch.uint8))
-
-
-def as_bytes(array: torch.Tensor) -> torch.Tensor:
-    """Return a view of a contiguous array as 1-D bytes."""
-    return array.reshape(-1).view(torch.uint8)
 
 
 def stage(payload: Payload, room: Payload | None) -> Payload:

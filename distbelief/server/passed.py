@@ -31,9 +31,8 @@ from distbelief.core.effects import Payload
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
-from distbelief.fabric.copying import copy_bytes
 from distbelief.server.optimizers import MISSED
-from distbelief.server.slice import TorchSlice
+from distbelief.server.slice import TorchSlice, copy_bytes
 from distbelief.sharding.layout import Range
 
 Memory = Callable[[int], torch.Tensor]
@@ -81,7 +80,7 @@ class PassedLayout:
         self._offsets = [0, *accumulate(beside)]
         self._beside = self._shards * (PAGE + 2 * NOTE)
         self._vectors = self._beside + 2 * self._offsets[-1]
-        self._stride = _paged(plan.layout.total)
+        self._total, self._stride = plan.layout.total, _paged(plan.layout.total)
         self.length = self._vectors + 2 * self.places * self._stride
 
     def words(self, memory: torch.Tensor, shard: int) -> memoryview:
@@ -105,7 +104,7 @@ class PassedLayout:
     def vector(self, memory: torch.Tensor, buffer: int) -> torch.Tensor:
         """Return the flat vector of a buffer: 1-D uint8."""
         start = self._vectors + buffer * self._stride
-        return memory[start : start + self.plan.layout.total]
+        return memory[start : start + self._total]
 
     def beside(self, memory: torch.Tensor, shard: int, half: int) -> torch.Tensor:
         """Return one of the two halves for what a shard keeps beside its parameters: 1-D uint8."""
@@ -254,7 +253,6 @@ class PassedSlice:
     # buffers
 
     def of(self, model: int) -> PassedSlice:
-        """Return itself: shards of several models are not shared."""
         return self
 
     def _at(self, buffer: int) -> TorchSlice:
@@ -376,12 +374,10 @@ class PassedSlice:
     # what a slice does
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         self._change().fill(payload, frozen)
         self._settle()
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
-        """Make one optimizer step with a push."""
         # An update that only adds reads the newest parameters and the gradient, and writes the sum: no copy is needed
         # first. What a push does not cover is zero in its slot, and adds nothing.
         if not self.adds or self._options or self.now < 0:
@@ -402,25 +398,20 @@ class PassedSlice:
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push to what the next `step` is made with."""
         self._change().gather(sender, slot, payload, weight, average, covered)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered."""
         self._change().step(factor, weight, norms)
         self._settle()
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Step with these options of parameter groups from here on, and with the job's where none is named."""
         self._options = options
 
     def squares(self) -> Squares:
-        """Return no norms: on this path none are exchanged."""
         return ()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of a `sum`."""
         return self._at(self._buffers[0]).sum_size
 
     def sum(self) -> Payload:
@@ -432,15 +423,12 @@ class PassedSlice:
         raise LocalProtocolError("a slice that replicas update themselves has no sums: a standby needs --path served")
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Refuse, as `sum` does."""
         self.sum()
 
     def moving(self) -> Payload:
-        """Return the bytes of the moving range: no copy."""
         return self._at(self.now).moving()
 
     def frozen(self) -> Payload:
-        """Return the bytes of the frozen range: no copy."""
         return self._at(self._buffers[0]).frozen()
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -448,7 +436,6 @@ class PassedSlice:
         return self._current().arrays()
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         held = self._change()
         held.load(arrays)
         self._is_stepped = False

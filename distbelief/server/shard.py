@@ -220,7 +220,6 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
         # These three read the shard's state, which amid an update is of no moment: pushes have been taken, are in no
         # parameters, and their sum is no part of a checkpoint.
         if self._pending is not None and isinstance(
@@ -529,6 +528,12 @@ class Shard:
         answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
         return [Send(sender, answer, values)]
 
+    def may_take(self, who: str, message: messages.Message) -> bool:
+        """Return whether a message of a replica can be acted on now; asked again whenever something has changed."""
+        if type(message) is pushing.Push:
+            return not self._policy_decides or self.policy.may_push(who)
+        return type(message) is not pushing.Fetch or self.may_fetch(who, message.tick)
+
     def may_fetch(self, who: str, tick: int) -> bool:
         """Return whether a step may begin with the parameters as they are."""
         # A begun update is in the policy's floor and not in the parameters. And a floor that the standby does not know
@@ -742,13 +747,11 @@ class Shard:
         return reasons | {key.who: self.policy.why(key) + slowest for key in self._pushes}
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._held_range is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
     def standing(self) -> dict[str, object]:
-        """Return its version, and what is applied of each replica."""
         rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}
         for role, (version, staleness) in self._latest.items():
             rows[role] |= {"version": version, "staleness": staleness}

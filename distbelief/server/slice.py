@@ -15,7 +15,6 @@ from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
 from distbelief.server.layerwise import Layers, Layerwise
-from distbelief.server.mirror import as_bytes
 from distbelief.server.optimizers import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
 from distbelief.sharding.layout import Layout, Range, Section
 
@@ -82,6 +81,24 @@ class Slice(Protocol):
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Take back what `arrays` gave."""
+
+
+def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy bytes (1-D uint8, of one length), as words where both allow: 64 MB take torch three quarters of the time.
+
+    >>> to = torch.zeros(3, dtype=torch.uint8)
+    >>> copy_bytes(to, torch.arange(3, dtype=torch.uint8))
+    >>> to.tolist()
+    [0, 1, 2]
+    """
+    if not (to.nbytes | to.data_ptr() | source.data_ptr()) & 7:
+        to, source = to.view(torch.int64), source.view(torch.int64)
+    to.copy_(source)
+
+
+def as_bytes(array: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous array as 1-D bytes."""
+    return array.reshape(-1).view(torch.uint8)
 
 
 class _TrainedPiece:
@@ -196,11 +213,9 @@ class TorchSlice:
         """Each slot of a replica: its bytes, and the gradients and buffers in it."""
 
     def of(self, model: int) -> TorchSlice:
-        """Return itself: it is of one model."""
         return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         assert isinstance(payload, torch.Tensor)
         (self._frozen if frozen else self._moving).copy_(payload)
         self.moved()
@@ -221,7 +236,6 @@ class TorchSlice:
         covered: Sequence[Range] = (),
         norms: Squares = (),
     ) -> None:
-        """Make one optimizer step with a push."""
         gradients, values = self._typed(sender, slot, payload)
         self._take_gradients(gradients)
         self._missing = self._left_out(covered)
@@ -235,7 +249,6 @@ class TorchSlice:
         return self._layers.squares() if self._layers else ()
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Step with these options of parameter groups from here on, and with the job's where none is named."""
         if options != self._options and self._optimizer is not None:
             self._options, self._factor = options, math.nan  # no factor is equal to that: the next step sets the rates
             for group, job_options in zip(self._optimizer.param_groups, self._job_options, strict=True):
@@ -306,7 +319,6 @@ class TorchSlice:
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push, times its weight, to the working gradient of each piece."""
         # The first push of an update overwrites the sum of the last one, so nothing need be zeroed, and with weight 1
         # it is a plain copy. Buffers that are not averaged go into the slice at once: the latest stay.
         self._weight += weight
@@ -334,7 +346,6 @@ class TorchSlice:
                 _average(piece.working(), value, self._gathered)
 
     def squares(self) -> Squares:
-        """Return the squared norms of the parts that are here of the layers that are cut."""
         self._set_gradients(1.0)
         return self._layers.squares() if self._layers else ()
 
@@ -352,7 +363,6 @@ class TorchSlice:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered."""
         self._set_gradients(weight)
         self._optimize(factor, norms)
         for piece in self._carried:
@@ -373,7 +383,6 @@ class TorchSlice:
         return torch.cat([as_bytes(part) for part in self._sums()])
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Take the `sum` of so many pushes."""
         assert isinstance(payload, torch.Tensor)
         sums = self._sums()
         for room, part in zip(sums, payload.split([room.nbytes for room in sums]), strict=True):
@@ -385,11 +394,9 @@ class TorchSlice:
         return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
-        """Return the bytes of the moving range: no copy."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """Return the bytes of the frozen range: no copy."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -406,7 +413,6 @@ class TorchSlice:
         return arrays
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         self._moving.copy_(arrays["vector.moving"])
         self._frozen.copy_(arrays["vector.frozen"])
         for piece in self._trained:
@@ -544,17 +550,14 @@ class SlicesOfModels(TorchSlice):
         ]
 
     def of(self, model: int) -> TorchSlice:
-        """Return the slice of one of them."""
         return self._models[model]
 
     def moved(self) -> None:
-        """Have each part go on from what lies in its range."""
         for model in self._models:
             model.moved()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of the sums of all."""
         return sum(model.sum_size for model in self._models)
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -563,7 +566,6 @@ class SlicesOfModels(TorchSlice):
         return {**beside, "vector.moving": self._moving, "vector.frozen": self._frozen}
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         for model, within in zip(self._models, self._within, strict=True):
             model.load({**arrays, "vector.moving": arrays["vector.moving"][within]})
 
@@ -590,28 +592,22 @@ class PhantomSlice:
     fill = apply = gather = set_options = step = take_sum = load = _do_nothing
 
     def of(self, model: int) -> PhantomSlice:
-        """Return itself: it holds nothing of any model."""
         return self
 
     def squares(self) -> Squares:
-        """Return no norms."""
         return ()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of the moving range."""
         return self._moving.nbytes
 
     def moving(self) -> Payload:
-        """Return a stand-in."""
         return self._moving
 
     sum = moving
 
     def frozen(self) -> Payload:
-        """Return a stand-in."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return no arrays."""
         return {}

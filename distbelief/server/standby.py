@@ -180,7 +180,6 @@ class Standby:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
         if roles.kind(sender) is roles.Kind.SHARD and sender != self._shard:
             raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
         return self._answers.to(sender, type(event))(sender, event, payload)
@@ -194,11 +193,9 @@ class Standby:
         return [Send(self._shard, mirroring.Confirmed(self.incarnation, event.number, slot))]
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         return "" if self.following and self.following.whole else "to be sent what its shard holds"
 
     def standing(self) -> dict[str, object]:
-        """Return the version that it holds."""
         now = self.following
         return {"version": now.shard.version.updates} if now and now.whole else {}
 

@@ -100,14 +100,12 @@ class UnlockedSlice(TorchSlice):
             self.load(super().arrays())  # some optimizers have a state before their first step
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return everything that a checkpoint holds, by name: views, not copies."""
         for name, value in self._kept.items():
             if name.endswith(".step"):
                 value.fill_(self.counts.total(UPDATES))
         return {"vector.moving": self._moving, "vector.frozen": self._frozen, **self._kept}
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         for name, value in self.arrays().items():
             if name in arrays and arrays[name].data_ptr() != value.data_ptr():
                 value.copy_(arrays[name])
@@ -162,7 +160,6 @@ class UnlockedShard(Shard):
             self.samples, self.staleness = counts.total(SAMPLES), counts.staleness()
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event."""
         self._count_updates()
         effects = super().handle(sender, event, payload)
         if self._counts is not None and not self._counts.filled and not self.waits():
@@ -170,6 +167,5 @@ class UnlockedShard(Shard):
         return effects
 
     def standing(self) -> dict[str, object]:
-        """Return its version, as it is by now."""
         self._count_updates()
         return super().standing()

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from distbelief.core.optimizer import ParameterGroup
 from distbelief.errors import TrainingError, UsageError
-from distbelief.fabric.copying import CudaDevice, pin
+from distbelief.fabric.pinned import CudaDevice, pin
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, Tensor, lay_out
 from distbelief.tasks.users_tensors import UsersTensors, named_tensors
 

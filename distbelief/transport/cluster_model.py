@@ -221,7 +221,6 @@ class OwnThread(Thread):
         """The clock's queue of whom it is to call: what is given later is done later."""
 
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Work, and then call."""
         self.worked += seconds
         clock, free = self._clock, self._free
         now = clock.time
@@ -229,23 +228,19 @@ class OwnThread(Thread):
         clock.call_at(free, then, argument, self._queue)
 
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Make a step, and then call."""
         worked = self.worked  # in which steps do not count
         self.do(seconds, then, argument)
         self.worked = worked
 
     def owe(self, seconds: float) -> None:
-        """Work."""
         self.worked += seconds
         now, free = self._clock.time, self._free
         self._free = (free if free > now else now) + seconds
 
     def works(self) -> bool:
-        """Return whether work is left, or a call that is due."""
         return self._free > self._clock.time or bool(self._queue)
 
     def stop(self) -> None:
-        """Do nothing more."""
         self._clock.forget(self._queue)
 
 
@@ -346,7 +341,6 @@ class SharedThread(Thread):
         self._began = self.worked = 0.0
 
     def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
-        """Work, and then call."""
         self.worked += seconds
         self._add(seconds, 0.0, then, argument)
 
@@ -364,15 +358,12 @@ class SharedThread(Thread):
         self._host.begin(self, self._given[0][0])
 
     def owe(self, seconds: float) -> None:
-        """Work."""
         self.do(seconds, None, None)
 
     def works(self) -> bool:
-        """Return whether work is left."""
         return bool(self._given)
 
     def stop(self) -> None:
-        """Do nothing more."""
         if self._given:
             self._given.clear()
             self._host.end(self)

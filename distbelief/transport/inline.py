@@ -112,7 +112,6 @@ class InlineEndpoint(Endpoint):
             queue.append((self.role, Arrival(peer, Lost(reason))))
 
     def close(self) -> None:
-        """Take part no longer; what was sent is still delivered."""
         if self.network.endpoints.get(self.role) is self:
             del self.network.endpoints[self.role]
             for peer in list(self.links):

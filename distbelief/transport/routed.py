@@ -67,7 +67,6 @@ class RoutedNetwork(VirtualNetwork):
         """All that there were."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
-        """The endpoint of a role."""
         endpoint = self.endpoints[role] = RoutedEndpoint(role, self, incarnation)
         return endpoint
 

@@ -24,8 +24,8 @@ import torch
 
 from distbelief.core.messages import Bulk
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError, UsageError
-from distbelief.fabric.copying import copy_bytes
 from distbelief.fabric.waiting import Wait
+from distbelief.server.slice import copy_bytes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Arena, plain_arena
 from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
@@ -57,6 +57,8 @@ class Locks:
         Raises:
             JobFailed: it was not to be had for `LOCK_SECONDS`.
         """
+        if self._try(number):
+            return True
         began, wait = time.monotonic(), Wait()
         while not self._try(number):
             if wait.rest():
@@ -115,11 +117,6 @@ class SharedEndpoint(SocketEndpoint):
         return self.arena
 
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; returns the address to advertise.
-
-        Raises:
-            UsageError: the address is in use or no `unix:@NAME`.
-        """
         address = address or f"{_SCHEME}distbelief-{secrets.token_hex(8)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -134,7 +131,6 @@ class SharedEndpoint(SocketEndpoint):
         return address
 
     def close(self) -> None:
-        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
         super().close()
         if self._segment >= 0:
             os.close(self._segment)

@@ -124,11 +124,6 @@ class SocketEndpoint(NetworkEndpoint):
         """Wait until what was sent can no longer be lost by closing."""
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to one incarnation, that listens at an address; it is there at the return.
-
-        Raises:
-            JobFailed: nobody answers there; UsageError: the address is of another kind, or not allowed.
-        """
         if (old := self._links.get(role)) is not None:
             if incarnation <= old.hello.incarnation:
                 raise LocalProtocolError(
@@ -152,12 +147,6 @@ class SocketEndpoint(NetworkEndpoint):
         self._bound(link)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one; it leaves with the next `poll`, with all for that peer.
-
-        Raises:
-            LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long
-                as it says.
-        """
         link = self._links.get(to)
         if link is None or link.error:
             return
@@ -194,11 +183,9 @@ class SocketEndpoint(NetworkEndpoint):
                 )
 
     def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of the peer that opened the link; -1 where unknown, or without a link."""
         return self._links[peer].hello.incarnation if peer in self._links else -1
 
     def flush(self) -> None:
-        """Send what is kept, as far as the peers take it at once."""
         for link in self._dirty:
             link.dirty = False
             if not link.writing and not link.closed:
@@ -206,24 +193,20 @@ class SocketEndpoint(NetworkEndpoint):
         self._dirty.clear()
 
     def settle(self) -> None:
-        """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
         if self._unsettled:
             for link in self._unsettled:
                 link.settle()
             self._unsettled.clear()
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
         if (link := self._links.get(peer)) is not None and not link.dropped:
             self._drop_later(link, reason)
 
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor of somebody else can be read; fileno stays theirs."""
         self._watched[fileno] = ready
         self._epoll.register(fileno, IN)
 
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for arrivals, and deliver all."""
         if self._closed:
             return
         self._delivered = False
@@ -253,7 +236,6 @@ class SocketEndpoint(NetworkEndpoint):
                     return
 
     def close(self) -> None:
-        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
         if self._closed:
             return
         self._closed = True

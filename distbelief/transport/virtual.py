@@ -212,11 +212,6 @@ class VirtualEndpoint(Endpoint):
         return EMPTY if self.network.phantom else super().allocate(held, gradients, parameters)
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a life of a role; addresses mean nothing here.
-
-        Raises:
-            JobFailed: it is not there.
-        """
         peer = self.network.endpoints.get(role)
         if peer is None or peer.closed or 0 <= incarnation != peer.incarnation:
             self.unreached.add(role)
@@ -229,7 +224,6 @@ class VirtualEndpoint(Endpoint):
             self._reach(peer)
 
     def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of the peer that the link is to; -1 without a link."""
         link = self.links.get(peer)
         return -1 if link is None or link.gone else link.peer.incarnation
 
@@ -385,7 +379,6 @@ class VirtualEndpoint(Endpoint):
         self.deliver(arrival)
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer, on both sides."""
         link = self.links.get(peer)
         if link is not None and not link.gone:
             link.peer._hear_of_end(self, f"{self.role} closed the link: {reason}", link.last)

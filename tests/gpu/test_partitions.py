@@ -18,8 +18,8 @@ from torch import nn
 import distbelief as db
 from benchmarks import BENCHES
 from distbelief.core.optimizer import optim
-from distbelief.fabric.copying import DeviceCopies, device_copies
 from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost import splitting
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.places.processes.local import Local

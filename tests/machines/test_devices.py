@@ -22,8 +22,8 @@ from distbelief.core import roles
 from distbelief.core.conversations.partitioning import Boundary
 from distbelief.core.effects import RECEIVE, Batch, Receive, Send, Steps
 from distbelief.core.settings import Settings
-from distbelief.fabric.copying import CudaDevice, DeviceCopies, pin
 from distbelief.fabric.crossings import Crossings, segment_bytes
+from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.runtime.split_model import SplitModel
