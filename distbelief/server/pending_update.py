@@ -1,4 +1,4 @@
-"""An update that a shard has begun, and what its standby and its replicas are told of it."""
+"""An update that a shard has begun, and its messages to the standby and to replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distbelief.server.slice import Slice
 
 
 class PendingUpdate(NamedTuple):
-    """One update, with the held pushes that are in it."""
+    """One update, with its held pushes."""
 
     due: PlannedUpdate
     factor: float
@@ -26,13 +26,13 @@ class PendingUpdate(NamedTuple):
     staleness: tuple[int, ...]
 
     def has(self, key: Key) -> bool:
-        """Return whether a push is in it."""
+        """Return whether a push is part of the update."""
         return any(key == known for known, _ in self.pushes)
 
     def mirrored(self, mirror: Mirror, held: Slice, floor: int, norms: Squares) -> list[Effect]:
-        """Have the standby make it too."""
-        # Gathered pushes are at the standby already, which only needs to know when to step. Held ones are not: it gets
-        # their sum, one vector for all, and whose they are.
+        """Have the standby make the same update."""
+        # The standby has gathered pushes already, and needs only the order to step. It has no held pushes: it gets
+        # their sum, in one vector, and their keys.
         if not self.pushes:
             return mirror.tell(step=(self.due.samples, self.factor, self.due.weight))
         if mirror.place is None:
@@ -45,7 +45,7 @@ class PendingUpdate(NamedTuple):
         return mirror.copy(sums, payload)
 
     def acknowledged(self, version: Version) -> list[Effect]:
-        """Acknowledge the pushes that are in it."""
+        """Acknowledge the pushes of the update."""
         return [acknowledgement(key.who, push, version) for key, push in self.pushes]
 
 
@@ -63,5 +63,5 @@ def acknowledgement(who: str, push: pushing.Push, version: Version, dropped: boo
 
 
 def push_taken(who: str, push: pushing.Push) -> PushTaken:
-    """Return a push as a ledger notes it."""
+    """Return a push in the form of the ledger."""
     return PushTaken(who, push.partition, push.incarnation, push.clock)

@@ -1,4 +1,4 @@
-"""Common part of the carriers over sockets: admission, introductions, frames, and the one poll loop."""
+"""Common part of the carriers over sockets: admission, introductions, frames, and the poll loop."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
 
 LOOK_SECONDS = 300e-6
-"""Time of looking before sleep. To wake a process on another core takes 20 to 50 us, longer than a short message.
-"""
+"""Time of looking before sleep: to wake a process on another core takes 20 to 50 us, longer than a short message."""
 CROWDED_SECONDS = 20e-6
-"""A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
+"""Duration of a yield that shows another thread at work on this core, which looking would disturb."""
 REST_LIMIT = 63
-"""Most waits that sleep at once after looks were in vain."""
-_EVENTS = 128  # links served by one wait; the kernel goes round among the ready ones
+"""Most waits in a row that sleep without a look."""
+_EVENTS = 128  # most links of one wait; the kernel takes turns among the ready ones
 
 
 class Patience:
-    """Waits for the events of an epoll.
+    """Waits for the events of an epoll: it looks for a moment before it sleeps, as long as that pays."""
 
-    After a look in vain the next wait sleeps at once, and twice as many after the next such look: crowded cores are
-    hardly looked on.
-    """
+    # After a look without an event the next wait sleeps at once; after another such look twice as many do, and so on.
+    # So a busy machine loses hardly any time to looks.
 
     def __init__(self, epoll: select.epoll) -> None:
         self._poll = epoll.poll
         self._rest = self._resting = 0
 
     def wait(self, timeout: float | None) -> list[tuple[int, int]]:
-        """The events that are there, or the first to come within `timeout` seconds; None waits for ever."""
+        """Return the next events; none after `timeout` seconds, and no limit where that is None."""
         poll = self._poll
         if self._resting or (timeout is not None and timeout <= LOOK_SECONDS):
             self._resting = max(0, self._resting - 1)
@@ -65,14 +63,14 @@ class Patience:
 CLOSE_SECONDS = 1.0
 """Limit for `close` to send the last messages."""
 
-_READ = 16 << 10  # what of a payload comes with its message is copied once more, so not much
-_FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
+_READ = 16 << 10  # bytes read with a frame: the part of a payload among them is copied once more
+_FLUSH = 128 << 10  # queued bytes beyond which a message is sent before the next poll
 
 _log = logging.getLogger(__name__)
 
 
 class SocketEndpoint(NetworkEndpoint):
-    """One role's end over stream sockets, for one thread at a time; `deliver` may send, settle, close, not poll."""
+    """One role's end over stream sockets, for one thread at a time."""
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role)
@@ -94,19 +92,19 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
-        """Connect to a role at an address, blocking; raises OSError, or UsageError for another kind of address."""
+        """Connect to a role, and wait for that; raises OSError, or UsageError for another kind of address."""
 
     @abstractmethod
     def _admit(self, connection: socket.socket) -> socket.socket:
-        """Set up a connection that was accepted; raises OSError to refuse it."""
+        """Prepare an accepted connection; raises OSError to refuse it."""
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
-        """Make `link.lent` of what the peer's Hello lends; raises RemoteProtocolError where that cannot be."""
+        """Set `link.lent` to the vectors that the peer's Hello lends; raises RemoteProtocolError where it cannot."""
 
     @abstractmethod
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:
-        """Bring a payload across, or return the bytes that are to follow its message."""
+        """Bring a payload to the peer, or return the bytes that are to follow its message."""
 
     @abstractmethod
     def _landing(self, payload: torch.Tensor) -> memoryview | None:
@@ -117,7 +115,7 @@ class SocketEndpoint(NetworkEndpoint):
         connection.sendall(frame)
 
     def _receive_first(self, link: Link) -> int:
-        """Receive from a stranger, into the scratch buffer."""
+        """Receive from a link without an introduction, into the scratch buffer."""
         return link.socket.recv_into(self._scratch, HELLO_LIMIT)
 
     def _linger(self, link: Link, deadline: float) -> None:
@@ -280,7 +278,7 @@ class SocketEndpoint(NetworkEndpoint):
         link.limit += self.arena.held.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
-        """Serve a descriptor that is no link; an unknown one is of a link that was closed as its event waited."""
+        """Serve a descriptor that is no link; an unknown one is of a link that closed while its event waited."""
         if fd in self._watched:
             self._delivered = True
             self._watched[fd]()
@@ -305,12 +303,12 @@ class SocketEndpoint(NetworkEndpoint):
             self._strangers[link.fd] = link
             if len(self._strangers) > STRANGERS_LIMIT:
                 oldest = next(iter(self._strangers.values()))
-                self._read(oldest)  # he may have spoken, and not have been heard yet
+                self._read(oldest)  # its introduction may have come, and not have been read
                 if not oldest.role:
                     self._lose(oldest, "too many links wait for their introduction")
 
     def _attend(self, timeout: float | None) -> float | None:
-        """Deliver the losses that `send` found and drop the links that stay silent; returns how long to wait."""
+        """Lose the links that failed, and those without an introduction in time; returns how long to wait."""
         failed, self._failed = self._failed, []
         for link in failed:
             self._lose(link, link.error)
@@ -318,7 +316,7 @@ class SocketEndpoint(NetworkEndpoint):
         for link in list(self._strangers.values()):
             if link.deadline > now:
                 break
-            self._read(link)  # he may have spoken in time, to somebody busy
+            self._read(link)  # its introduction may have come in time, while this process was busy
             if link.role:
                 continue
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")
@@ -330,7 +328,7 @@ class SocketEndpoint(NetworkEndpoint):
         return left if timeout is None else min(left, timeout)
 
     def _meet(self, link: Link, message: Message) -> None:
-        """Admit a stranger by his first message."""
+        """Admit a link by its first message."""
         hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
         link.hear(hello)
         old = self._links.get(hello.role)
@@ -339,19 +337,19 @@ class SocketEndpoint(NetworkEndpoint):
         if old is not None:
             self._lose(old, f"{hello.role} came again, as incarnation {hello.incarnation}")
         if link.closed:
-            return  # whoever was told of the loss has closed this endpoint
+            return  # the role has closed this endpoint when it heard of the loss
         del self._strangers[link.fd]
         link.role = hello.role
         self._links[link.role] = link
 
     def _drop_later(self, link: Link, reason: str) -> None:
-        """Make the next poll lose a link, since this may not be the moment to deliver anything."""
+        """Have the next poll lose a link: `Lost` must not be delivered inside of a `send`."""
         link.dropped = True
         link.fail(reason)
         self._failed.append(link)
 
     def _lose(self, link: Link, reason: str, ended: bool = False) -> None:
-        """Close a link, which the other end has `ended` or this one does, and tell the role, once."""
+        """Close a link, and deliver its `Lost` once; `ended` says that the other end closed it."""
         if link.closed:
             return
         self._shut(link)
@@ -400,7 +398,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._read(link)  # the rest of a long payload has most likely come already
 
     def _receive(self, link: Link) -> int | None:
-        """Receive once, first into a payload's missing room; return how many bytes, None where there are none."""
+        """Receive once, first into the room of an unfinished payload; returns the number of bytes, None for none."""
         room = link.room
         try:
             if room is not None:
@@ -440,6 +438,7 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
+                # an answer lands in this role's vectors, a push in those that its sender lends
                 if message.asked:
                     payload = link.view("here", self.arena, message)
                 else:

@@ -96,7 +96,7 @@ MUTANTS = [
         "                yield from self._look()\n                if self._ending", "                if self._ending",
         (f"{AS_IF_NOT}[accumulated]",)),
     Mutant("a-round-of-a-job-that-ends-is-smaller", INTERRUPTED, "replica/downpour.py",
-        "if self._steps and self._in_rounds and self._replica.ending", "if False and self._replica.ending",
+        "if self._steps and self._policy.rounds and self._replica.ending", "if False and self._replica.ending",
         (f"{AS_IF_NOT}[one replica in rounds]",)),
     Mutant("a-work-unit-is-done-though-the-job-ends", INTERRUPTED, "strategies/sandblaster/replica.py",
         "if self._computing is None or self._replica.ending:", "if self._computing is None:",

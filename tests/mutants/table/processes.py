@@ -733,7 +733,7 @@ MUTANTS = [
         "        if requests:  # who was asked", "        if False:  # who was asked",
         (f"{OFFICE}test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_ends_no_other",)),
     Mutant("what-a-script-keeps-is-of-the-push-before", KEPT, "replica/downpour.py",
-        "        if replica.asked is not None:", "        if False:",
+        "        if replica.due_script is not None:", "        if False:",
         (f"{STORIES}test_what_a_script_keeps_is_saved_when_it_has_done_with_what_is_pushed_and_before_the_next_push",)),
     Mutant("what-a-script-keeps-is-saved-in-the-midst-of-its-minibatch", KEPT, "runtime/loop.py",
         "self._script.in_step = not self.partition", "self._script.in_step = False",
