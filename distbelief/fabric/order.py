@@ -16,6 +16,6 @@ def check_order(what: str, remedy: str) -> None:
     """Refuse, with a `UsageError`, a use of memory that needs that order, on a machine without it."""
     if not in_order():
         raise UsageError(
-            f"{what} lies in memory that others must see written in order: that needs an x86-64 processor, and this is "
+            f"{what} needs a processor that makes writes visible in their order, such as x86-64, and this is "
             f"{platform.machine()}; {remedy}"
         )

@@ -281,7 +281,7 @@ class ChunkedLinks:
             if (chunk.step, chunk.first) != (step, first) or first + len(there) > move.stop:
                 raise RuntimeError(
                     f"{role} has sent elements from {chunk.first} on at step {chunk.step}, not those from {first} on "
-                    f"at step {step}: it goes by another schedule"
+                    f"at step {step}: it uses another schedule"
                 )
             here = vector[first : first + len(there)]
             here.add_(there) if move.adds else here.copy_(there)

@@ -107,8 +107,8 @@ class ShardLinks:
                 self.lost.add(shard)
             elif before is not None and place.incarnation <= before.incarnation:
                 raise JobFailed(
-                    f"{self.role}: its link to {shard} broke, and {shard} is still there; a new life of {self.role} "
-                    "begins without it"
+                    f"{self.role}: its link to {shard} broke, and {shard} is still there; {self.role} starts again "
+                    "with another link"
                 )
             else:
                 self._places[shard] = place
@@ -160,4 +160,4 @@ def unwanted(role: str, arrival: Arrival) -> NoReturn:
         raise JobFailed(f"{role}: {arrival.sender} is gone ({event.reason})")
     if isinstance(event, membership.Stop):
         raise JobFailed(f"{role}: the job was ended: {event.reason}")
-    raise LocalProtocolError(f"{role} has no use for {type(event).__name__} from {arrival.sender}")
+    raise LocalProtocolError(f"{role} cannot take {type(event).__name__} from {arrival.sender}")

@@ -183,8 +183,8 @@ class Siblings:
             return False
         if not self.ending:
             raise JobFailed(
-                f"{self.role}: its link to {timer.role} is gone ({self._gone[timer.role]}), and nobody has ended this "
-                f"one since, for {PARTED_SECONDS:g} s; look for what breaks links between the two"
+                f"{self.role}: its link to {timer.role} broke ({self._gone[timer.role]}), and this role was not ended "
+                f"within {PARTED_SECONDS:g} s; look for what breaks links between the two"
             )
         return True
 

@@ -335,6 +335,6 @@ class SplitCompute:
 def apart(role: str, other: str) -> UsageError:
     """Make the error of a partition that waits for a step which another never makes."""
     return UsageError(
-        f"the script of {other} has gone on from a minibatch, or has left the loop, and that of {role} waits for it "
-        "there: all partitions of a replica do the same with a minibatch; leave what only one does out of the loop"
+        f"the script of {other} has ended a minibatch, or has left the loop, while that of {role} waits for it: all "
+        "partitions of a replica must do the same in each minibatch; move code for one of them out of the loop"
     )

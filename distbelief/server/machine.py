@@ -34,7 +34,7 @@ class Answers:
         """Roles from which each kind of event was admitted."""
         if untold := by_event.keys() - heard.keys():
             raise LocalProtocolError(
-                f"{who} answers {', '.join(sorted(kind.__name__ for kind in untold))}, which no table lets it hear"
+                f"{who} answers {', '.join(sorted(kind.__name__ for kind in untold))}, which no table sends to it"
             )
 
     def to(self, sender: str, event: type) -> Callable[..., list[Effect]]:
@@ -45,10 +45,10 @@ class Answers:
 
     def _admit(self, sender: str, event: type) -> None:
         if event not in self._by_event:
-            raise RemoteProtocolError(f"{self._who} has no answer to {event.__name__}")
+            raise RemoteProtocolError(f"{self._who} does not take {event.__name__}")
         if roles.kind(sender) not in self._heard[event]:
             raise RemoteProtocolError(
-                f"{sender} has no say in {event.__name__}; it is for {', '.join(self._heard[event])}"
+                f"{sender} may not send {event.__name__}; it is for {', '.join(self._heard[event])}"
             )
         self._senders[event].add(sender)
 

@@ -207,7 +207,7 @@ class PassedSlice:
         """Publish the present change and a note, in one store; raises `JobFailed` where the note is too long."""
         if len(note) > NOTE - 8:
             raise JobFailed(
-                f"{roles.shard(self._shard)} knows {len(note)} bytes beside its parameters, and there is room for "
+                f"{roles.shard(self._shard)} has {len(note)} bytes of state beside its parameters, and room for "
                 f"{NOTE - 8}: train with --path served"
             )
         half = 1 - self._note_half

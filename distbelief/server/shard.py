@@ -45,8 +45,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.machine import Answers
-from distbelief.server.mirror import Make, Mirror
-from distbelief.server.pending_update import PendingUpdate, acknowledgement, mean_rate, push_taken
+from distbelief.server.mirror import Make, Mirror, PendingUpdate, acknowledgement, mean_rate, push_taken
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
@@ -247,7 +246,7 @@ class Shard:
         # bound or a round would not wait for those that have not reached this incarnation yet.
         if self._inherits is None:
             if self._held_range is not None:
-                raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
+                raise RemoteProtocolError(f"{self.role} has its range already, and takes one only once")
             held_range = self.hold(event.plan)
             self._blank |= {part for part in (held_range.moving, held_range.frozen) if part.size}
         held_range, settings = self.own, event.plan.settings
@@ -510,7 +509,7 @@ class Shard:
             held_back = self._fetches.get((sender, start, event.slot))
             if held_back is not None and held_back.incarnation == event.incarnation:  # each fetch is answered once
                 raise RemoteProtocolError(
-                    f"{sender} fetches [{start}, {stop}) of {self.role} again, and waits for that already"
+                    f"{sender} fetches [{start}, {stop}) of {self.role} again, while its first fetch waits"
                 )
             self._fetches[sender, start, event.slot] = event
             return []
@@ -704,7 +703,7 @@ class Shard:
     def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
         held_range = self._held_range
         if not isinstance(self.policy, Rounds) or held_range is None or sender != roles.shard(held_range.plan.ruler):
-            raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
+            raise RemoteProtocolError(f"{sender} sent a ruling, and is not the shard that rules this job")
         self.policy.rule(event.at_partition(held_range.partition))
         # a round whose members are all gone makes no update, but fetches that waited for it are answered
         return self._settle() + self.let_go()
@@ -760,7 +759,7 @@ class Shard:
     def own(self) -> HeldRange:
         """Its range; raises `RemoteProtocolError` where it has none yet."""
         if self._held_range is None:
-            raise RemoteProtocolError(f"{self.role} has not been told its range yet")
+            raise RemoteProtocolError(f"{self.role} has no range yet")
         return self._held_range
 
     @property

@@ -76,7 +76,7 @@ class Following:
         shard = self.shard
         if not self.whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(
-                f"{roles.standby_of(shard.role)} was sent a push before the state that it changes, or no push"
+                f"{roles.standby_of(shard.role)} got a push without bytes, or before the state that it changes"
             )
         if event.what is mirroring.CopyUse.APPLY:
             self.held.apply(sender, event.slot, payload, event.factor)
@@ -174,7 +174,7 @@ class Standby:
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         if roles.kind(sender) is roles.Kind.SHARD and sender != self._shard:
-            raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
+            raise RemoteProtocolError(f"{self.role} is not the standby of {sender}")
         return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> list[Effect]:
@@ -200,5 +200,5 @@ class Standby:
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         if self.following is None or not self.following.whole:
-            raise RemoteProtocolError(f"{self.role} is to be its shard, and does not hold what that held")
+            raise RemoteProtocolError(f"{self.role} is to take its shard's place, and does not have the whole state")
         return [Become(self._shard, event.incarnation, self.following.succeed(event.incarnation))]

@@ -82,7 +82,7 @@ def checked(message: Bulk, payload: Payload | None, slots: int, held: Range) -> 
         LocalProtocolError: there is no such range, or the payload is not one contiguous tensor of its length.
     """
     if wrong := outside(message, slots, held):
-        raise LocalProtocolError(f"{wrong}: send what fits them")
+        raise LocalProtocolError(f"{wrong}: send a range that fits them")
     if (
         not isinstance(payload, torch.Tensor)
         or payload.nbytes != message.stop - message.start

@@ -33,7 +33,7 @@ class Outage(CheckedStruct, frozen=True):
             )
         if not self.side:
             raise UsageError(
-                f"network outage from {self.start} s until {self.stop} s: nobody is on its side; name a role, such as "
+                f"network outage from {self.start} s until {self.stop} s: no role is on its side; name one, such as "
                 "'replica 1'"
             )
 
@@ -296,7 +296,7 @@ class VirtualHost:
             self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
 
     def _end_first(self, plan: int) -> None:
-        if plan == self._plans:
+        if plan == self._plans:  # else a role has begun or ended work since, and there is a later plan
             self._pass()
             self._virtual, _, thread = heapq.heappop(self._working)
             self._plan()
@@ -310,6 +310,7 @@ def speed(working: float, cores: int, together: float) -> float:
     [1.0, 0.9, 0.6]
     """
     busy = min(working, cores)
+    # linear from one busy core, at full speed, to all of them
     slowed = 1.0 - (1.0 - together) * (busy - 1) / max(cores - 1, 1)
     return slowed * busy / working
 

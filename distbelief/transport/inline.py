@@ -36,8 +36,9 @@ class Inline:
     def endpoint(self, role: str) -> InlineEndpoint:
         """Make the endpoint of a role; an earlier one of that name must be closed."""
         if role in self.endpoints:
-            raise LocalProtocolError(f"{role} takes part already: close its endpoint before making another")
+            raise LocalProtocolError(f"{role} has an endpoint already: close it before making another")
         end = self.endpoints[role] = InlineEndpoint(role, self)
+        # a new endpoint of the name is another life: links that were cut to the last one may open again
         for other in self.endpoints.values():
             other.cut.discard(role)
         return end
@@ -79,6 +80,7 @@ class InlineEndpoint(Endpoint):
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
             lender = peer.arena if message.asked else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
+            # a shard may write to its parameters at once; a replica leaves a pushed slot alone
             payload = whole.clone() if message.asked else whole
         self.links.add(to)
         peer.links.add(self.role)

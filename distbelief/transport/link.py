@@ -93,7 +93,7 @@ class Link:
                 if not self._drop(sent, count):
                     break
         except BlockingIOError:
-            pass
+            pass  # epoll tells when there is room again
         except OSError as error:
             self.fail(str(error))
         if bool(queue) is not self.writing:
@@ -111,6 +111,7 @@ class Link:
                 return False
             sent -= len(piece)
             queue.popleft()
+            # copies of answers come in few sizes, and new memory of megabytes costs more than the copy
             if isinstance(piece, memoryview) and isinstance(piece.obj, bytearray) and len(self._spare) < SPARE_LIMIT:
                 self._spare.append(piece.obj)
         return True
@@ -188,6 +189,7 @@ def acceptable(message: Message, job: str, role: str, incarnation: int, links: M
         raise RemoteProtocolError(
             f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}"
         )
+    # an address may have passed to a later incarnation, which knows nothing of the sender's plan
     if message.peer not in (-1, incarnation):
         raise RemoteProtocolError(
             f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}"

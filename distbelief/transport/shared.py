@@ -155,6 +155,7 @@ class SharedEndpoint(SocketEndpoint):
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
         )
+        # the descriptor must come with the first bytes: the peer maps the segment before it takes any message
         connection.sendmsg([frame], rights)
 
     def _receive_first(self, link: Link) -> int:

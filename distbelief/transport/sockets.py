@@ -172,6 +172,7 @@ class SocketEndpoint(NetworkEndpoint):
         if not link.dirty:
             link.dirty = True
             self._dirty.append(link)
+        # a long queue leaves at once: the next poll may come only after a long step
         if link.queued > _FLUSH:
             if not link.writing:
                 link.flush()
@@ -212,6 +213,7 @@ class SocketEndpoint(NetworkEndpoint):
         by_fd = self._by_fd
         while True:
             self.flush()
+            # most polls have no failed or new link: they must not pay for the look at deadlines
             wait = self._attend(timeout) if self._failed or self._strangers or self._feels else timeout
             if self._closed:
                 return
@@ -238,6 +240,7 @@ class SocketEndpoint(NetworkEndpoint):
             return
         self._closed = True
         deadline = monotonic() + CLOSE_SECONDS
+        # the listener goes first, so that nobody links to a role that is about to end
         if self._listener is not None:
             self._listener.close()
         for link in list(self._strangers.values()):
@@ -286,6 +289,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._accept(self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        # a bounded number at a time: a flood of connections must not keep the role from its links
         for _ in range(STRANGERS_LIMIT):
             try:
                 connection, _ = listener.accept()
@@ -332,6 +336,7 @@ class SocketEndpoint(NetworkEndpoint):
         hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
         link.hear(hello)
         old = self._links.get(hello.role)
+        # the new link is checked whole before the old one goes: a forged introduction must not cost a good link
         self._borrow(link)
         self._bound(link)
         if old is not None:
@@ -379,6 +384,7 @@ class SocketEndpoint(NetworkEndpoint):
                 link.room = room[count:]
                 return
             count -= len(room)
+            # the bytes beyond the payload are in the scratch buffer, and are parsed below
             arrival, link.room, link.arrival = link.arrival, None, None
             self._delivered = True
             self.deliver(arrival)

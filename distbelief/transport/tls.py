@@ -80,6 +80,6 @@ class TlsEndpoint(TcpEndpoint):
         assert isinstance(link.socket, TlsSocket)
         if isinstance(message, Hello) and message.role != link.socket.peer:
             raise RemoteProtocolError(
-                f"who says that it is {message.role!r} has the certificate of {link.socket.peer!r}"
+                f"a role that introduced itself as {message.role!r} has the certificate of {link.socket.peer!r}"
             )
         super()._meet(link, message)

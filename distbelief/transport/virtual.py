@@ -283,6 +283,7 @@ class VirtualEndpoint(Endpoint):
             network.before_send(self.role, peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
         if self.ended or link.gone:
             return
+        # this runs once for each of millions of messages: names of this function are faster than attributes
         payload, inside, clock = arrival.payload, network.inside, network.clock
         line = network.model if inside is None or self.host < 0 or self.host != peer.host else inside
         self._count(peer, arrival.event, payload, network.shares and line is inside)  # type: ignore[arg-type]  # as above
@@ -290,7 +291,7 @@ class VirtualEndpoint(Endpoint):
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
             arrives = network.delay(link, arrival, arrives, takes, line.latency)
-        link.last = arrives = arrives if arrives > last else last
+        link.last = arrives = arrives if arrives > last else last  # jitter must not change a link's order
         clock.call_at(arrives, peer.take, what, peer.arriving)
 
     def _count(self, peer: VirtualEndpoint, message: Message, payload: Payload | None, shares: bool) -> None:
@@ -401,6 +402,7 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
+        # a caller has a link to this life, though this life's link is still to the caller's earlier incarnation
         peers = (*(link.peer for link in self.links.values()), *self.callers)
         for peer in {id(peer): peer for peer in peers}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)

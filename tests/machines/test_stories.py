@@ -174,7 +174,7 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
         ("coordinator", membership.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
         ("coordinator", membership.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
         ("coordinator", events.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
-        ("coordinator", membership.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
+        ("coordinator", membership.Here(), LocalProtocolError, "replica 0 cannot take Here from coordinator"),
     ],
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:

@@ -465,5 +465,5 @@ def test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever(
                 run.simulation.network.endpoints[pair[who]].drop(pair[1 - who], "it was cut")
 
     run.watch(SimpleNamespace(sent=lambda *_: None, delivered=cut))  # type: ignore[arg-type]  # a checker
-    with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] is gone .*it was cut"):
+    with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] broke .*it was cut"):
         run.simulation.run()
