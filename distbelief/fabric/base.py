@@ -38,6 +38,8 @@ MEET_SECONDS = 15.0
 """Limit for reaching a group's store, and for each answer on a new link: nothing interrupts these."""
 LOOK_SECONDS = 2e-3
 """Time between two looks of a waiting member: for the others, and for messages."""
+V = TypeVar("V")
+V_contra = TypeVar("V_contra", contravariant=True)
 
 
 class Fabric(Protocol):
@@ -137,10 +139,6 @@ def schedule_of(bucket: Bucket, algorithm: str, ranks: int, per_host: int) -> Sc
         return broadcast(ranks, bucket.length)
     hosts = by_host(ranks, per_host) if algorithm.startswith("hierarchical") else ()
     return schedule(algorithm, ranks, bucket.length, hosts)
-
-
-V = TypeVar("V")
-V_contra = TypeVar("V_contra", contravariant=True)
 
 
 class Mover(Protocol[V_contra]):

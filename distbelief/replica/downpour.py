@@ -30,10 +30,8 @@ from distbelief.core.conversations import (
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Steps, Update, WriteRecord
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
-from distbelief.core.settings import Settings
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
 from distbelief.replica.split_compute import apart
-from distbelief.replica.vectors import Vectors
 from distbelief.replica.work import Pushes, WorkQueue, gradient, report_seconds
 
 
@@ -87,16 +85,6 @@ class DownpourTraining:
         self._attending: int | None = None
         self._rested_epoch = -1
 
-    # properties: CPython looks up attributes more slowly in an object that has 30 or more
-
-    @property
-    def _vectors(self) -> Vectors:
-        return self._replica.vectors
-
-    @property
-    def _settings(self) -> Settings:
-        return self.server.plan.settings
-
     @property
     def clock(self) -> int:
         return self._pushes.clock
@@ -106,8 +94,8 @@ class DownpourTraining:
         # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for no pushes. At the end the
         # rest is pushed, and all pushes are acknowledged before the replica leaves.
         yield from self._first_parameters()
-        self._vectors.swap(0)
-        replica, reports = self._replica, report_seconds(self._settings.replicas)
+        self._replica.vectors.swap(0)
+        replica, reports = self._replica, report_seconds(self.server.plan.settings.replicas)
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
         attends, takes_turns = self._policy.attended, self._policy.turns
@@ -140,7 +128,7 @@ class DownpourTraining:
     def _fetch_all(self) -> Steps[None]:
         yield from self.server.fetch(self._landing, self.server.moving)
         yield from self._await_parameters(*self._models)
-        self._vectors.swap(self._landing)
+        self._replica.vectors.swap(self._landing)
 
     def _step(self, batch: Batch) -> Steps[bool]:
         """Make one step, with the push and the fetches that are due; returns whether training continues."""
@@ -208,7 +196,7 @@ class DownpourTraining:
             yield from self.server.fetch(0, model.moving, self._tick)
         yield from self._await_parameters(*models)
         self._stepped.clear()
-        self._vectors.swap(0, [part for model in models for part in model.moving])
+        self._replica.vectors.swap(0, [part for model in models for part in model.moving])
 
     def _end_epoch(self, batch: Batch) -> Steps[None]:
         """End an epoch whose data have no such minibatch."""
@@ -287,10 +275,10 @@ class DownpourTraining:
         self._changes = computed.rate, computed.options
         # the shards weight a push of one step as a whole: so a round of one replica keeps its bits
         several = self._policy.rounds and self._pushing.push_every > 1
-        weight = samples / self._settings.batch_size if several else 1.0
-        self._vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
+        weight = samples / self.server.plan.settings.batch_size if several else 1.0
+        self._replica.vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
         if self._pushing.local_lr:
-            self._vectors.descend(self._pushing.local_lr * clipping)
+            self._replica.vectors.descend(self._pushing.local_lr * clipping)
         self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
@@ -308,10 +296,10 @@ class DownpourTraining:
 
     def _clipping(self) -> Steps[float]:
         """Return the factor that clips a split replica's gradient: each partition knows a part of its norm."""
-        clip = self._settings.clip_norm  # the worker of a whole replica clips by itself
+        clip = self.server.plan.settings.clip_norm  # the worker of a whole replica clips by itself
         if not clip or self._replica.split is None:
             return 1.0
-        norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
+        norm = yield from self._siblings.whole_norm(self._replica.vectors.norm(), self._wait_for_others)
         return min(1.0, clip / (norm + 1e-6))  # as torch's clip_grad_norm_
 
     def _wait_for_others(self) -> Steps[None]:
@@ -342,7 +330,7 @@ class DownpourTraining:
                 yield from self._replica.save_script()
             yield from self.wait()
         slot = self._slot
-        self._vectors.carry_buffers(slot, model)
+        self._replica.vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
         steps = self._steps if single else int(not self._mid_minibatch)  # the first push is its step
@@ -359,7 +347,7 @@ class DownpourTraining:
                 self._accrued_samples,
                 self._tick,
                 self._replica.partition,
-                self._vectors.covered(slot, part),
+                self._replica.vectors.covered(slot, part),
                 rate=rate,
                 options=options,
             )
@@ -409,13 +397,13 @@ class DownpourTraining:
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._await_parameters(*self._models)
-            self._vectors.swap(0)
+            self._replica.vectors.swap(0)
             return
         if not self._in_flight:
             yield from self.server.fetch(1 - self._landing, self.server.moving, self._tick)
         yield from self._await_parameters(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
-        self._vectors.swap(self._landing)
+        self._replica.vectors.swap(self._landing)
 
     def _ask_ahead(self) -> Steps[None]:
         """Fetch the next step's parameters into the other vector while this step computes."""
@@ -571,7 +559,7 @@ class DownpourTraining:
         elif kind is pushing.Pushed:
             free = self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
             if free is not None:
-                self._vectors.free(free // len(self._models))
+                self._replica.vectors.free(free // len(self._models))
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):

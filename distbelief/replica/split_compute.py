@@ -22,6 +22,9 @@ from distbelief.split.graph import Transfer
 from distbelief.split.play import Microbatch, Passes
 from distbelief.split.program import PartitionProgram, SplitProgram
 
+PART = 1 << 20
+"""Most bytes of a tensor in one message."""
+
 
 class Part:
     """One partition's part of a split replica. This one computes nothing: tensors that cross have only lengths."""
@@ -167,10 +170,6 @@ def slots_of(split: SplitProgram, microbatches: int, batch_size: int) -> list[in
     """Return the most bytes of each tensor that crosses, in a step of so many samples."""
     most = -(-batch_size // microbatches)
     return [transfer.shape.bytes(most) for transfer in split.transfers for _ in range(2 * microbatches)]
-
-
-PART = 1 << 20
-"""Most bytes of a tensor in one message."""
 
 
 class CrossingKey(NamedTuple):

@@ -22,6 +22,13 @@ from distbelief.core.messages import Address, Message, Version
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import Slice, as_bytes
 
+SLOTS = 2
+"""Number of vectors for sending bytes: one is read while the next is written."""
+LEAST_SLOT = 1 << 12
+"""Least bytes of such a vector."""
+Make = Callable[[int, int], Message]
+"""Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
+
 
 class ArrayBytes(NamedTuple):
     """Some bytes of an array, and their place in it."""
@@ -89,15 +96,6 @@ def stage(payload: Payload, room: Payload | None) -> Payload:
     if not (isinstance(payload, torch.Tensor) and isinstance(room, torch.Tensor)):
         return payload
     return room[: payload.nbytes].copy_(as_bytes(payload))
-
-
-SLOTS = 2
-"""Number of vectors for sending bytes: one is read while the next is written."""
-LEAST_SLOT = 1 << 12
-"""Least bytes of such a vector."""
-
-Make = Callable[[int, int], Message]
-"""Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
 
 
 # Every change of the shard is a numbered message, and the standby confirms numbers in their order: one number tells its

@@ -38,6 +38,12 @@ _FUSED_ON_CUDA = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_ON_CPU = (*_FUSED_ON_CUDA, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 """Dtypes for fused optimizers: in others torch 2.13's fused SGD is wrong on a CPU from 16 elements on (measured)."""
+_HOW = ("foreach", "fused", "capturable", "differentiable")
+"""Options of the computation of a step."""
+MISSED, COUNT = "missed", "step"
+"""Names in an optimizer's state: the steps that each element has missed, and torch's count of steps."""
+WHOLE_STEPS = ("nadam", "lars", "lamb")
+"""Optimizers that leave no parameter out: they step by norms of layers, or by more state than a count of steps."""
 
 
 def build(settings: Optimizer, groups: list[Group], rows: bool = False) -> torch.optim.Optimizer:
@@ -141,17 +147,6 @@ def numbers_of(settings: Optimizer) -> dict[str, int]:
         for option, value in defaults(settings).items()
         if isinstance(value, tuple | int | float) and not isinstance(value, bool)
     }
-
-
-_HOW = ("foreach", "fused", "capturable", "differentiable")
-"""Options of the computation of a step."""
-
-
-MISSED, COUNT = "missed", "step"
-"""Names in an optimizer's state: the steps that each element has missed, and torch's count of steps."""
-
-WHOLE_STEPS = ("nadam", "lars", "lamb")
-"""Optimizers that leave no parameter out: they step by norms of layers, or by more state than a count of steps."""
 
 
 class StepPart(NamedTuple):

@@ -16,6 +16,9 @@ from distbelief.core.messages import Message
 from distbelief.core.values import CheckedStruct
 from distbelief.errors import UsageError
 
+Argument = TypeVar("Argument")
+Then = Callable[[Argument], None]
+
 
 class Outage(CheckedStruct, frozen=True):
     """Time, in seconds, in which the roles of one side cannot reach those of the other."""
@@ -69,10 +72,6 @@ class NetworkModel(CheckedStruct, frozen=True):
             raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
         for outage in self.outages:
             outage.check()
-
-
-Argument = TypeVar("Argument")
-Then = Callable[[Argument], None]
 
 
 class Hosts(CheckedStruct, frozen=True):

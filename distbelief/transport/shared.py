@@ -39,6 +39,8 @@ from distbelief.transport.sockets import SocketEndpoint
 LOCK_SECONDS = 60.0
 """Limit for waiting for a lock: much longer than a job lets a stopped process (SIGSTOP) live."""
 _FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
+_SCHEME = "unix:@"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Locks:
@@ -88,10 +90,6 @@ class Locks:
         except (BlockingIOError, PermissionError):
             return False
         return True
-
-
-_SCHEME = "unix:@"
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def _nobody(_: str) -> bool:

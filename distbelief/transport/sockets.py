@@ -27,6 +27,11 @@ CROWDED_SECONDS = 20e-6
 REST_LIMIT = 63
 """Most waits in a row that sleep without a look."""
 _EVENTS = 128  # most links of one wait; the kernel takes turns among the ready ones
+CLOSE_SECONDS = 1.0
+"""Limit for `close` to send the last messages."""
+_READ = 16 << 10  # bytes read with a frame: the part of a payload among them is copied once more
+_FLUSH = 128 << 10  # queued bytes beyond which a message is sent before the next poll
+_log = logging.getLogger(__name__)
 
 
 class Patience:
@@ -58,15 +63,6 @@ class Patience:
                 break
         self._rest = self._resting = min(2 * self._rest + 1, REST_LIMIT)
         return poll(timeout, _EVENTS)
-
-
-CLOSE_SECONDS = 1.0
-"""Limit for `close` to send the last messages."""
-
-_READ = 16 << 10  # bytes read with a frame: the part of a payload among them is copied once more
-_FLUSH = 128 << 10  # queued bytes beyond which a message is sent before the next poll
-
-_log = logging.getLogger(__name__)
 
 
 class SocketEndpoint(NetworkEndpoint):

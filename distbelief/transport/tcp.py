@@ -28,8 +28,19 @@ LEAST_SECONDS = 30.0
 """Silence that any network may have: TCP retries ever more slowly, so a cut may last twice as long for it."""
 FACTOR = 8.0
 """Silence is a death when it is so many times as long as the longest one that has ended."""
+SILENCE_SECONDS = 120.0
+"""Longest silence of a peer's host, on any network, before the link is lost."""
+BUFFER = 4 << 20
+"""Bytes of a connection's kernel buffer, each way: the rate of a fast link times its round trip (1 Gbyte/s, 4 ms)."""
+CONGESTION = b"cubic"
+"""The kernel's congestion control: on loopback bbr has half its speed."""
+_INFO = struct.Struct("@52x2I")
+"""Fields of the kernel's tcp_info: milliseconds since data and since an acknowledgement (tcpi_last_{data,ack}_recv)."""
+_SCHEME = "tcp:"
 
 
+# The kernels of two hosts exchange a sign of life every `BEAT_SECONDS`, however busy the processes are: a long step is
+# no silence. After a silence that ended, the next may last longer.
 class Pulse:
     """Silences of the host at the other end of a link, and how long the next may last.
 
@@ -61,32 +72,16 @@ class Pulse:
         return silence > self.bound
 
 
-SILENCE_SECONDS = 120.0
-"""Longest silence of a peer's host, on any network, before the link is lost."""
-BUFFER = 4 << 20
-"""Bytes of a connection's kernel buffer, each way: the rate of a fast link times its round trip (1 Gbyte/s, 4 ms)."""
-
-_INFO = struct.Struct("@52x2I")
-"""Fields of the kernel's tcp_info: milliseconds since data and since an acknowledgement (tcpi_last_{data,ack}_recv)."""
-
-_SCHEME = "tcp:"
-
-
 class TcpEndpoint(SocketEndpoint):
     """One role's end of the carrier between hosts. Addresses are `tcp:HOST:PORT`, or `tcp:[HOST]:PORT` for IPv6.
 
     Args:
         insecure: allow addresses beyond loopback, unencrypted and open to all who can reach them.
-        congestion: the kernel's congestion control; "" for its default, also where the kernel refuses the name. On
-            loopback bbr has half the speed of cubic; where packets get lost it is many times faster.
     """
 
-    def __init__(
-        self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False, congestion: str = "cubic"
-    ) -> None:
+    def __init__(self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False) -> None:
         super().__init__(role, job, incarnation)
         self.insecure = insecure
-        self.congestion = congestion
         self._feels, self._felt = True, 0.0
         self._pulses: dict[int, tuple[Link, Pulse]] = {}
 
@@ -163,9 +158,8 @@ class TcpEndpoint(SocketEndpoint):
 
     def _tune(self, connection: socket.socket) -> None:
         """Set the options of a connection; those that a listener accepts inherit them."""
-        if self.congestion:
-            with contextlib.suppress(OSError):  # a container may not be allowed to choose
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.congestion.encode())
+        with contextlib.suppress(OSError):  # a container may not be allowed to choose
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -191,9 +191,9 @@ MUTANTS = [
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            yield from self._await_parameters(*self._models)\n"
-        "            self._vectors.swap(0)\n"
+        "            self._replica.vectors.swap(0)\n"
         "            return\n", "            yield from self._await_parameters(*self._models)\n"
-        "            self._vectors.swap(0)\n"
+        "            self._replica.vectors.swap(0)\n"
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            return\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",)),
