@@ -54,8 +54,6 @@ class Crossings:
 
     Args:
         memory: of all partitions, `segment_bytes` long, 1-D uint8.
-        partition: number of this one.
-        partitions: number of all.
         slots: most bytes of each tensor that crosses in a step, the same at every partition.
         copies: between the memory and the device where this partition computes; None where that is the host.
     """

@@ -220,7 +220,6 @@ class Window:
     """One rank's side of a segment through which tensors of any length and place pass, chunk by chunk.
 
     Args:
-        rank: of this process.
         ranks: number of ranks, at least two.
         memory: descriptor of the segment, empty at first.
         pids: of all ranks.

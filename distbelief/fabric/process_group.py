@@ -29,8 +29,6 @@ class ProcessGroup(InOrder):
     """One replica's part in the groups of a job.
 
     Args:
-        index: of this replica.
-        device: of its model.
         host: at which the others reach this process.
         interface: of the network to them; "" for the libraries' choice.
     """

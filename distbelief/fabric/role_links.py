@@ -45,8 +45,6 @@ class RoleLinks(InOrder):
 
     Args:
         links: of an endpoint that only this carrier uses.
-        index: of this replica.
-        device: of its model.
         algorithm: name of the schedule, or "auto".
         per_host: ranks on each host.
         store: address of the endpoint.

@@ -97,7 +97,6 @@ class ModelView:
 
     Args:
         parts: moving range of the model at each shard, perhaps empty.
-        vectors: of the replica.
         slots: number of slots for its gradient.
     """
 
@@ -211,10 +210,7 @@ class ServedReplica(ABC):
     """One replica.
 
     Args:
-        role: its name.
-        vectors: of its model.
         samples: number of samples in its training set.
-        incarnation: of this replica.
         split: steps of this partition, where the replica is split.
         loop: request of a user's own loop, which uses the model after the story; None for a task.
     """

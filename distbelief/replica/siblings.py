@@ -285,7 +285,6 @@ class Siblings:
         return self.tell(welcome, awaited=welcome.initialise)
 
     def deal(self, batch: Batch) -> list[Send]:
-        """Deal a minibatch to the followers."""
         return self.tell(dealing.Deal(Portion(batch.epoch, batch.index, 1)))
 
     def push(self, clock: int) -> dict[str, Send]:

@@ -47,11 +47,9 @@ class Part:
         return ()
 
     def begin(self, _: Batch) -> None:
-        """Begin a step."""
         raise NotImplementedError  # a script begins the steps of its part
 
     def end(self) -> Computed:
-        """End a step."""
         raise NotImplementedError  # a script ends the steps of its part
 
     def cut(self, samples: int) -> list[int]:
@@ -195,7 +193,6 @@ class SplitCompute:
     """Steps of one partition.
 
     Args:
-        siblings: the other partitions.
         part: of the replica that this one computes.
         crossings: memory shared with the others, where they are on one host; without it tensors are sent.
     """

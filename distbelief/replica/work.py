@@ -157,7 +157,6 @@ class Pushes:
     """Pushes of one incarnation of a replica.
 
     Args:
-        incarnation: of the replica.
         shards: to which each push goes.
         slots: number of gradient vectors.
         reports: whether the lead of the replica hears of each push that is done.

@@ -103,7 +103,6 @@ class LARS(Layerwise):
     or 1 where a norm is 0.
 
     Args:
-        params: as of any `torch.optim`.
         lr: the rate, far greater than that of SGD, since the ratio makes it relative to the weights.
         momentum: of `v`.
         weight_decay: of the weights, also in the ratio.
@@ -154,7 +153,6 @@ class LAMB(Layerwise):
     where a norm is 0.
 
     Args:
-        params: as of any `torch.optim`.
         lr: the rate: the length of a layer's step, as a share of its norm.
         betas: of Adam's two averages, with bias correction.
         eps: added to the root of the second average.
@@ -218,8 +216,6 @@ class Layers:
     """Layers in one slice; other shards may hold parts of them.
 
     Args:
-        optimizer: of the slice.
-        layout: of the model.
         pieces: the trained part of each section, with its parameter in the optimizer.
     """
 

@@ -103,7 +103,7 @@ def stage(payload: Payload, room: Payload | None) -> Payload:
 # confirmed. So no other role knows of a change that would be lost if the standby took over now.
 #
 # Floors of the policy go with the messages, and count once these are confirmed (`_floors`): a floor that only this
-# shard knew would be lower in its next life, and behind the parameters of replicas.
+# shard knew would be lower in its next incarnation, and behind the parameters of replicas.
 class Mirror:
     """A shard's side of mirroring. Without a standby nothing is sent, and nothing waits.
 

@@ -131,10 +131,6 @@ def _is_missed(name: str) -> bool:
     return name.endswith(f".{MISSED}")
 
 
-def _nothing(_: int) -> Sequence[torch.Tensor]:
-    return ()
-
-
 # A change begins with a copy of the newest parameters and state, in a buffer of this place and the other half (`_copy`,
 # or `_begin` for the first). A `TorchSlice` over that memory makes the change, and arrays that the optimizer has newly
 # made are moved into the memory (`_settle`). Further changes of the same turn use the same buffer. `publish` writes a
@@ -147,8 +143,6 @@ class PassedSlice:
     """A shared slice at one place; see `server.slice.Slice`.
 
     Args:
-        layout: of the memory.
-        shard: index of the shard.
         memory: 1-D uint8, `layout.length` bytes, zeroed in the beginning.
         place: number of this process's place.
     """
@@ -171,7 +165,7 @@ class PassedSlice:
         self._options: Sequence[GroupOption] = ()
         self.adds = not self._kept and self._at(self._buffers[0]).adds
         """True where an update is an addition, and needs no copy of the newest."""
-        self.lying: Callable[[int], Sequence[torch.Tensor]] = _nothing
+        self.lying: Callable[[int], Sequence[torch.Tensor]] = lambda _: ()
         """Returns the gradients of a slot that lie where autograd made them; none where they are in the slot."""
 
     # which buffer is newest

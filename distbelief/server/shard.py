@@ -144,7 +144,6 @@ class Shard:
     """One server shard.
 
     Args:
-        index: of its assignment in the plan.
         make: makes the slice, once the plan is known.
         incarnation: of this shard, a part of its versions.
         sums: takes gradients other than pushes; None for pushes.

@@ -152,8 +152,6 @@ class TorchSlice:
     """A slice in memory, stepped by `torch.optim` with one flat parameter per (dtype, parameter group).
 
     Args:
-        plan: the job's plan.
-        shard: index of the shard.
         moving: memory for the moving range, 1-D uint8; new where None.
         frozen: the same for the frozen range.
         model: number of the model, of several: the moving range is that of this model.

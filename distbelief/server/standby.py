@@ -96,7 +96,7 @@ class Following:
             shard.count_push(staleness)
 
     def decide(self, sender: str, event: mirroring.Decided, payload: Payload | None) -> None:
-        """Make an update with what was gathered, drop a push, note a ruling."""
+        """Make an update with the gathered sum, drop a push, note a ruling."""
         if event.step is not None:
             self._step(*event.step)
         if (push := event.dropped) is not None:
@@ -118,8 +118,9 @@ class Following:
         self.shard.count_update(samples)
 
     def succeed(self, incarnation: int) -> Shard:
-        """Make the shard, in its next life."""
-        # gathered pushes are acknowledged, but the next life's policy does not have them: they make an update now
+        """Make the next incarnation of the shard."""
+        # gathered pushes are acknowledged, but the next incarnation's policy does not have them: they make an update
+        # now
         if self._gathered:
             factor = self.plan.factor(self.shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
@@ -134,9 +135,7 @@ class Standby:
     """The standby of one shard.
 
     Args:
-        index: of the shard.
         make: makes its slice, once the plan is known.
-        incarnation: of this standby.
         sums: makes the `Sums` of the shard, where gradients are no pushes.
     """
 

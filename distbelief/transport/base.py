@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,11 +52,8 @@ class Arena(NamedTuple):
 
 
 EMPTY = Arena((), ())
-
-
-def in_memory(size: int) -> torch.Tensor:
-    """Return so many zeros, 1-D uint8."""
-    return torch.zeros(size, dtype=torch.uint8)
+in_memory = partial(torch.zeros, dtype=torch.uint8)
+"""Returns so many zeros, 1-D uint8."""
 
 
 def plain_arena(
@@ -106,7 +104,7 @@ class Endpoint(ABC):
     def __init__(self, role: str) -> None:
         self.role = role
         self.arena = EMPTY
-        self.zeros = in_memory
+        self.zeros: Callable[[int], torch.Tensor] = in_memory
         """Makes each vector of an arena that no peer maps."""
         self.traffic = Traffic()
 
@@ -126,7 +124,7 @@ class Endpoint(ABC):
         A link to an earlier incarnation is closed first, and its `Lost` is delivered.
 
         Raises:
-            JobFailed: nobody answers there.
+            JobFailed: there is no answer.
         """
 
     @abstractmethod

@@ -234,8 +234,6 @@ class VirtualHost:
     """Machine whose cores several roles share: all that work have one speed, each on one core at most.
 
     Args:
-        clock: of the simulation.
-        cores: it has.
         together: speed of a core while all work, as a share of its speed alone.
         busy: seconds of a step that need a core; 0 for all of it.
 

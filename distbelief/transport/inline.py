@@ -38,7 +38,7 @@ class Inline:
         if role in self.endpoints:
             raise LocalProtocolError(f"{role} has an endpoint already: close it before making another")
         end = self.endpoints[role] = InlineEndpoint(role, self)
-        # a new endpoint of the name is another life: links that were cut to the last one may open again
+        # a new endpoint of the name is another incarnation: links that were cut to the last one may open again
         for other in self.endpoints.values():
             other.cut.discard(role)
         return end

@@ -139,7 +139,7 @@ class RoutedEndpoint(VirtualEndpoint):
         size = HEADER if payload is None else HEADER + payload.nbytes
         self._count(link.peer, arrival.event, payload, shares=False)  # type: ignore[arg-type]  # as above
         flow.sent += size
-        link.last = max(link.last, 0.0)  # something is on its way, though nobody knows yet when it arrives
+        link.last = max(link.last, 0.0)  # a message is on its way, though its arrival is not known yet
         # order comes first: a short message waits behind a long one of its flow
         if flow.queue:
             flow.queue.append((size, what))

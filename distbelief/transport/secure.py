@@ -37,13 +37,13 @@ _INFO = struct.Struct("@120x2Q")  # of the kernel's tcp_info: tcpi_bytes_acked, 
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Certificate and keys by which a role proves who it is. All three are PEM."""
+    """Certificate and key that prove a role. All three are PEM."""
 
     authority: str
     """The certificate of the job's authority."""
     certificate: str
     key: str
-    """Its own secret: it goes to its process only, and to no disk."""
+    """Secret key, which only its process has, and no disk."""
 
     def __repr__(self) -> str:
         return "Identity(...)"  # a key must not get into a message or a log

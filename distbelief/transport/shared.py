@@ -92,15 +92,11 @@ class Locks:
         return True
 
 
-def _nobody(_: str) -> bool:
-    return False
-
-
 class SharedEndpoint(SocketEndpoint):
     """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, those of Linux's abstract sockets."""
 
     _segment = -1
-    finds: Callable[[str], bool] = staticmethod(_nobody)
+    finds: Callable[[str], bool] = staticmethod(lambda _: False)
     """Returns whether a peer reads a shard's vector in place; then nothing is copied into its arena."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:

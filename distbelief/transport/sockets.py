@@ -115,7 +115,7 @@ class SocketEndpoint(NetworkEndpoint):
         return link.socket.recv_into(self._scratch, HELLO_LIMIT)
 
     def _linger(self, link: Link, deadline: float) -> None:
-        """Wait until what was sent can no longer be lost by closing."""
+        """Wait until closing the link can no longer lose sent messages."""
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
         if (old := self._links.get(role)) is not None:
@@ -236,7 +236,7 @@ class SocketEndpoint(NetworkEndpoint):
             return
         self._closed = True
         deadline = monotonic() + CLOSE_SECONDS
-        # the listener goes first, so that nobody links to a role that is about to end
+        # the listener goes first: a role that is about to end takes no more links
         if self._listener is not None:
             self._listener.close()
         for link in list(self._strangers.values()):

@@ -46,8 +46,6 @@ class VirtualNetwork:
     """All links of a simulated cluster, and the processors of its roles.
 
     Args:
-        clock: of the simulation.
-        model: of the network.
         settings: of the job: the seed of jitter and delays, and the replicas on each host.
         phantom: whether payloads are only lengths, so that arenas are empty.
         hosts: machines that roles share; each role has its own where None.
@@ -90,7 +88,7 @@ class VirtualNetwork:
         """Returns whether the bytes of a message are added to others on arrival, which costs `reduction`."""
         self.memories: dict[str, VirtualMemory] = {}
         """Memory of each shard in which replicas make updates themselves."""
-        self.left: Callable[[str, int], None] = _nobody
+        self.left: Callable[[str, int], None] = lambda *_: None
         """Called with a role and its incarnation when it has ended by itself, after its last message has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
@@ -402,7 +400,7 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
-        # a caller has a link to this life, though this life's link is still to the caller's earlier incarnation
+        # a caller has a link to this role, whose own link is still to the caller's earlier incarnation
         peers = (*(link.peer for link in self.links.values()), *self.callers)
         for peer in {id(peer): peer for peer in peers}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
@@ -431,8 +429,6 @@ class VirtualMemory:
     """Memory of a shard in which replicas make updates themselves, one after another. It outlives the shard's process.
 
     Args:
-        network: of the roles.
-        role: the shard.
         requests: kinds of messages that are done here in place of being sent.
         answers: kinds of messages that answer them.
         may: returns whether a role's message can be acted on now.
@@ -536,7 +532,3 @@ Turn = tuple[VirtualEndpoint, Message, Payload | None]
 
 def _nothing(sender: str, to: str, message: Message) -> None:
     """Do nothing: no fault, no checker."""
-
-
-def _nobody(role: str, incarnation: int) -> None:
-    """Do nothing at an end."""
