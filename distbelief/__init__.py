@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     )
     from distbelief.tasks import Task, TensorData
     from distbelief.tasks.inference import load
-    from distbelief.transport.network_model import NetworkModel, Outage
-    from distbelief.transport.processors import Hosts
+    from distbelief.transport.cluster_model import Hosts, NetworkModel, Outage
 
     __version__: str
 
@@ -65,9 +64,9 @@ _PLACES = {
     "ComputeModel": "places.compute_model",
     "View": "places.view",
     **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
-    "Hosts": "transport.processors",
-    "Outage": "transport.network_model",
-    "NetworkModel": "transport.network_model",
+    "Hosts": "transport.cluster_model",
+    "Outage": "transport.cluster_model",
+    "NetworkModel": "transport.cluster_model",
     **dict.fromkeys(("Reduce", "comm_hook"), "integrations.hook"),
     "evaluate": "places.evaluate",
     "predict": "places.prediction.predict",

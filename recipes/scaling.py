@@ -21,7 +21,7 @@ from distbelief.lab.plan.pricing import STEPS, PricedCluster, Pricing
 from distbelief.places.simulated.handling import Handling
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import as_data, resolve
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64)
 BATCH = 32

@@ -24,7 +24,7 @@ from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.lab.cost.cost import held as process_bytes
 from distbelief.places.processes.lending import lend, map_memory
-from distbelief.replica.part import slots_of
+from distbelief.replica.split_compute import slots_of
 from distbelief.schedules.pipeline import Crossing, SegmentTask
 from distbelief.split.program import program_of
 from distbelief.strategies import Single

@@ -136,7 +136,7 @@ def plan(args: list[str]) -> int:
     from distbelief.cli import tables
     from distbelief.lab.plan import plan as planning
     from distbelief.lab.plan.scaling import scaling
-    from distbelief.transport.network_model import NetworkModel
+    from distbelief.transport.cluster_model import NetworkModel
 
     names = ("machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
     known = {name: getattr(settings, name) for name in names}
@@ -212,7 +212,7 @@ def _split_scaling(
         raise UsageError("--draw-step and --device need one number of --partitions: leave them off, or name one")
     from distbelief.cli import tables
     from distbelief.lab.plan.scaling import scaling
-    from distbelief.transport.network_model import NetworkModel
+    from distbelief.transport.cluster_model import NetworkModel
 
     way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
     with tables.progress(f"splitting {task}") as show:

@@ -349,8 +349,7 @@ class Options:
         from distbelief.places.simulated.handling import Handling
         from distbelief.places.simulated.simulated import Simulated
         from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
-        from distbelief.transport.network_model import NetworkModel, Outage
-        from distbelief.transport.processors import Hosts
+        from distbelief.transport.cluster_model import Hosts, NetworkModel, Outage
 
         virtual = self.virtual
         line, hosts = words.network(virtual.network), words.hosts(virtual.hosts)

@@ -7,7 +7,7 @@ of `Receive`, `Compute` or `Measure` when there is one, None at once for the oth
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -239,7 +239,10 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
 
 
-Story = Generator[Effect, Any, None]
+Returned = TypeVar("Returned")
+Steps = Generator[Effect, Any, Returned]
+"""Part of a story; the answer to an effect depends on the effect, which the type of a generator cannot express."""
+Story = Steps[None]
 
 
 class Machine(Protocol):

@@ -1,1 +1,1 @@
-"""Fabrics: who moves the bytes of a schedule, and the one player over them."""
+"""Fabrics: carriers of a group's sum, and the player that takes schedules over them."""

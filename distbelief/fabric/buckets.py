@@ -1,4 +1,4 @@
-"""Buckets: ranges of the flat vector reduced one by one, in the order of a backward pass: from the last."""
+"""Buckets: ranges of the flat vector that are reduced one by one, the last first, as a backward pass makes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout
 
 MEGABYTE = 1_000_000
 FORWARD = 1 / 3
-"""Share of a simulated step that has passed when the backward pass begins."""
+"""Share of a simulated step before the backward pass."""
 
 
 class Bucket(NamedTuple):
-    """Bytes [start, stop) of the flat vector, of one dtype; added up, or (buffers) the first rank's taken by all."""
+    """Bytes [start, stop) of the flat vector, of one dtype; buffers are not added up, and all take the first rank's."""
 
     start: int
     stop: int
@@ -32,8 +32,9 @@ class Bucket(NamedTuple):
 
 
 def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucket, ...]:
-    """Every trained parameter of a partition in one bucket of at most so many megabytes, of whole tensors; a larger one
-    is a bucket by itself. Bytes are counted from where the partition's part of the flat vector begins.
+    """Put a partition's trained parameters into buckets of whole tensors, of so many megabytes at most.
+
+    A larger tensor is a bucket by itself. Bytes count from the beginning of the partition's part of the flat vector.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> layout = lay_out([Tensor(name, (250,), "float32") for name in "abc"])
@@ -55,9 +56,7 @@ def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucke
 
 
 def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
-    """Return the bucket that all take from the first rank: the buffers of a partition, as bytes; none where it has
-    none.
-    """
+    """Return the bucket of a partition's buffers, as bytes, which all take from the first rank; none without any."""
     extent = layout.partitions[partition]
     base, stop = extent.all.start, extent.moving.stop
     held = (section.start for section in layout.sections if section.kind == "buffer" and section.partition == partition)
@@ -66,7 +65,7 @@ def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
 
 
 def shares(buckets: Sequence[Bucket]) -> list[float]:
-    """Return the share of a step that has passed when each bucket's gradient is there; buffers are there at the end.
+    """Return for each bucket the share of a step after which its gradient is there; buffers are there at the end.
 
     >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
     [0.6666666666666667, 1.0]

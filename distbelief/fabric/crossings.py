@@ -1,17 +1,15 @@
-"""Tensors that cross between the partitions of a split replica on one host: each lies in one segment that all of them
-map.
+"""Tensors that cross between the partitions of a split replica on one host, in a segment that all of them map.
 
     | partition 0: begun, sleeps, ended | partition 1: ... | stamps, even, odd, ... | slot 0 even | slot 0 odd | ...
 
-A partition writes what it gives into a slot and stamps it with the step; who takes it looks for the stamp, and reads it
-where it lies. Every slot is there twice, for even and odd steps: a partition that begins a step needs nothing of the
-step before the last any more, so that others may write over what it took then. A stamp has one writer and only grows;
-what it speaks of is written before it, which others must see in that order: where the processor is no x86-64 one
-(`fabric/order`), tensors cross as messages.
+A partition writes a tensor into a slot and stamps it with the step; the taker looks for the stamp, and reads the tensor
+in place. Every slot is there twice, for even and odd steps: a partition that begins a step needs nothing older than the
+last step, so others may write over that. A stamp has one writer and only grows. The tensor is written before its
+stamp, and other processors must see that order: elsewhere than on x86-64 (`fabric/order`) tensors cross as messages.
 
-Who has looked in vain writes down that it sleeps, and looks once more; who stamps something looks afterwards whether
-the other sleeps, and is to wake it. One of the two sees what the other wrote, as each lets its own be seen before it
-looks.
+A partition that finds no stamp writes that it sleeps, and looks once more. A partition that stamps looks afterwards
+whether the other sleeps, and wakes it. Each makes its own write visible before it looks, so one of them sees the
+other's.
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ from distbelief.core.messages import PARTITIONS, Traffic
 from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3
-"""Time of looking for a stamp before one sleeps: waking takes longer than most of what crosses."""
+"""Time of looking for a stamp before sleep: waking takes longer than most crossings."""
 CROWDED_SECONDS = 20e-6
-"""A yield that takes longer has let somebody else work on this core: whoever looks would be in his way."""
+"""Duration of a yield that shows another thread at work on this core, which looking would disturb."""
 VIEWS_LIMIT = 1024
-"""Most tensors that are kept, of slots and shapes."""
+"""Most views that are kept, one for each slot and shape."""
 LINE = 64
-"""Bytes from one stamp to the next, and what slots are aligned to: what a core writes is in no line of another's."""
+"""Distance of stamps and alignment of slots, in bytes: two cores never write to one line of a cache."""
 OWN = 3
-"""Words of each partition: the step that it has begun, whether it sleeps, and the step that it has ended."""
+"""Words of each partition: the last step that it began, whether it sleeps, and the last step that it ended."""
 TURNS = 2
-"""Steps of which what crosses may be in the segment."""
+"""Steps whose tensors may be in the segment at a time."""
 
 
 def segment_bytes(partitions: int, slots: Sequence[int]) -> int:
-    """Return the length of the segment that so many partitions need for slots of these bytes each.
+    """Return the length of the segment of so many partitions, with slots of these bytes.
 
     >>> segment_bytes(2, [100])
     768
@@ -55,10 +53,8 @@ class Crossings:
     """One partition's end.
 
     Args:
-        memory: of all partitions: `segment_bytes` of them, 1-D uint8.
-        partition: whose end it is.
-        partitions: how many there are.
-        slots: bytes of each thing that may cross in a step, the same at every partition.
+        memory: of all partitions, `segment_bytes` long, 1-D uint8.
+        slots: most bytes of each tensor that crosses in a step, the same at every partition.
         copies: between the memory and the device where this partition computes; None where that is the host.
     """
 
@@ -76,8 +72,7 @@ class Crossings:
         self._slots = []
         for size in slots:
             for _ in range(TURNS):
-                # a tensor of its own for each: views of one share the counter by which autograd finds that a value has
-                # been overwritten
+                # views of one tensor would share a counter, by which autograd notices that a value was overwritten
                 held = (
                     torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start)
                     if size
@@ -92,11 +87,7 @@ class Crossings:
         self._fence = threading.Lock()
 
     def begin(self, step: int) -> list[int]:
-        """Begin a step, which needs nothing of those before; steps only grow, over lives and generations too.
-
-        Returns:
-            Partitions that are to be woken.
-        """
+        """Begin a step, whose number only grows; returns the partitions to wake."""
         self._step = step
         if self._copies is not None:
             self._copies.settle()
@@ -104,16 +95,12 @@ class Crossings:
         return self._asleep()
 
     def end(self) -> list[int]:
-        """The step has ended here: nothing more of it crosses from this partition.
-
-        Returns:
-            Partitions that are to be woken.
-        """
+        """End the step here: nothing more of it crosses from this partition; returns the partitions to wake."""
         self._stamps[_word(OWN * self._partition + 2)] = self._step
         return self._asleep()
 
     def ended(self, partition: int) -> bool:
-        """Return whether a partition has ended the step made here: what it gives in it can be taken then, or never."""
+        """Return whether a partition has ended the present step: its last tensors can be taken then, or never."""
         return self._stamps[_word(OWN * partition + 2)] == self._step
 
     def _asleep(self) -> list[int]:
@@ -124,10 +111,10 @@ class Crossings:
         ]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
-        """Have something cross to a partition: a tensor of at most the slot's bytes, where this one computes.
+        """Write a tensor for a partition into a slot.
 
-        False where that partition needs what lies in the slot, as it has not begun the step before: this one is woken
-        when it does, and is to ask again.
+        Returns:
+            False where that partition still needs the slot's tensor: it wakes this one when it begins the next step.
         """
         if not self._reached(OWN * to, self._step - TURNS + 1):
             return False
@@ -141,10 +128,10 @@ class Crossings:
         return True
 
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Take what has crossed in this step, where this partition computes; it stays as it is until the next begins
-        here.
+        """Return the tensor of a slot in the present step, valid until the next one begins here.
 
-        None where nothing has: this partition is woken when it has, and is to ask again.
+        Returns:
+            None where it is not there: the giver wakes this partition when it is.
         """
         at = self._turn(slot)
         if not self._reached(OWN * self._partitions + at, self._step):
@@ -154,12 +141,12 @@ class Crossings:
         return held if self._copies is None else self._copies.copy_in(held)
 
     def sleeps(self, partition: int) -> bool:
-        """Return whether a partition sleeps: it is to be woken after something has been stamped that concerns it."""
-        with self._fence:  # what was stamped is to be seen before this is looked at
+        """Return whether a partition sleeps, and is to be woken after a stamp that it may wait for."""
+        with self._fence:  # the stamp becomes visible before this read
             return self._stamps[_word(OWN * partition + 1)] != 0
 
     def _reached(self, number: int, least: int) -> bool:
-        """Look for a stamp; where it does not come for a moment, this partition sleeps from now on."""
+        """Look for a stamp for a moment; where it does not come, this partition sleeps from now on."""
         stamps, word, asleep = self._stamps, _word(number), _word(OWN * self._partition + 1)
         stamps[asleep] = 0
         if stamps[word] >= least:

@@ -1,20 +1,21 @@
-"""Memory of a host as the carrier of a sum: what all ranks bring lies in one segment, and is added up there.
+"""Memory of a host as the carrier of a sum: all ranks write into one segment, and add up there.
 
-    | counts                             | what they bring                  | sum           |
-    | rank 0: one for each vector | 1: ... | of rank 0 | of rank 1 | ...      | of all        |
+    | counts                                 | gradients                        | sum           |
+    | rank 0: one for each vector | 1: ...   | of rank 0 | of rank 1 | ...      | of all        |
 
-Each rank counts how far it is with each vector, in turns: twice the turn once it has written what it brings, and one
-more once it has added up its own part of what all bring. Nothing is sent, and nobody is woken: who waits looks, and
-gives the core away between two looks.
+Each rank counts its progress with each vector, in turns: twice the turn when it has written its gradient, and one more
+when it has added up its own part of all gradients. Nothing is sent and no process is woken: a waiting rank looks at the
+counts, and yields the core between two looks.
 
-A count has one writer, and only grows. What it speaks of is done before it is written, and after it is read:
+A count has one writer, and only grows. A rank writes its count after the values that it counts, and reads another's
+count before those values:
 
-- who adds has found that all have written; nobody writes that again before all have added;
-- who reads the sum has found that all have added; who writes for the next turn has read it, so that who adds then, and
-  writes over it, has found that all have read.
+- a rank adds up after it has seen that all have written; no rank writes again before it has seen that all have added;
+- a rank reads the sum after it has seen that all have added; it writes for the next turn after it has read. So a rank
+  that adds up then, and overwrites the sum, has seen that all have read.
 
-So all hangs on the order in which processors let others see their writes, and on their reading before they write what
-comes later. Those of the x86-64 kind keep both orders; others are refused.
+This needs processors that make writes visible in their order, and read before they write what comes later. Processors
+of the x86-64 kind do both; others are refused.
 """
 
 from __future__ import annotations
@@ -40,40 +41,40 @@ from distbelief.schedules.allreduce import cut
 from distbelief.sharding.layout import Range
 
 BLOCK = 1 << 18
-"""Bytes that are added up at a time: what is read and written stays in the caches of one core."""
+"""Bytes that are added up at a time: they fit the caches of one core."""
 CHUNK = 1 << 20
-"""Bytes of a tensor that pass through a window at a time, where there are few ranks."""
+"""Most bytes of a tensor in a window at a time; fewer where there are many ranks."""
 DEPTH = 2
 """Chunks that a window has room for."""
 SIZE = 64 << 20
 """Most bytes of the chunks in a window."""
 LINE = 64
-"""Bytes that two ranks' counts do not share: what two cores write lies not in one line of a cache."""
+"""Bytes of a line of a cache, in which only one rank's counts lie: two cores never write to one line."""
 WORD = 8
 """Bytes of a count."""
 GROUP_BITS = 32
-"""Bits of a turn below those of the group's number."""
+"""Bits of a turn below the group's number."""
 PATIENCE_SECONDS = 1800.0
-"""Longest wait in a window for another, who lives: as long as in a group of gloo's."""
+"""Limit for a wait in a window for a live rank: that of gloo's groups."""
 KIND, LEFT = range(DEPTH, DEPTH + 2)
-"""Words of a rank in a window, behind the counts of its chunks: what it adds up, and whether it has left."""
+"""Words of a rank in a window, behind the counts of its chunks: its vector's kind, and whether it has left."""
 
 
 class SumMemory:
     """The segment of a sum, mapped.
 
     Args:
-        descriptor: of its file, which may be closed thereafter; whoever maps it makes it as long as it needs.
-        ranks: most that there may be.
-        words: of each rank's counts.
-        size: bytes that each brings.
+        descriptor: of its file, which grows to the length that is needed; it may be closed afterwards.
+        ranks: largest number of ranks.
+        words: number of each rank's counts.
+        size: bytes of each rank's gradient.
     """
 
     def __init__(self, descriptor: int, ranks: int, words: int, size: int) -> None:
         check_order("a sum in shared memory", "use --transport tcp")
         page = mmap.PAGESIZE
         self.line = -(-words * WORD // LINE) * LINE // WORD
-        """Words from those of one rank to those of the next."""
+        """Distance of two ranks' counts, in words."""
         counts, stride = -(-ranks * self.line * WORD // page) * page, max(-(-size // page) * page, page)
         length = counts + stride * (ranks + 1)
         if os.fstat(descriptor).st_size < length:
@@ -87,16 +88,7 @@ class SumMemory:
 
 
 class SharedMemory(Carrier):
-    """One replica's part in the segment of a job: gradients are written there, and the sum is read in place.
-
-    Args:
-        descriptor: of the segment, which this closes not.
-        index: of this replica.
-        replicas: most that there may be.
-
-    Raises:
-        UsageError: when it is opened: the processor lets others see what is written in another order.
-    """
+    """One replica's part in the segment of a job: gradients are written there, and the sum is read in place."""
 
     def __init__(self, descriptor: int, index: int, replicas: int) -> None:
         super().__init__(torch.device("cpu"))
@@ -108,37 +100,35 @@ class SharedMemory(Carrier):
         self._line = 0
         self._members: list[int] = []
         self._words: list[list[int]] = []
-        """Words in which the members count, by bucket."""
+        """Words of the members' counts, for each bucket."""
         self._blocks: list[list[tuple[torch.Tensor, list[torch.Tensor]]]] = []
         self._turn = 0
         self._begun: dict[int, bool] = {}
-        """Buckets that are on their way; whether this rank has added up its part."""
+        """Buckets that are not reduced; True where this rank has added up its part."""
         self._wait = Wait()
 
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The slot of this replica, and where the sum will be."""
         self._buckets = list(buckets)
         segment = SumMemory(self._descriptor, self._replicas, len(buckets), size)
         self._counts, self._brought, self._sum, self._line = segment.counts, segment.brought, segment.sum, segment.line
         return self._brought[self._index], self._sum
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
-        """Take one's place in a group, for which nobody is waited."""
         self.meet(group.group, [roles.index_of(member.role) for member in group.members])
         return True
 
     def meet(self, group: int, members: Sequence[int]) -> None:
-        """Be one of the replicas of a group, which has a higher number than those before; all must have left these."""
+        """Join a group, whose number is higher than those before; all members must have left these."""
         self._members = list(members)
         self._words = [[i * self._line + b for i in members] for b in range(len(self._buckets))]
         self._blocks = [self._blocks_of(bucket) for bucket in self._buckets]
-        self._turn = (group + 1) << GROUP_BITS  # of a later group every count is larger
+        self._turn = (group + 1) << GROUP_BITS  # so counts of an earlier group are all lower
         self._begun = {}
 
     def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """The blocks of this replica's part of a bucket: where the sum goes, and what is added."""
+        """Return the blocks of this replica's part of a bucket: room for the sum, and the parts to add."""
         rank = self._members.index(self._index)
-        if not bucket.adds:  # all take the first one's
+        if not bucket.adds:  # all take the first rank's
             here = slice(bucket.start, bucket.stop)
             return [] if rank else [(self._sum[here], [self._brought[self._index][here]])]
         part = cut(Range(0, bucket.length), len(self._members))[rank]
@@ -151,13 +141,12 @@ class SharedMemory(Carrier):
         return blocks
 
     def ready(self, bucket: int) -> None:
-        """Note that a bucket holds what this rank brings; add up at once what others have made ready too."""
+        """Note that a bucket is written; add up all that is ready on every rank."""
         self._tell(bucket, 2 * self._turn)
         self._begun[bucket] = False
         self._advance()
 
     def reduce(self) -> bool | None:
-        """Go on with a round of which all buckets are ready."""
         while self._begun:
             if self._advance():
                 self._wait.end()
@@ -168,7 +157,7 @@ class SharedMemory(Carrier):
         return True
 
     def _advance(self) -> bool:
-        """Go on with every bucket with which all others are so far; whether there was any."""
+        """Continue every bucket for which all ranks have counted enough; returns whether there was any."""
         advanced = False
         for bucket, added in tuple(self._begun.items()):
             if not self._reached(bucket, 2 * self._turn + added):
@@ -200,7 +189,7 @@ class SharedMemory(Carrier):
             added += there.nbytes
             _add(parts, there)
         bucket, others = self._buckets[number], len(self._members) - 1
-        # of its part what the others bring, of the rest the sum that they have made
+        # it reads the others' gradients in its own part, and their sum elsewhere
         read = others * added * bucket.adds + bucket.stop - bucket.start - added
         self.traffic.shared_memory[ALL_REDUCE] += read
 
@@ -216,34 +205,33 @@ def _add(parts: Sequence[torch.Tensor], there: torch.Tensor) -> None:
 
 
 class _Chunk(NamedTuple):
-    """The places in a window of chunks of one length and dtype."""
+    """Place in a window of the chunks of one length and dtype."""
 
-    own: slice
-    """The part that this rank adds up,"""
+    mine: slice
+    """Part that this rank adds up."""
     others: tuple[slice, slice]
-    """and what is before and behind it."""
+    """Parts before and behind it."""
     brought: list[torch.Tensor]
-    """Room that each rank writes to; its own part has none."""
+    """Room that each rank writes to."""
     total: torch.Tensor
 
 
 class Window:
-    """One rank's side of a segment through which tensors pass that lie anywhere, chunk by chunk, however long they are.
-
-    Of each chunk every rank writes the parts that others add up, adds up its own part of it, and reads the parts that
-    others have added up. It writes the next chunk before it adds, and reads one that was added before: who is a little
-    late is not waited for, and what one core has just written another reads before it has left the caches. The order of
-    the sum is that of the ranks, so all of them hold the same bits.
+    """One rank's side of a segment through which tensors of any length and place pass, chunk by chunk.
 
     Args:
-        rank: of this process.
-        ranks: how many there are, at least two.
+        ranks: number of ranks, at least two.
         memory: descriptor of the segment, empty at first.
         pids: of all ranks.
 
     Raises:
-        OSError: a process of another rank is not seen from here.
+        OSError: the process of another rank is not visible here.
     """
+
+    # Each rank writes those parts of a chunk that others add up, adds up its own part, and reads the others' sums. It
+    # writes the next chunk before it adds, and reads a chunk that was added up earlier: so it does not wait for a rank
+    # that is a little late, and chunks are read while they are in the caches. All add in the order of the ranks, which
+    # gives all the same bits.
 
     def __init__(self, rank: int, ranks: int, memory: int, pids: Sequence[int]) -> None:
         self._rank, self._ranks = rank, ranks
@@ -262,7 +250,7 @@ class Window:
             self._poll.register(descriptor, select.POLLIN)
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add up a contiguous 1-D tensor in place; all ranks do so with one of its length and dtype.
+        """Add up a contiguous 1-D tensor in place; all ranks have one of the same length and dtype.
 
         Raises:
             RuntimeError: a rank is gone, or adds up something else.
@@ -291,9 +279,9 @@ class Window:
             kinds = [(rank, self._count(rank, KIND)) for rank in (self._rank, odd[0])]
             texts = (f"rank {rank} {kind >> 8} elements of {kind & 255} bytes" for rank, kind in kinds)
             raise RuntimeError(f"the ranks add up different vectors: {', '.join(texts)}")
-        mine = piece[chunk.own]
-        parts = [mine if rank == self._rank else brought[chunk.own] for rank, brought in enumerate(chunk.brought)]
-        total = chunk.total[chunk.own]
+        mine = piece[chunk.mine]
+        parts = [mine if rank == self._rank else brought[chunk.mine] for rank, brought in enumerate(chunk.brought)]
+        total = chunk.total[chunk.mine]
         _add(parts, total)
         self._tell(number % DEPTH, 2 * (number + 1) + 1)
         mine.copy_(total)
@@ -306,11 +294,11 @@ class Window:
     def _chunk_of(self, piece: torch.Tensor, turn: int) -> _Chunk:
         key = turn, piece.dtype, piece.numel()
         if key not in self._chunks:
-            own, segment = cut(Range(0, piece.numel()), self._ranks)[self._rank], self._segment
+            mine, segment = cut(Range(0, piece.numel()), self._ranks)[self._rank], self._segment
             here = slice(turn * self._chunk, turn * self._chunk + piece.nbytes)
             *brought, total = (vector[here].view(piece.dtype) for vector in (*segment.brought, segment.sum))
-            others = slice(0, own.start), slice(own.stop, piece.numel())
-            self._chunks[key] = _Chunk(slice(own.start, own.stop), others, brought, total)
+            others = slice(0, mine.start), slice(mine.stop, piece.numel())
+            self._chunks[key] = _Chunk(slice(mine.start, mine.stop), others, brought, total)
         return self._chunks[key]
 
     def _tell(self, word: int, count: int) -> None:
@@ -320,14 +308,14 @@ class Window:
         return self._counts[rank * self._line + word]
 
     def _wait(self, word: int, count: int) -> None:
-        """Wait until all ranks have counted so far."""
+        """Wait until the counts of all ranks are so high."""
         for rank in range(self._ranks):
             at, counts = rank * self._line + word, self._counts
             if counts[at] >= count:
                 continue
             began = time.perf_counter()
             while counts[at] < count:
-                lost = self._lost()  # looked at before the count is: it may have counted and left
+                lost = self._lost()  # before the count is read: a rank may count, and then leave
                 if counts[at] >= count:
                     break
                 waited = time.perf_counter() - began
@@ -336,8 +324,8 @@ class Window:
                 rest(waited)
 
     def _lost(self) -> str:
-        """Name the rank that has ended or left; "" for none."""
-        for descriptor, _ in self._poll.poll(0):  # which lets the thread of the backward pass have the interpreter
+        """Describe the loss of a rank that has ended or left; "" for none."""
+        for descriptor, _ in self._poll.poll(0):  # the call also releases the interpreter for the backward pass
             return f"the process of rank {self._watched[descriptor]} has ended"
         for rank in range(self._ranks):
             if self._count(rank, LEFT):
@@ -345,8 +333,8 @@ class Window:
         return ""
 
     def leave(self) -> None:
-        """Add up no more; the others, and who waits here in a thread, are told."""
-        if os.getpid() == self._process:  # and not one that was forked from it, and ends
+        """Leave: the other ranks see it, and so does a thread that waits here."""
+        if os.getpid() == self._process:  # not in a fork of it that ends
             self._tell(LEFT, 1)
 
 

@@ -1,7 +1,7 @@
-"""Reductions whose pieces are messages: what one rank of a group sends and waits for, on any transport.
+"""Reductions whose pieces are messages, on any transport.
 
-Every bucket has a schedule of its own, and goes through it at its own pace. What comes for a step that this rank is not
-at yet is kept for it. Nothing here sends: whoever plays the role does, from `outgoing`.
+Each bucket has a schedule, and its own progress. A piece for a later step is kept until then. Nothing here sends: the
+replica's story does, from `outgoing`.
 """
 
 from __future__ import annotations
@@ -11,33 +11,24 @@ from typing import Protocol
 
 from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.core.effects import Phantom, Send
+from distbelief.fabric.base import SchedulePlayer
 from distbelief.fabric.buckets import Bucket
-from distbelief.fabric.player import SchedulePlayer
 from distbelief.schedules.schedule import Move, RankStep, Schedule
 
 
 class Vector(Protocol):
-    """The flat vector of a rank; ranges are in bytes."""
+    """Flat vector of a rank; ranges are in bytes."""
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        """A copy of a range."""
+        """Return a copy of a range."""
         ...
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        """Add to a range, or put there."""
+        """Add bytes to a range, or replace it."""
 
 
 class Messages:
-    """One rank's part in the reductions of a group.
-
-    Args:
-        group: its number.
-        members: its roles, by rank.
-        rank: of this replica.
-        buckets: of the flat vector.
-        schedules: one for each bucket.
-        vector: what is reduced.
-    """
+    """One rank's part in the reductions of a group."""
 
     def __init__(
         self,
@@ -58,39 +49,37 @@ class Messages:
 
     @property
     def partners(self) -> set[int]:
-        """The ranks with which this one exchanges anything."""
+        """Ranks with which this one exchanges pieces."""
         steps = [step for steps in self._steps for step in steps]
         sends = {move.target for step in steps for move in step.sends}
         return sends | {move.source for step in steps for move in step.receives}
 
     def begin_round(self, number: int) -> None:
-        """A round begins; whatever is left of another is dropped."""
+        """Begin a round, and drop the rest of another."""
         self.round, self._missing = number, len(self._buckets)
         self._players = {}
 
     def ready(self, bucket: int) -> None:
-        """Note that a bucket holds what this rank brings."""
         player = self._players[bucket] = SchedulePlayer(self, bucket, self._steps[bucket])
         self._missing -= player.begin()
 
     def receive(self, sender: str, piece: ReducedPiece) -> None:
-        """A piece has come."""
+        """Take a piece that has come."""
         self._kept.setdefault((piece.round, piece.bucket, piece.step), {})[sender, piece.start] = piece.data
         player = self._players.get(piece.bucket) if piece.round == self.round else None
         if player is not None and player.step is not None:
             self._missing -= player.advance()
 
     def reduce(self) -> bool | None:
-        """Return whether every bucket of the round is done."""
         return True if not self._missing else None
 
     def outgoing(self) -> list[Send]:
-        """Take what is to be sent since the last call."""
+        """Return the messages to send since the last call."""
         sends, self._outgoing = self._outgoing, []
         return sends
 
     def waits_for(self) -> list[str]:
-        """Those whose pieces are missing."""
+        """Return the members whose pieces are missing."""
         missing = set()
         for bucket, player in self._players.items():
             if (step := player.step) is not None:
@@ -98,10 +87,10 @@ class Messages:
                 missing |= {move.source for move in step.receives if self._key(bucket, move) not in here}
         return [self._members[rank] for rank in sorted(missing)]
 
-    # what the player asks for
+    # called by the player
 
     def post(self, vector: int, step: RankStep) -> None:
-        """Send what leaves; it is copied here, so that what comes may be added at once."""
+        """Copy the pieces that leave, so that others may be added to their places at once."""
         bucket = self._buckets[vector]
         for move in step.sends:
             start, size = self._byte(vector, move), move.length * bucket.item
@@ -110,7 +99,6 @@ class Messages:
             self._outgoing.append(Send(self._members[move.target], piece, Phantom(size)))
 
     def take(self, vector: int, step: RankStep) -> bool:
-        """Add or put the pieces of a step, if all are here."""
         bucket, at = self._buckets[vector], (self.round, vector, step.number)
         here = self._kept.get(at, {})
         if len(here) < len(step.receives):

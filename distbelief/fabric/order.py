@@ -1,4 +1,4 @@
-"""The order in which processors let others see what they write: sums and crossings in shared memory rely on it."""
+"""The order in which processors make writes visible: sums and crossings in shared memory rely on it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from distbelief.errors import UsageError
 
 
 def in_order() -> bool:
-    """Return whether others see what a processor of this machine writes in the order in which it writes."""
+    """Return whether processors of this machine make writes visible in their order."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def check_order(what: str, remedy: str) -> None:
-    """Refuse what relies on that order, on a machine that does not keep it.
-
-    Raises:
-        UsageError: naming the machine.
-    """
+    """Refuse, with a `UsageError`, a use of memory that needs that order, on a machine without it."""
     if not in_order():
         raise UsageError(
-            f"{what} lies in memory that others must see written in order: that needs an x86-64 processor, and this is "
+            f"{what} needs a processor that makes writes visible in their order, such as x86-64, and this is "
             f"{platform.machine()}; {remedy}"
         )

@@ -1,4 +1,4 @@
-"""Torch's process group as the carrier of a sum: its libraries' own all-reduce, NCCL's on GPUs and gloo's elsewhere."""
+"""Torch's process group as the carrier of a sum: the all-reduce of NCCL on GPUs, and of gloo elsewhere."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ from distbelief.core.messages import ALL_REDUCE
 from distbelief.fabric.base import LOOK_SECONDS, MEET_SECONDS, InOrder, Told
 
 STEP_SECONDS = 3600.0
-"""Longest wait for a gradient of another who lives, or for him at the store; a death is noticed at once."""
+"""Limit for waiting for a live member, at the store or for its gradient; a death is noticed at once."""
 LEAVE_SECONDS = 2.0
-"""Time that the end of a group is waited for."""
+"""Limit for the end of a group."""
 
 
 class ProcessGroup(InOrder):
     """One replica's part in the groups of a job.
 
     Args:
-        index: of this replica.
-        device: where its model is.
         host: at which the others reach this process.
-        interface: of the network to them; "" for what the libraries choose.
+        interface: of the network to them; "" for the libraries' choice.
     """
 
     def __init__(self, index: int, device: torch.device, host: str, interface: str = "") -> None:
@@ -45,16 +43,13 @@ class ProcessGroup(InOrder):
         self._index, self._rank, self._ranks = index, 0, 1
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
-        """Meet the others at the store of the first, in the place of the group before.
-
-        False where they do not come, or as soon as `interrupted` says that something has arrived.
-        """
+        """Meet the others at the store of the first rank, as `Carrier.form`."""
         self.close()
         self.fault = ""
         ranks, rank = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         host, _, port = group.members[0].store.partition("|")
         try:
-            # the store would try to reach one who is dead again and again
+            # torch's store would retry to reach a dead rank for a long time: find out first
             socket.create_connection((host, int(port)), MEET_SECONDS).close()
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
             named = PrefixStore(f"group {group.group}", store)
@@ -75,10 +70,8 @@ class ProcessGroup(InOrder):
 
     @staticmethod
     def _gather(store: Store, rank: int, ranks: int, interrupted: Told) -> bool:
-        """Wait until all are at the store.
-
-        What opens links there would wait for one who has died on his way, and hear of nothing.
-        """
+        """Wait until all are at the store."""
+        # `init_process_group` would wait for a rank that died on its way here, and could not be interrupted
         store.set(f"here {rank}", "")
         there, give_up = [f"here {rank}" for rank in range(ranks)], time.monotonic() + STEP_SECONDS
         while not store.check(there):
@@ -88,11 +81,7 @@ class ProcessGroup(InOrder):
         return True
 
     def _check_devices(self, store: Store, own_rank: int, ranks: int) -> None:
-        """Refuse a GPU that is two ranks', where NCCL would say no more than that it failed.
-
-        Raises:
-            RuntimeError: naming the ranks.
-        """
+        """Refuse a GPU that two ranks share: NCCL would fail without naming the cause."""
         if self.device.type != "cuda":
             return
         store.set(f"device {own_rank}", str(torch.cuda.get_device_properties(self.device).uuid))
@@ -108,11 +97,11 @@ class ProcessGroup(InOrder):
         view, moved = self._views[bucket], self.traffic
         if self._buckets[bucket].adds:
             work = dist.all_reduce(view, async_op=True)
-            # gloo and NCCL send as much as a ring does
+            # gloo and NCCL send as many bytes as a ring
             sent = received = 2 * (self._ranks - 1) * view.nbytes // self._ranks
         else:
             work = dist.broadcast(view, 0, async_op=True)
-            # along a tree, whose first rank is counted for all that send
+            # gloo sends along a tree: all its sends are counted at the first rank
             sent, received = (0, view.nbytes) if self._rank else ((self._ranks - 1) * view.nbytes, 0)
         moved.sent[ALL_REDUCE] += sent
         moved.received[ALL_REDUCE] += received
@@ -127,10 +116,8 @@ class ProcessGroup(InOrder):
 
 
 def leave(group: dist.ProcessGroup | None) -> None:
-    """Leave a group, the default one where none is given; its others, who may wait for this rank, notice that.
-
-    Gloo's end waits for what is under way, perhaps for one whose host is silent: nobody here waits longer than this.
-    """
+    """Leave a group, or the default one for None, within `LEAVE_SECONDS`; members that wait for this rank notice it."""
+    # gloo waits for transfers under way, perhaps from a host that is silent
     thread = threading.Thread(target=dist.destroy_process_group, args=(group,), daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)

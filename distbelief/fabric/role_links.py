@@ -1,9 +1,8 @@
-"""Role links as the carrier of a sum: our schedules between the replicas of a job, over whatever transport it has.
+"""Role links as the carrier of a sum: our schedules between the replicas of a job, over its transport.
 
-Where processes run, that is TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its
-receiver, with room for so many; who has taken chunks out of it says so, and then others may follow. So whatever a rank
-is not at yet costs no more memory than that, and makes its sender wait. Where time is simulated, the story sends them
-itself, as `messages`.
+Processes use TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its receiver, with room
+for a fixed number of chunks; the receiver acknowledges those that it has taken out, and more may follow. So data for a
+later step takes only that memory, and makes its sender wait. In simulation the story sends `messages` itself.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from distbelief.core.conversations.grouping import Assemble, ChunkBack, ChunksTa
 from distbelief.core.effects import Arrival
 from distbelief.core.events import Lost
 from distbelief.errors import DistbeliefError
-from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, schedule_of
-from distbelief.fabric.player import play
+from distbelief.fabric.base import LOOK_SECONDS, InOrder, Told, play, schedule_of
 from distbelief.fabric.waiting import ReductionThread
 from distbelief.schedules.allreduce import by_host, schedule
 from distbelief.schedules.price import LinkModel, cheapest
@@ -34,26 +32,22 @@ if TYPE_CHECKING:
     from distbelief.transport.base import NetworkEndpoint
 
 CHUNK = 512 << 10
-"""Most bytes that are sent and added at a time."""
+"""Most bytes of a chunk."""
 CHUNKS = 8
-"""Chunks that fit the window of a link. It must hold what a line carries in a round trip: 1 Gbyte/s times 4 ms."""
+"""Chunks in the window of a link, which holds what a fast line carries in a round trip: 1 Gbyte/s times 4 ms."""
 WINDOW = CHUNK * CHUNKS
 PROBES, PROBE_BYTES = 5, 1 << 20
-"""Times that a link is measured, and with how many bytes."""
+"""Number of measurements of a link, and their bytes."""
 
 
 class RoleLinks(InOrder):
-    """One replica's part in the groups of a job; a thread of its own carries the links, in a step as between groups.
-
-    What is on a GPU goes through memory of the host.
+    """One replica's part in the groups of a job; a thread carries the links. Vectors on a GPU go through the host.
 
     Args:
-        links: of an endpoint of this role, which listens, and is used for nothing else.
-        index: of this replica.
-        device: where its model is.
-        algorithm: how gradients are added up.
-        per_host: ranks that are on one host.
-        store: where the endpoint listens.
+        links: of an endpoint that only this carrier uses.
+        algorithm: name of the schedule, or "auto".
+        per_host: ranks on each host.
+        store: address of the endpoint.
     """
 
     def __init__(
@@ -66,10 +60,7 @@ class RoleLinks(InOrder):
         self._thread = ReductionThread(links.rest, links.wake, links.close)
 
     def form(self, group: Assemble, interrupted: Told) -> bool:
-        """Be in a group, in the place of the one before, with links to all its members.
-
-        False where that cannot be, or as soon as `interrupted` says that something has arrived.
-        """
+        """Link to all members of a group, as `Carrier.form`."""
         self._links.wanted = group.group
         formed = self._thread.do(lambda: self._form(group))
         while not formed.done():
@@ -102,7 +93,7 @@ class RoleLinks(InOrder):
         return self._thread.do(lambda: self._reduce(bucket))
 
     def _reduce(self, bucket: int) -> None:
-        """Add up a bucket; with the last of a round, have the others done with all that this rank has sent them."""
+        """Add up a bucket; after the last of a round, wait until the others have taken all chunks of this rank."""
         view = self._views[bucket]
         there = view.cpu()
         play(self._links, there, self._steps[bucket])
@@ -119,7 +110,7 @@ class RoleLinks(InOrder):
 
 
 def agree(links: ChunkedLinks, group: Sequence[int]) -> LinkModel:
-    """Agree on what the slowest of all ranks measures, each on the link to the next of some ranks; all ask at once."""
+    """Measure the link to the next rank of a group, and return the slowest that any rank has; all ranks call this."""
     if len(group) < 2:
         mine = LinkModel(0.0, 1e12)
     else:
@@ -137,7 +128,7 @@ def agree(links: ChunkedLinks, group: Sequence[int]) -> LinkModel:
 
 
 def _least(act: Callable[[], object]) -> float:
-    """The least seconds that something takes, of several times after a first."""
+    """Return the least seconds of several calls, after a first."""
     seconds = []
     for _ in range(PROBES + 1):
         began = time.perf_counter()
@@ -154,34 +145,34 @@ class _Link:
         self.begin(0)
 
     def begin(self, group: int) -> None:
-        """Count anew; of what has come only that is left which is of this group."""
+        """Reset the counts, and drop the chunks of earlier groups."""
         self.waiting: deque[tuple[ReducedChunk, torch.Tensor]] = deque()
         self.posted = self.acknowledged = self.taken = self.told = 0
         self.arrived = deque(chunk for chunk in self.arrived if chunk[0].group >= group)
 
     def has_come(self, group: int) -> bool:
-        """Return whether a chunk of this group has come; its sender may be in the next one already."""
+        """Return whether a chunk of this group has come; a sender may be in the next group already."""
         return bool(self.arrived) and self.arrived[0][0].group == group
 
     @property
     def has_room(self) -> bool:
-        """Return whether the next that waits fits the window."""
+        """True where the next waiting chunk fits the window."""
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 
 class ChunkedLinks:
-    """One rank's ends of the links: one tensor at a time. All but `wake` and `wanted` is for the polling thread.
+    """One rank's ends of the links, for one tensor at a time. Other threads may use only `wake` and `wanted`.
 
     Args:
-        endpoint: of this role, which listens, and is used for nothing else.
-        index: of this replica; each has its window in the memory of whoever it sends to.
-        replicas: most that there may be.
+        endpoint: that listens, for these links only.
+        index: of this replica, and so of its window at each receiver.
+        replicas: largest number of replicas.
     """
 
     def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
         self.rank, self.ranks = 0, 1
         self.wanted = -1
-        """The number of the group that this rank is to be in: what goes on in another is given up."""
+        """Number of the group that this rank is to be in: work for another is given up."""
         self._endpoint, self._group = endpoint, -1
         self._members: list[Member] = []
         self._links: dict[str, _Link] = {}
@@ -196,7 +187,7 @@ class ChunkedLinks:
         endpoint.watch(self._awake, self._awaken)
 
     def wake(self) -> None:
-        """Have `rest` come back, where it is still called."""
+        """Have `rest` return, unless the links are closed."""
         with self._closing:
             if not self._closed:
                 os.eventfd_write(self._awake, 1)
@@ -205,7 +196,7 @@ class ChunkedLinks:
         os.eventfd_read(self._awake)
 
     def rest(self) -> None:
-        """Carry what is to be sent and what comes, until something has come, or somebody wakes this."""
+        """Send and receive until something has come, or until `wake`."""
         self._endpoint.poll(None)
 
     def close(self) -> None:
@@ -216,10 +207,10 @@ class ChunkedLinks:
         os.close(self._awake)
 
     def form(self, group: int, members: Sequence[Member], rank: int) -> None:
-        """Be a rank of a group: open the links to those of a higher rank, and wait for those of a lower one.
+        """Join a group: open the links to higher ranks, and wait for those of lower ranks.
 
         Raises:
-            RuntimeError: one cannot be reached, or another group is wanted.
+            RuntimeError: a member cannot be reached, or another group is wanted.
         """
         self._group, self._members, self.rank, self.ranks = group, list(members), rank, len(members)
         self._lost, self._at = "", (0, -1)
@@ -231,16 +222,18 @@ class ChunkedLinks:
             if self._endpoint.incarnation_of(member.role) != member.place.incarnation:
                 try:
                     self._endpoint.connect(member.role, member.store, member.place.incarnation)
-                except DistbeliefError as error:  # nobody answers, its name is not known there, or it is another life
+                except DistbeliefError as error:  # no answer, an unknown name, or another incarnation
                     raise RuntimeError(str(error)) from None
-                self._endpoint.send(member.role, ChunksTaken(group, 0))  # a link alone would not be noticed
+                self._endpoint.send(
+                    member.role, ChunksTaken(group, 0)
+                )  # the other end does not see a link before its first message
         while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
             self._wait()
 
-    # what the player asks for
+    # called by the player
 
     def post(self, vector: torch.Tensor, step: RankStep) -> None:
-        """Send what leaves at a step; a copy, where something else is received in its place at the same step."""
+        """Send what leaves at a step: a copy where the step receives into the same place."""
         swaps, most = step.swaps, CHUNK // vector.itemsize
         for move in step.sends:
             link, role = self._to(move.target)
@@ -257,14 +250,14 @@ class ChunkedLinks:
                 self._sent.append((vector, move, link, link.posted))
 
     def take(self, vector: torch.Tensor, step: RankStep) -> bool:
-        """Add or put what has come for a step, in its order; where more must come first, rest.
+        """Add or put what has come for a step, and rest where more is to come.
 
         Raises:
             RuntimeError: a peer is gone, or another group is wanted.
         """
         self._sent = [sending for sending in self._sent if sending[2].acknowledged < sending[3]]
         if any(source is vector and move.overlaps(got) for source, move, *_ in self._sent for got in step.receives):
-            self._wait()  # what has not left yet would be written over
+            self._wait()  # parts that have not left yet would be overwritten
             return False
         number, first = self._at
         for move in step.receives[number:]:
@@ -278,7 +271,7 @@ class ChunkedLinks:
         return True
 
     def _take_move(self, vector: torch.Tensor, step: int, move: Move, first: int) -> int:
-        """Take what has come of a move; returns the element that comes next."""
+        """Take the chunks of a move that have come; returns its next element."""
         link, role = self._to(move.source)
         while first < move.stop and link.has_come(self._group):
             chunk, payload = link.arrived.popleft()
@@ -286,7 +279,7 @@ class ChunkedLinks:
             if (chunk.step, chunk.first) != (step, first) or first + len(there) > move.stop:
                 raise RuntimeError(
                     f"{role} has sent elements from {chunk.first} on at step {chunk.step}, not those from {first} on "
-                    f"at step {step}: it goes by another schedule"
+                    f"at step {step}: it uses another schedule"
                 )
             here = vector[first : first + len(there)]
             here.add_(there) if move.adds else here.copy_(there)
@@ -298,31 +291,27 @@ class ChunkedLinks:
         return first
 
     def settle(self) -> None:
-        """Wait until the others have taken all that was sent.
-
-        Raises:
-            RuntimeError: a peer is gone, or another group is wanted.
-        """
+        """Wait until the others have taken all chunks; raises as `take` does."""
         self._endpoint.flush()
         while any(link.acknowledged < link.posted for link in self._links.values()):
             self._wait()
 
-    # what is asked to choose a schedule
+    # called to choose a schedule
 
     def swap(self, tensor: torch.Tensor, ahead: int, behind: int) -> None:
-        """Send a tensor to one rank, and receive as much from another."""
+        """Send a tensor to one rank, and receive another into it."""
         size = len(tensor)
         go, come = Move(self.rank, ahead, 0, size, False), Move(behind, self.rank, 0, size, False)
         play(self, tensor, [RankStep(0, (go,), (come,))])
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest that any rank has of each value."""
+        """Return the largest of each value over all ranks."""
         everybody = torch.zeros(self.ranks, len(values), dtype=values.dtype)
         everybody[self.rank] = values
         play(self, everybody.view(-1), schedule("ring", self.ranks, everybody.numel()).steps_of(self.rank))
         return everybody.max(0).values
 
-    # what arrives
+    # arrivals
 
     def _take_in(self, arrival: Arrival) -> None:
         event, role = arrival.event, arrival.sender
@@ -341,7 +330,7 @@ class ChunkedLinks:
                 self._lose(role, event)
 
     def _lose(self, role: str, event: Lost) -> None:
-        """A link is gone: of a member's, the group is broken."""
+        """Note a lost link; where it was a member's, the group is broken."""
         for member in self._members:
             if member.role == role and not 0 <= event.incarnation < member.place.incarnation:
                 self._lost = self._lost or f"its link to {role} is gone ({event.reason})"
@@ -354,7 +343,7 @@ class ChunkedLinks:
         return self._link(role), role
 
     def _send(self, role: str, link: _Link) -> None:
-        """Send what fits the window."""
+        """Send the chunks that fit the window."""
         while link.has_room:
             self._endpoint.send(role, *link.waiting.popleft())
 

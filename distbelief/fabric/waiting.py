@@ -1,4 +1,4 @@
-"""Waits for what others do: looks at memory that they share, and a thread beside the backward pass."""
+"""Waits: looks at shared memory, and a thread beside the backward pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from time import perf_counter, sleep
 import torch
 
 SPIN_SECONDS = 200e-6
-"""Time of looking again at once, before one sleeps between two looks."""
+"""Time of looking without sleep."""
 NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
-"""The shortest sleep, and the longest."""
+"""Shortest and longest sleep between two looks."""
 NAP_SHARE = 1 / 16
-"""Share of the time waited so far for which one sleeps."""
+"""Length of a sleep, as a share of the wait so far."""
 
 
 def rest(waited: float) -> None:
-    """Give the core away between two looks at what one has waited for so many seconds."""
+    """Yield the core or sleep between two looks, after a wait of so many seconds."""
     if waited < SPIN_SECONDS:
         os.sched_yield()
     else:
@@ -27,7 +27,7 @@ def rest(waited: float) -> None:
 
 
 class Wait:
-    """A wait that lasts until something is got on with."""
+    """A wait of several rests, until progress ends it."""
 
     __slots__ = ("_began",)
 
@@ -35,11 +35,11 @@ class Wait:
         self._began: float | None = None
 
     def end(self) -> None:
-        """Something was got on with."""
+        """End the wait: there was progress."""
         self._began = None
 
     def rest(self) -> bool:
-        """Give the core away; whether one has waited so long that there is time for something else."""
+        """Rest once; returns whether the wait is long enough for other work in between."""
         now = perf_counter()
         if self._began is None:
             self._began = now
@@ -49,11 +49,11 @@ class Wait:
 
 
 class ReductionThread:
-    """A thread that does one thing after the other, and waits for others, beside the backward pass.
+    """A thread that runs tasks in order, beside the backward pass.
 
     Args:
-        rest: waits until there is something to do; what has to be carried meanwhile, it carries.
-        wake: has that come back.
+        rest: waits for the next task; a carrier moves its bytes meanwhile.
+        wake: ends that wait.
         close: is called at the end.
     """
 
@@ -71,7 +71,7 @@ class ReductionThread:
         self._thread.start()
 
     def do(self, act: Callable[[], None]) -> torch.futures.Future[object]:
-        """Have the thread do something; returns what will have its end, or the error."""
+        """Queue a task; returns a future of its end."""
         future: torch.futures.Future[object] = torch.futures.Future()
 
         def task() -> None:
@@ -80,8 +80,8 @@ class ReductionThread:
                     raise RuntimeError(self._ended)
                 act()
                 future.set_result(None)
-            except Exception as error:  # of a peer that is gone: told to whoever waits
-                error.__traceback__ = None  # its frames hold the vectors
+            except Exception as error:  # mostly a lost peer: the waiting thread raises it
+                error.__traceback__ = None  # its frames would keep the vectors alive
                 future.set_exception(error)
 
         self._tasks.append(task)
@@ -92,11 +92,11 @@ class ReductionThread:
         return future
 
     def end(self) -> None:
-        """Do nothing more, when what was asked for before is done."""
+        """End the thread after the tasks so far."""
         self.do(lambda: self._end("it was ended"))
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end, unless it is the thread that asks."""
+        """Wait for the end; the thread itself does not."""
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -112,7 +112,7 @@ class ReductionThread:
         except Exception as error:
             self._end(f"what it waits for cannot be carried any more: {error!r}")
         self._close()
-        self._work_off()  # who waits for it is not to wait for ever
+        self._work_off()  # tasks that came meanwhile fail, or their callers would wait without end
 
     def _work_off(self) -> None:
         while self._tasks:

@@ -28,7 +28,7 @@ from distbelief.record.checkpoints import (
     unreadable,
 )
 from distbelief.record.model_file import stored
-from distbelief.server.partial import COUNT, MISSED
+from distbelief.server.optimizers import COUNT, MISSED
 from distbelief.sharding.layout import ITEM_SIZES, Entry, Layout, Piece, Range, check_same
 
 HEADER = 1 << 16

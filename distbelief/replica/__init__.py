@@ -1,1 +1,1 @@
-"""The stories of those who compute. They yield effects and do no I/O."""
+"""Stories of replicas and of the evaluator, which yield effects and do no I/O."""

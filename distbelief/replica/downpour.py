@@ -1,13 +1,14 @@
 """The story of a Downpour replica: Algorithm 1.1 of the paper.
 
-Beside the paper's listing: gradients are pushed after every `push_every` steps, so that each push holds as many (the
-listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next step is in
-flight while this one computes, and pushes are not waited for. Where the consistency needs it, a replica tells the
-shards when it takes part and when it sits out, and pushes and fetches name their tick. In rounds each gradient of a
-push of several steps is weighted by its minibatch's share of a full one: so unequal minibatches add up to their union.
+It differs from the paper's listing in this: gradients are pushed after every `push_every` steps, so that each push has
+as many (the listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next
+step is in flight during this one, and the replica does not wait for pushes. Where the consistency needs it, a replica
+tells the shards when it takes part and when it sits out, and pushes and fetches name their tick. In rounds each
+gradient of a push of several steps is weighted by its minibatch's share of a full one: so unequal minibatches add up to
+their union.
 
-A shard that dies comes again. A replica tells it how far the one before had acknowledged, and pushes again what that
-had not. In rounds all shards go back to one checkpoint, and a replica begins anew. While a checkpoint is made it
+A shard that dies is started again. A replica tells the new one which pushes the last one had acknowledged, and pushes
+the others again. In rounds all shards go back to one checkpoint, and a replica begins anew. During a checkpoint it
 computes, but pushes nothing.
 """
 
@@ -26,41 +27,29 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Computed, Send, WriteRecord
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Steps, Update, WriteRecord
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
-from distbelief.core.settings import Settings
-from distbelief.replica.pushes import Pushes
-from distbelief.replica.script import end_minibatch
-from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView
-from distbelief.replica.split_compute import apart, gradient
-from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
-from distbelief.replica.work import WorkQueue, report_seconds
+from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
+from distbelief.replica.split_compute import apart
+from distbelief.replica.work import Pushes, WorkQueue, gradient, report_seconds
 
 
 class DownpourReplica(ServedReplica):
     """One replica."""
 
     def begin_training(self, server: ServerView) -> DownpourTraining:
-        """Begin Algorithm 1.1."""
         return DownpourTraining(self, server)
 
 
-# Every wait of the story is a loop around `wait`, which takes one arrival and then does what it asks for. So a replica
-# answers a checkpoint, or a shard that has come again, whatever it is waiting for. `take` only notes; what needs
-# effects is done by `_act`.
+# Every wait of the story is a loop around `wait`, which takes one arrival and acts on it. So a replica answers a
+# checkpoint, or a new incarnation of a shard, during any wait. `take` only notes an arrival; `_act` yields the effects.
 #
-# Three invariants. Fetched parameters become the model's between steps only, in a `swap`. A gradient slot is rewritten
-# only once all shards have applied the push in it (`Pushes.busy`). Pushes leave in the order of their clocks, each to
-# all shards at once: so one number says how far a dead shard was, and `owed` sends the rest.
+# Three invariants. Fetched parameters become the model's only between steps, in a `swap`. A gradient slot is rewritten
+# only once all shards have applied its push (`Pushes.busy`). Pushes leave in the order of their clocks, each to all
+# shards at once: so one number tells how far a dead shard was, and `owed` sends the rest.
 class DownpourTraining:
-    """The loop of Algorithm 1.1, and its state since the replica was welcomed, or since all went back.
-
-    Args:
-        replica: that trains.
-        server: the shards, as it sees them.
-    """
+    """The loop of Algorithm 1.1, and its state since the replica was welcomed, or since all went back."""
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
@@ -69,70 +58,47 @@ class DownpourTraining:
         self._siblings = replica.siblings
         self._models = server.models
         self._stepped = {*range(len(server.models))}
-        """Models, of several, that were stepped since their parameters were fetched."""
+        """Models, of several, with updates since their last fetch."""
         self._mid_minibatch = False
-        """True while a minibatch of several models has made some of its pushes and not all."""
-        self._pushing, self._bound = settings.strategy.pushing, settings.policy.bound
+        """True after some of the pushes of a minibatch of several models."""
+        self._pushing, self._policy = settings.strategy.pushing, settings.policy
         shards, slots = [role for role, _ in server.parts], server.slots * len(server.models)
         self._pushes = Pushes(replica.incarnation, shards, slots, reports=replica.siblings.follows)
-        # what accrues for the next push: in which slot, how much of it, and from which parameters on
+        # the next push: its slot, steps and samples so far, and the versions of its parameters
         self._slot = self._steps = self._accrued_samples = 0
-        # minibatches that it covers, and those before them without a step of their own
+        # its minibatches, and those without a step before it
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
         self._changes: tuple[float, tuple[GroupOption, ...]] = (1.0, ())
         self._based = server.based(0)
-        # where it stands: its tick, which vector it computes on, whether the other is asked for
+        # the tick, the vector that the model computes with, and whether a fetch into the other is in flight
         self._tick = self._landing = 0
         self._in_flight = False
-        # what it was told: that there is nothing of an epoch, and to report what it has; to push nothing, for a
-        # checkpoint; and the number of that, until it is answered
+        # orders: to drain an epoch that has no more work; to push nothing during a checkpoint, and its number until it
+        # is answered
         self._draining: int | None = None
         self._holding = False
         self._hold: int | None = None
-        # whether it is to give back what it has not begun, once no push is half accrued; whether it computes
+        # orders to give back unbegun work, between two pushes; whether a step is under way
         self._recalled = self._under_way = False
-        # the epoch in which shards wait for it, and the last of which it has said that it has no more: in rounds they
-        # wait for all, in every epoch, until they say so
+        # the epoch in which shards wait for this replica, and the last in which it sat out: in rounds shards wait for
+        # all replicas in every epoch, until each sits out
         self._attending: int | None = None
         self._rested_epoch = -1
 
-    # properties and no attributes: CPython finds those of an object with 30 or more by a slower way
-
-    @property
-    def _vectors(self) -> Vectors:
-        return self._replica.vectors
-
-    @property
-    def _settings(self) -> Settings:
-        return self.server.plan.settings
-
-    @property
-    def _attends(self) -> bool:
-        return self._settings.policy.attended
-
-    @property
-    def _in_rounds(self) -> bool:
-        return self._settings.policy.rounds
-
-    @property
-    def _takes_turns(self) -> bool:
-        return self._settings.policy.turns
-
     @property
     def clock(self) -> int:
-        """Number of pushes that were made."""
         return self._pushes.clock
 
     def train(self) -> Steps[None]:
         """Train from the server's parameters to the end of the work."""
-        # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for nobody's pushes. At the end
-        # what has accrued is pushed, and all of it acknowledged before the replica leaves.
+        # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for no pushes. At the end the
+        # rest is pushed, and all pushes are acknowledged before the replica leaves.
         yield from self._first_parameters()
-        self._vectors.swap(0)
-        replica, reports = self._replica, report_seconds(self._settings.replicas)
+        self._replica.vectors.swap(0)
+        replica, reports = self._replica, report_seconds(self.server.plan.settings.replicas)
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
-        attends, takes_turns = self._attends, self._takes_turns
+        attends, takes_turns = self._policy.attended, self._policy.turns
         while (batch := (yield from self._next_batch())) is not None:
             if takes_turns:
                 yield from self._stay_in_turn(batch.epoch)
@@ -143,7 +109,7 @@ class DownpourTraining:
             self._under_way = False
             if not goes_on:
                 replica.left = True
-                if self._siblings.follows:  # its lead is to deal it nothing more, and to wait for it nowhere
+                if self._siblings.follows:  # its lead deals it nothing more, and waits for it no more
                     yield Send(replica.superior, membership.Leave(for_good=True))
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
@@ -162,13 +128,13 @@ class DownpourTraining:
     def _fetch_all(self) -> Steps[None]:
         yield from self.server.fetch(self._landing, self.server.moving)
         yield from self._await_parameters(*self._models)
-        self._vectors.swap(self._landing)
+        self._replica.vectors.swap(self._landing)
 
     def _step(self, batch: Batch) -> Steps[bool]:
-        """Make one step, with the push and the fetches that are due; returns whether there is to be another."""
+        """Make one step, with the push and the fetches that are due; returns whether training continues."""
         # The next step's parameters are requested before this one computes, so that they travel meanwhile; they cannot
-        # contain this step's push. What a script has written to its parameters reaches the shards before the gradient
-        # computed with it.
+        # contain this step's push. Values that a script has written to its parameters reach the shards before the
+        # gradient that was computed with them.
         replica = self._replica
         if self._in_flight or self._too_old(replica.step, self._tick):
             yield from self._fetch()
@@ -180,7 +146,7 @@ class DownpourTraining:
         if computed.ended:
             yield from self._end_epoch(batch)
             return True
-        if replica.asked is not None:  # its script has done with the minibatch before, and this one is not pushed
+        if replica.due_script is not None:  # the last minibatch is done, and this one is not pushed yet
             yield from replica.save_script()
         if computed.loss is not None:
             replica.report(computed.loss, batch, replica.step)
@@ -196,16 +162,16 @@ class DownpourTraining:
         return True
 
     def _step_in_turn(self, batch: Batch) -> Steps[bool]:
-        """Step several models in turn until the minibatch is over; returns whether there is to be another."""
-        # A script chooses which model to step next, and its losses may read all of them: so each step is pushed at
-        # once, and stepped models are fetched before the next gradient. The minibatch is done with the last of its
-        # pushes, and no checkpoint comes between them (`_mid_minibatch`).
+        """Step several models in turn until the minibatch ends; returns whether training continues."""
+        # A script chooses the next model to step, and its losses may read all models: so each step is pushed at once,
+        # and stepped models are fetched before the next gradient. The minibatch is done with its last push, and no
+        # checkpoint comes between its pushes (`_mid_minibatch`).
         samples = 0
         while True:
             if self._stepped:
                 yield from self._fetch_stepped()
             computed = yield from gradient(self._replica.split, batch, self.wait)
-            if not self._mid_minibatch and self._replica.asked is not None:
+            if not self._mid_minibatch and self._replica.due_script is not None:
                 yield from self._replica.save_script()
             if computed is not None and computed.ended:
                 yield from self._end_epoch(batch)
@@ -213,7 +179,7 @@ class DownpourTraining:
             if computed is not None and computed.written:
                 yield from self._replace()
             if computed is None or computed.held:
-                if computed is not None or self._mid_minibatch:  # what was pushed in a minibatch that is left is done
+                if computed is not None or self._mid_minibatch:  # pushes of a minibatch that the script leaves count
                     self._pushes.close(1, samples)
                     self._replica.step += 1
                 self.work.seconds += computed.seconds if computed else 0.0
@@ -230,10 +196,10 @@ class DownpourTraining:
             yield from self.server.fetch(0, model.moving, self._tick)
         yield from self._await_parameters(*models)
         self._stepped.clear()
-        self._vectors.swap(0, [part for model in models for part in model.moving])
+        self._replica.vectors.swap(0, [part for model in models for part in model.moving])
 
     def _end_epoch(self, batch: Batch) -> Steps[None]:
-        """End an epoch before a minibatch that its data do not have."""
+        """End an epoch whose data have no such minibatch."""
         self.work.end(batch.epoch)
         yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
@@ -242,14 +208,13 @@ class DownpourTraining:
     def _next_batch(self) -> Steps[Batch | None]:
         """Return the next minibatch that the coordinator dealt; None when the job is over."""
         # Look at the links before each step, so that a replica holds, leaves or ends within a step. Portions that are
-        # given back are reported before anything dealt behind them is begun: steps count in the order in which they
-        # were dealt.
-        if self._siblings.follows:
+        # given back are reported before later ones begin: the coordinator counts steps in the order of dealing.
+        if self._replica.split is not None and self._siblings.follows:
             return (yield from self._next_of_lead())
         yield from self._look()
         drained = False
         while not (self._replica.ending or self._replica.wanted_away):
-            if drained and self._replica.asked is not None:
+            if drained and self._replica.due_script is not None:
                 yield from self._save_idle()
             self._give_back()
             wants = self.work.runs_out and self._draining is None
@@ -264,30 +229,30 @@ class DownpourTraining:
                 yield from self._drain(epoch)
                 drained = True
             else:
-                if self._takes_turns and self._attending is not None and not self._pushes.waiting:
+                if self._policy.turns and self._attending is not None and not self._pushes.waiting:
                     yield from self._sit_out(self._attending)
                 yield from self.wait()
         return None
 
     def _save_idle(self) -> Steps[None]:
-        """Save what the script keeps, where there is nothing to do; the script ends its minibatch first."""
-        # at that point the script may read the model, which must be as the minibatch's own push has left it
+        """Save the script's state while there is no work; the script ends its minibatch first."""
+        # the script may read its model there, which must have the update with the minibatch's push; a split model rests
         script = self._replica.script
-        if script is not None and script.in_step and self._replica.split is None:  # a partition's model rests meanwhile
+        if script is not None and script.in_step and self._replica.split is None:
             yield from self._fetch_all()
         if (yield from end_minibatch(script)):
             yield from self._replace()
         yield from self._replica.save_script()
 
     def _give_back(self) -> None:
-        """Give back what is not begun, where that was asked for."""
-        # not amid a push of several steps: its size would depend on when the order came
+        """Give back unbegun work, where that was ordered."""
+        # not amid a push of several steps, whose size would depend on the moment of the order
         if self._recalled and not 0 < self._steps + self._under_way < self._pushing.push_every:
             self._recalled = False
             self.work.give_back()
 
     def _next_of_lead(self) -> Steps[Batch | None]:
-        """Return the next minibatch that the lead computes; None when it is done."""
+        """Return the next minibatch of the lead; None at the end."""
         while (batch := self.work.next()) is None and not self._replica.ending:
             if self._draining is not None:
                 epoch, self._draining = self._draining, None
@@ -300,7 +265,7 @@ class DownpourTraining:
     # gradients up
 
     def _accrue(self, computed: Computed) -> Steps[None]:
-        """Add the step's gradient to what the next push will hold, and step the local model."""
+        """Add the step's gradient to the next push, and step the local model."""
         clipping = yield from self._clipping()
         while self._pushes.busy[self._slot * len(self._models) + computed.model]:
             yield from self.wait()
@@ -308,12 +273,12 @@ class DownpourTraining:
             self._based = self.server.based(computed.model)
         samples = computed.samples + self._held_samples
         self._changes = computed.rate, computed.options
-        # a push of one step is weighed by the shards, as a whole: so a round of one leaves its bits alone
-        several = self._in_rounds and self._pushing.push_every > 1
-        weight = samples / self._settings.batch_size if several else 1.0
-        self._vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
+        # the shards weight a push of one step as a whole: so a round of one replica keeps its bits
+        several = self._policy.rounds and self._pushing.push_every > 1
+        weight = samples / self.server.plan.settings.batch_size if several else 1.0
+        self._replica.vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
         if self._pushing.local_lr:
-            self._vectors.descend(self._pushing.local_lr * clipping)
+            self._replica.vectors.descend(self._pushing.local_lr * clipping)
         self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
@@ -322,27 +287,23 @@ class DownpourTraining:
         self.work.seconds += computed.seconds
 
     def _replace(self) -> Steps[None]:
-        """Have the shards hold what the script has written to its parameters."""
-        while self._pushes.waiting:  # the shards read the slot in which the values are sent
+        """Send the shards the values that the script has written to its parameters."""
+        while self._pushes.waiting:  # shards still read the slot that the values need
             yield from self.wait()
         yield from self.server.initial(replaces=True)
         while self._links.missing:
             yield from self.wait()
 
     def _clipping(self) -> Steps[float]:
-        """Return the factor by which a split replica's gradient is clipped: each partition knows a part of its norm."""
-        clip = self._settings.clip_norm  # a replica that is whole computes its gradient clipped
+        """Return the factor that clips a split replica's gradient: each partition knows a part of its norm."""
+        clip = self.server.plan.settings.clip_norm  # the worker of a whole replica clips by itself
         if not clip or self._replica.split is None:
             return 1.0
-        norm = yield from self._siblings.whole_norm(self._vectors.norm(), self._wait_for_others)
+        norm = yield from self._siblings.whole_norm(self._replica.vectors.norm(), self._wait_for_others)
         return min(1.0, clip / (norm + 1e-6))  # as torch's clip_grad_norm_
 
     def _wait_for_others(self) -> Steps[None]:
-        """Wait for what the other partitions make of the same step.
-
-        Raises:
-            UsageError: one has left its loop before that.
-        """
+        """Wait for the other partitions; raises `UsageError` where a script has left its loop before this step."""
         drains = self._siblings.follows and self._draining is not None
         left = self._siblings.left or ({self._replica.superior} if drains else ())
         if left:
@@ -350,29 +311,29 @@ class DownpourTraining:
         yield from self.wait()
 
     def _hold_over(self, computed: Computed) -> None:
-        """Count a minibatch without a step of its own into the next push that is made."""
+        """Count a minibatch without a step into the next push."""
         self._held_steps += 1
         self._held_samples += computed.samples
         self.work.seconds += computed.seconds
 
     def _push(self, model: int = 0) -> Steps[None]:
-        """Send what has accrued of a model to all shards."""
-        # It waits for no answer, only while a checkpoint is being made (when the script may have to be saved), and for
-        # the lead where another partition leads. It waits here and not before the step, so that replicas compute while
-        # a checkpoint is made.
+        """Push the accrued gradient of a model to all shards."""
+        # It waits for no answer, only for the end of a checkpoint (which may need the script's state) and for the lead
+        # of a split replica. It waits here and not before the step, so that replicas compute during a checkpoint.
         pushed = self._models[model]
         self._give_back()
-        # what was computed in a turn is pushed in it: nobody would know its age else
-        holds = not (self._mid_minibatch or self._takes_turns)
-        while (self._holding and holds) or not self._siblings.may_push(self._pushes.clock + 1):
-            if self._replica.asked is not None and self._holding:
+        # a gradient is pushed in the turn that computed it: later its staleness would be unknown
+        holds = not (self._mid_minibatch or self._policy.turns)
+        split = self._replica.split is not None
+        while (self._holding and holds) or (split and not self._siblings.may_push(self._pushes.clock + 1)):
+            if self._replica.due_script is not None and self._holding:
                 yield from self._replica.save_script()
             yield from self.wait()
         slot = self._slot
-        self._vectors.carry_buffers(slot, model)
+        self._replica.vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
-        steps = self._steps if single else int(not self._mid_minibatch)  # the first push counts as the minibatch's step
+        steps = self._steps if single else int(not self._mid_minibatch)  # the first push is its step
         rate, options = self._changes
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             push = pushing.Push(
@@ -386,22 +347,22 @@ class DownpourTraining:
                 self._accrued_samples,
                 self._tick,
                 self._replica.partition,
-                self._vectors.covered(slot, part),
+                self._replica.vectors.covered(slot, part),
                 rate=rate,
                 options=options,
             )
             sent[role] = Send(role, push, payload)
-        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # those are done with the minibatch
-        self._mid_minibatch = not single
+        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # several models': with the minibatch
+        self._mid_minibatch = not single  # a minibatch of several models counts when it ends
         busy = slot * len(self._models) + model
-        yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock))
-        self._tick += self._attends
+        yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock) if split else {})
+        self._tick += self._policy.attended
         self._stepped.add(model)
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self.server.slots
 
     def _stay_in_turn(self, epoch: int) -> Steps[None]:
-        """Take turns, but while a checkpoint is being made: nobody is to wait then for a push that does not come."""
+        """Take part in turns, but not during a checkpoint, when others would wait for a push that does not come."""
         while self._holding or self._attending is None:
             if not self._holding:
                 yield from self._attend(epoch)
@@ -411,10 +372,10 @@ class DownpourTraining:
             yield from self.wait()
 
     def _drain(self, epoch: int) -> Steps[None]:
-        """Push the rest of an epoch, wait until all is acknowledged and has arrived, and report it."""
-        # What is left of a push when a job in rounds ends would make a smaller round than any other: it counts as not
+        """Push the rest of an epoch, wait for all acknowledgements and parameters, and report."""
+        # A part of a push at the end of a job in rounds would make a smaller round than any other: it counts as not
         # computed.
-        if self._steps and self._in_rounds and self._replica.ending and not self._replica.wanted_away:
+        if self._steps and self._policy.rounds and self._replica.ending and not self._replica.wanted_away:
             self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0
             yield from self._replica.finish()
         else:
@@ -424,7 +385,7 @@ class DownpourTraining:
         yield from self._sit_out(epoch)
         while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
-        self._in_flight = False  # what was asked for may be old by the time of the next step
+        self._in_flight = False  # fetched parameters may be old at the next step
         self._pushes.pass_over(self._held_steps, self._held_samples)
         self._held_steps = self._held_samples = 0
         yield self._progress(wants=False)
@@ -432,38 +393,38 @@ class DownpourTraining:
     # parameters down
 
     def _fetch(self) -> Steps[None]:
-        """Swap in this step's parameters; with prefetch they were asked for a step ago, else they are now."""
+        """Swap in this step's parameters; with prefetch the fetch began a step ago."""
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._await_parameters(*self._models)
-            self._vectors.swap(0)
+            self._replica.vectors.swap(0)
             return
         if not self._in_flight:
             yield from self.server.fetch(1 - self._landing, self.server.moving, self._tick)
         yield from self._await_parameters(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
-        self._vectors.swap(self._landing)
+        self._replica.vectors.swap(self._landing)
 
     def _ask_ahead(self) -> Steps[None]:
-        """Ask for the next step's parameters; they land in the other vector while this step computes."""
+        """Fetch the next step's parameters into the other vector while this step computes."""
         self._in_flight = True
         yield from self.server.fetch(1 - self._landing, self.server.moving, self._next_tick)
 
     def _await_parameters(self, *models: ModelView) -> Steps[None]:
-        while self._links.missing:  # `wait`, without a generator for each of the many arrivals
+        while self._links.missing:  # as `wait`, without a generator for each of many arrivals
             self.take((yield RECEIVE))
             if self._must_act():
                 yield from self._act()
         for model in models:
-            if self._in_rounds:
+            if self._policy.rounds:
                 yield from self._same_round(model)
             model.held.land()
 
     def _same_round(self, model: ModelView) -> Steps[None]:
-        """Have every shard's parameters be those of one round, and take part in that."""
-        # With backup workers or a quorum, rounds go on without this replica, so one shard may answer with a later round
-        # than another. A gradient computed across two rounds would belong to neither, and be late again: shards that
-        # are behind are asked once more, until all have answered of the newest round, at every partition.
+        """Fetch until all shards' parameters are of one round, and take part in that."""
+        # With backup workers or a quorum, rounds continue without this replica, so one shard may answer with a later
+        # round than another. A gradient across two rounds would belong to neither, and be late again: so shards that
+        # are behind are fetched from again, until all have answered with the newest round, at every partition.
         held = model.held
         newest, settled = held.newest, False
         while not settled:
@@ -478,60 +439,58 @@ class DownpourTraining:
         self._tick = newest
 
     def _too_old(self, step: int, tick: int) -> bool:
-        """Return whether a step needs newer parameters: by the user's cadence, or since the consistency asks for it."""
-        # without the second condition the bound would be off by up to `fetch_every`: parameters that were fresh enough
-        # when they came may not be some steps later
-        if self._in_rounds:
+        """Return whether a step needs newer parameters, by the user's cadence or by the bound on staleness."""
+        # without the second condition the bound would be off by up to `fetch_every`: fresh parameters may be too old
+        # some steps later
+        if self._policy.rounds:
             return not self._steps
-        return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._bound
+        return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._policy.bound
 
     @property
     def _next_tick(self) -> int:
         return self._tick + (self._steps + 1 == self._pushing.push_every)
 
-    # taking part
+    # membership
 
     def _attend(self, epoch: int) -> Steps[None]:
-        """Take part, from the furthest tick at which a shard would have this replica begin."""
-        # Shards are at different ticks: each is asked first, and holds its floor meanwhile. Where ticks bound anything,
-        # all are then told the same tick: a shard that had a lower one would make everybody, this replica too, wait for
-        # pushes of ticks that it never makes.
+        """Take part, from the highest tick that a shard proposes."""
+        # Shards are at different ticks: each proposes one, and holds its floor meanwhile. Where ticks bound staleness,
+        # all then get the same tick: a shard with a lower one would make all replicas wait for pushes that never come.
         before = self._tick
         for role, _ in self.server.parts:
             yield self._links.ask(role, attendance.Attend(self._replica.incarnation, -1, epoch))
         while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
         self._attending = epoch
-        if self._tick > before:  # others have stepped the models meanwhile
+        if self._tick > before:  # other replicas have stepped the models meanwhile
             self._stepped |= {*range(len(self._models))}
-        if self._bound < math.inf:
+        if self._policy.bound < math.inf:
             for role, _ in self.server.parts:
                 yield Send(role, attendance.Attend(self._replica.incarnation, self._tick))
 
     def _sit_out(self, epoch: int) -> Steps[None]:
-        """Have no shard wait for this replica; what it has pushed counts."""
-        if self._attending is not None or (self._in_rounds and self._rested_epoch < epoch):
+        """Sit out: no shard waits for this replica any more, and its pushes count."""
+        if self._attending is not None or (self._policy.rounds and self._rested_epoch < epoch):
             self._attending, self._rested_epoch = None, epoch
             for role, _ in self.server.parts:
                 yield self._links.ask(role, attendance.SitOut(self._replica.incarnation, epoch))
 
-    # what arrives
+    # arrivals
 
     def wait(self) -> Steps[None]:
-        """Wait for the next message, and do what it asks for."""
         self.take((yield RECEIVE))
         if self._must_act():
             yield from self._act()
 
     def _look(self) -> Steps[None]:
-        """Take what has arrived, and do what it asks for."""
+        """Take what has arrived, and act on it."""
         while (arrival := (yield GLANCE)) is not None:
             self.take(arrival)
             if self._must_act():
                 yield from self._act()
 
     def _must_act(self) -> bool:
-        """Return whether a message that was taken may ask for more than to be noted, which it seldom does."""
+        """Return whether the last arrival may need effects, which is rare."""
         replica = self._replica
         return (
             replica.split is not None or self._hold is not None or replica.welcome is not None or bool(self._links.lost)
@@ -550,9 +509,9 @@ class DownpourTraining:
             yield from self._links.seek()
 
     def _report_held(self) -> list[Send]:
-        """Answer a checkpoint, once nothing is on its way to the shards."""
-        # progress first: the checkpoint's position counts all that the shards have applied
-        if self._takes_turns and (self._under_way or self._steps):
+        """Answer a checkpoint, once no push is on its way."""
+        # progress first: the checkpoint's position counts all applied pushes
+        if self._policy.turns and (self._under_way or self._steps):
             return []
         if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:
             number, self._hold = self._hold, None
@@ -560,9 +519,9 @@ class DownpourTraining:
         return []
 
     def owed(self, shard: str) -> Steps[None]:
-        """Tell a shard that has come again how far the one before was, and push again what that still owes."""
-        # in this order: `Return` tells the ledger which push is next, without which it would refuse them; `Attend`
-        # tells from which tick on to wait for this replica
+        """Tell a new incarnation of a shard the last acknowledged push, and push the later ones again."""
+        # `Return` comes first: without the number of the next push the ledger would refuse them; `Attend` sets the tick
+        # from which the shard waits for this replica
         if shard not in self._pushes.acknowledged:
             return
         pushes, incarnation = self._pushes.owed(shard), self._replica.incarnation
@@ -570,12 +529,11 @@ class DownpourTraining:
         if self._attending is not None:
             first: Any = pushes[0].message if pushes else None
             yield Send(shard, attendance.Attend(incarnation, first.tick if first else self._tick, self._attending))
-        elif self._attends and not self._links.asks(shard, attendance.SitOut):
+        elif self._policy.attended and not self._links.asks(shard, attendance.SitOut):
             yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested_epoch))
         yield from pushes
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
         if self._holding and self._steps == self._pushing.push_every:
@@ -591,7 +549,6 @@ class DownpourTraining:
         return Send(self._replica.superior, self.work.report(self._pushes, wants, start))
 
     def take(self, arrival: Arrival) -> None:
-        """Note what arrived."""
         event = arrival.event
         kind = type(event)
         if self._links.stale(arrival):
@@ -602,7 +559,7 @@ class DownpourTraining:
         elif kind is pushing.Pushed:
             free = self._pushes.applied(arrival.sender, event.incarnation, event.clock, event.dropped)  # type: ignore[union-attr]  # a Pushed
             if free is not None:
-                self._vectors.free(free // len(self._models))
+                self._replica.vectors.free(free // len(self._models))
         elif isinstance(event, initialising.Initialised | attendance.Excused):
             self._links.answered(arrival.sender, event)
         elif isinstance(event, attendance.Admitted):
@@ -612,7 +569,7 @@ class DownpourTraining:
             self._take_order(arrival)
 
     def _take_order(self, arrival: Arrival) -> None:
-        """Note what the coordinator orders, or another partition tells."""
+        """Note an order of the coordinator, or a message of another partition."""
         match arrival.event:
             case partitioning.PartPushed() as part:
                 self._pushes.applied(arrival.sender, self._replica.incarnation, part.clock, part.dropped)
@@ -633,3 +590,33 @@ class DownpourTraining:
                 self._holding, self._hold = False, None
             case _:
                 self._replica.take(arrival)
+
+
+class HogwildReplica(ServedReplica):
+    """A replica that updates the shard's memory itself."""
+
+    def begin_training(self, server: ServerView) -> DownpourTraining:
+        return HogwildTraining(self, server)
+
+
+class HogwildTraining(DownpourTraining):
+    """Hogwild's loop (Niu et al. 2011, section 2): the worker steps the shard's memory itself, without a lock."""
+
+    def _first_parameters(self) -> Steps[None]:
+        yield from ()  # the model computes on the shard's memory
+
+    def _step(self, batch: Batch) -> Steps[bool]:
+        while self._holding:  # not even a forward pass begins, as it writes buffers
+            yield from self.wait()
+        replica = self._replica
+        computed: Computed = yield Compute(batch)
+        if computed.loss is not None:
+            replica.report(computed.loss, batch, replica.step)
+        yield Update(computed.samples)
+        replica.step += 1
+        self._pushes.count_applied(computed.samples)
+        self.work.seconds += computed.seconds
+        return True
+
+    def waits(self) -> str:
+        return "for a checkpoint to be made" if self._holding else super().waits()

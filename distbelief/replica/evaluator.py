@@ -1,6 +1,4 @@
-"""The story of the evaluator: it fetches the server's model when it is told to, and measures it. It is outside every
-clock and bound.
-"""
+"""The story of the evaluator: it fetches the server's model on the coordinator's order, and measures it."""
 
 from __future__ import annotations
 
@@ -8,29 +6,22 @@ from collections.abc import Collection
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import evaluating, membership, pushing
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Story
+from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Steps, Story
 from distbelief.core.settings import Holder, Plan
 from distbelief.errors import JobFailed
 from distbelief.replica.links import ShardLinks, refusal
-from distbelief.replica.parameters import Parameters
-from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
+from distbelief.replica.vectors import Parameters, Vectors
 
 TRIES = 20
-"""Most times that shards which are a round behind others are asked again."""
+"""Most further fetches from shards that are a round behind others."""
 
 
-# The evaluator waits to be told to measure, fetches what moves, waits until all of it is here, measures, and tells. It
-# takes no part in clocks, rounds or bounds, so no shard waits for it. A shard holds its fetch back only amid an update,
-# or until its standby is as far. In rounds one shard may be a round behind another: that one is asked again, so that
-# what is measured is of one round.
+# The evaluator waits for an order, fetches the moving ranges, measures, and answers. It takes no part in clocks, rounds
+# or bounds, so no shard waits for it. A shard holds its fetch back only amid an update, or until its standby has
+# confirmed. In rounds one shard may be a round behind another: its range is fetched again, so that the measured model
+# is of one round.
 class Evaluator:
-    """The evaluator of one job.
-
-    Args:
-        vectors: of its model.
-        incarnation: of this evaluator; a restarted one has a higher.
-    """
+    """The evaluator of one job."""
 
     def __init__(self, vectors: Vectors, incarnation: int = 0) -> None:
         self.vectors, self.incarnation = vectors, incarnation
@@ -38,19 +29,17 @@ class Evaluator:
         self._plan: Plan | None = None
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._plan is None:
             return "to be welcomed by the coordinator"
         return self._links.waits_for_lives() or self._links.waits_for_answers() or "to be told to measure"
 
     def standing(self) -> dict[str, object]:
-        """Return nothing: it counts nothing."""
         return {}
 
     def story(self) -> Story:
-        """Join; then fetch, measure and tell for each `Evaluate`, until the coordinator says stop."""
-        # One loop takes whatever arrives and then does what it can: an order to measure, a shard's death and its next
-        # life come in any order, also while parameters are on their way.
+        """Join; then fetch, measure and answer for each `Evaluate`, until `Stop`."""
+        # One loop takes any arrival and then acts: an order, a shard's death and its next incarnation come in any
+        # order, also while parameters are on their way.
         yield Send(roles.COORDINATOR, membership.Join(self.incarnation, self.vectors.layout, 0))
         while not isinstance(event := _expected((yield RECEIVE)), membership.Welcome):
             if isinstance(event, membership.Stop):
@@ -90,10 +79,10 @@ class Evaluator:
             yield from self._links.seek()
 
     def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Steps[bool]:
-        """Reach the shards that have come again; returns whether what was answered before counts for nothing."""
+        """Reach new incarnations of shards; returns whether earlier answers count for nothing."""
         reached = yield from self._links.reach(event)
         if reached and plan.settings.strategy.one_moment:
-            # all may have gone back to a checkpoint: every shard is asked anew, for what moves only where it is wanted
+            # all shards may have gone back to a checkpoint: fetch again from each, moving ranges only for an order
             for index in range(len(plan.assignments)):
                 self._links.forget(roles.shard(index))
             yield from self._fetch(plan, frozen=True, moving=wanted)
@@ -105,9 +94,9 @@ class Evaluator:
     def _fetch(
         self, plan: Plan, frozen: bool = False, moving: bool = False, of: Collection[str] | None = None
     ) -> Steps[None]:
-        """Ask every shard (or some) for parts of its slice; where no shard holds any, the worker reads them itself."""
-        # What moves is asked for only when it is to be measured, and never twice at a time: a shard may hold a fetch
-        # back, and answers each once.
+        """Fetch parts of all slices, or of some; where shards hold none, the worker reads them itself."""
+        # Moving ranges are fetched only for an order, and never twice at a time: a shard may hold a fetch back, and
+        # answers each once.
         for index, assignment in enumerate(plan.assignments if plan.settings.strategy.held_by is Holder.SHARDS else ()):
             if of is not None and roles.shard(index) not in of:
                 continue
@@ -124,7 +113,7 @@ def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
     if isinstance(event, membership.Refused):
         raise refusal(event)
-    # when the job ends, the end of a shard may be heard of before the coordinator's `Stop`
+    # at the end of a job the loss of a shard may arrive before the coordinator's `Stop`
     if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
         raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
     return event

@@ -1,16 +1,17 @@
 """The story that all replicas on a parameter server share: they join, reach the shards, train in their way, and leave.
 
-A shard that dies comes again: a replica asks the coordinator where, and sends it again what the one before had not
-acknowledged. Where all go back to a checkpoint, replicas begin anew.
+A dead shard is started again: a replica asks the coordinator for its address, and repeats the pushes that the last one
+had not acknowledged. When all go back to a checkpoint, replicas begin anew.
 
 Each partition of a split replica plays this story, on its own part of the vector. The first leads: it takes part for
-all, and has the others do the same steps; to them it is what the coordinator is to it (`replica/siblings`).
+all, and stands in for the coordinator towards the others (`replica/siblings`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from distbelief.core import events, roles
@@ -22,31 +23,81 @@ from distbelief.core.conversations import (
     partitioning,
     pushing,
 )
-from distbelief.core.effects import RECEIVE, Arrival, Attach, Batch, Payload, Send, Story
+from distbelief.core.effects import (
+    PAUSE,
+    RECEIVE,
+    SCRIPT,
+    Arrival,
+    Attach,
+    Batch,
+    Compute,
+    Computed,
+    Payload,
+    Save,
+    Send,
+    Steps,
+    Story,
+)
 from distbelief.core.messages import Version
+from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Plan, Settings
 from distbelief.replica.links import ShardLinks, unwanted
-from distbelief.replica.parameters import Parameters
-from distbelief.replica.script import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.replica.steps import Steps
-from distbelief.replica.vectors import Vectors
+from distbelief.replica.vectors import Parameters, Vectors
 from distbelief.replica.work import WorkQueue, check_loss
 from distbelief.sharding.layout import Range
 
 
+class KeptScript(Protocol):
+    """Script with state of its own to save."""
+
+    in_step: bool
+    """True while it waits in its step, before the end of its minibatch."""
+
+    def part(self) -> Mapping[str, Payload]:
+        """Return its present state, as a part of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class LoopRequest:
+    """Settings of a user's own loop; 0, "" or none leaves one to the job."""
+
+    batch_size: int = 0
+    epochs: int = 0
+    order: str = ""
+    optimizers: tuple[Optimizer, ...] = ()
+    """One for each of its models."""
+    script: KeptScript | None = None
+    """Script with state to save, if any."""
+
+
+def end_minibatch(script: KeptScript | None) -> Steps[bool]:
+    """Have a script end its minibatch; returns whether it has written to its parameters there."""
+    # work after its step (a scheduler of minibatches, say) belongs to its state; without this its step returns only
+    # with the next minibatch
+    if script is None or not script.in_step:
+        return False
+    computed: Computed | None = yield Compute(PAUSE)
+    return computed is not None and computed.written
+
+
+def save(script: KeptScript, number: int) -> Steps[str]:
+    """Save a script's state; returns the error of the store, or ""."""
+    saved: events.Saved = yield Save(number, SCRIPT, dict(script.part()), {})
+    return saved.error
+
+
 class AllBack(Exception):
-    """End of a training, since the whole job has gone back to a checkpoint."""
+    """Raised to end a training when the whole job goes back to a checkpoint."""
 
 
 class ModelView:
-    """One of the models of a job at the shards, as a replica sees it.
+    """A replica's view of one of the job's models at the shards.
 
     Args:
-        parts: range that moves of it at each shard, which may be empty.
-        vectors: of the replica.
-        slots: number of slots in which its gradient may lie.
+        parts: moving range of the model at each shard, perhaps empty.
+        slots: number of slots for its gradient.
     """
 
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
@@ -55,24 +106,15 @@ class ModelView:
         self.outgoing: list[list[Payload]] = [
             [vectors.outgoing(slot, part) for _, part in parts] for slot in range(slots)
         ]
-        """Payloads that leave each slot, one for each shard."""
+        """Payloads of a push in each slot, one for each shard."""
         self.held = Parameters(role for role, part in parts if part.size)
 
 
 class ServerView:
-    """The shards of a plan as a replica sees them: who holds what, and which parameters the replica has.
-
-    Args:
-        plan: of the job.
-        vectors: of the replica's model.
-        links: to the shards.
-        incarnation: of the replica.
-        slots: gradient vectors of each model that the replica holds.
-    """
+    """A replica's view of the shards: their ranges, and the versions of its parameters."""
 
     def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int, slots: int) -> None:
-        # a partition pushes to the shards of its own partition and fetches from these, since no shard holds ranges of
-        # two
+        # a partition uses only its own shards: no shard holds ranges of two partitions
         self.plan, self.vectors, self.slots = plan, vectors, slots
         partition = roles.partition_of(links.role)
         shards = [
@@ -81,7 +123,7 @@ class ServerView:
             if plan.layout.partition_of(held.moving) == partition
         ]
         self.parts: list[tuple[str, Range]] = [(role, held.moving) for role, held, _ in shards if held.moving.size]
-        """Ranges that move, with the shard of each."""
+        """Moving range of each shard."""
         self.whole = [part for _, held, parts in shards for part in (*parts, held.frozen) if part.size]
         self.models = [
             ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, slots)
@@ -89,7 +131,7 @@ class ServerView:
         ]
         self.moving = [part for model in self.models for part in model.moving]
         self.held = self.models[0].held
-        """Parameters of the only model, or the first."""
+        """Versions of the only model, or the first."""
         self._links, self._incarnation = links, incarnation
         self._initial = [(part, role) for role, held, _ in shards for part in (held.moving, held.frozen) if part.size]
         self._holders = {
@@ -98,14 +140,14 @@ class ServerView:
         self._held = {(part.start, part.stop): model.held for model in self.models for part in model.moving}
 
     def fetch(self, landing: int, parts: Iterable[Range], tick: int = 0) -> list[Send]:
-        """Ask for ranges, which land in a parameter vector."""
+        """Fetch ranges into a parameter vector."""
         return [
             self._links.fetch(self._holders[part.start, part.stop], landing, part, tick, self._incarnation)
             for part in parts
         ]
 
     def initial(self, replaces: bool = False) -> list[Send]:
-        """Send all shards the parameters that the model has, in place of their own where it `replaces` those."""
+        """Send all shards the model's parameters; with `replaces` also those that have values."""
         self.vectors.initial(0)
         return [
             self._links.ask(
@@ -121,10 +163,10 @@ class ServerView:
         held.arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
-        """Return the version of each shard from which a gradient of a model is computed."""
+        """Return the version of each shard in the parameters of a model."""
         if len(self.models) == 1:
             return self.held.versions
-        # a push goes to all shards: to one that holds nothing of the model it names the newest version that is here
+        # a push goes to all shards: for a shard without a part of the model it names the newest version here
         versions: dict[str, Version] = {}
         for view in self.models:
             versions |= {
@@ -134,46 +176,43 @@ class ServerView:
 
 
 class Training(Protocol):
-    """Training of a replica: an algorithm, and its state since the replica was welcomed, or since all went back."""
+    """Algorithm of a replica, with its state since the welcome, or since all went back."""
 
     server: ServerView
     work: WorkQueue
 
     def train(self) -> Steps[None]:
-        """Train from the first parameters to the end."""
+        """Train from the first parameters to the end of the work."""
 
     def wait(self) -> Steps[None]:
-        """Wait for the next message, and do what it asks for."""
+        """Wait for the next message, and act on it."""
 
     def take(self, arrival: Arrival) -> None:
         """Note what arrived."""
 
     def owed(self, shard: str) -> Steps[None]:
-        """Send a shard that has come again what the one before had not acknowledged."""
+        """Send a new incarnation of a shard the pushes that the last one had not acknowledged."""
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for, beside lost shards; "" where for nothing."""
+        """Describe in one sentence what it waits for; "" for nothing."""
 
     @property
     def clock(self) -> int:
         """Number of pushes that it has made."""
 
 
-# A replica joins, is welcomed (or refused, or excused), enters, trains, leaves and is let go. Two things interrupt
-# that. A shard that has come again: training continues, after what `owed` sends (`reunite`). A job that has gone back
-# to a checkpoint, announced by a welcome of a new generation: `AllBack` unwinds the training wherever it waits, since
-# all that it knows of the shards is out of date, and the replica enters again with a fresh one. It may come until the
-# coordinator says farewell, also when the work is done.
+# A replica joins, is welcomed (or refused, or dismissed), enters, trains, leaves and is dismissed. Two events interrupt
+# that. After a new incarnation of a shard training continues, with what `owed` sends (`reunite`). When the job goes
+# back to a checkpoint, which a welcome of a new generation announces, `AllBack` unwinds the training wherever it waits,
+# since its view of the shards is out of date, and the replica enters again with a new one. That may happen until the
+# coordinator's farewell, also after the work is done.
 class ServedReplica(ABC):
     """One replica.
 
     Args:
-        role: its name.
-        vectors: of its model.
         samples: number of samples in its training set.
-        incarnation: of this replica; a restarted one has a higher.
         split: steps of this partition, where the replica is split.
-        loop: request of the user's own, which uses the model after the story; None where a task is trained.
+        loop: request of a user's own loop, which uses the model after the story; None for a task.
     """
 
     def __init__(
@@ -188,43 +227,43 @@ class ServedReplica(ABC):
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
-        """Role that deals to it, and is told what it has done: the coordinator, or the partition that leads."""
+        """Role that deals work and takes reports: the coordinator, or the lead of a split replica."""
         self.role, self.vectors, self.incarnation = role, vectors, incarnation
         self.keeps = loop is not None
-        """True where the story ends with the server's parameters."""
+        """True where the story ends with a fetch of the server's parameters."""
         self.partition = roles.partition_of(role)
         self.step = 0
-        """Steps that were computed, in all."""
+        """Number of all computed steps."""
         self.links = ShardLinks(role, self.superior)
         self.welcome: membership.Welcome | None = None
-        """The newest welcome, until it is acted on."""
+        """Newest welcome that is not acted on yet."""
         self.generation = 0
-        """Generation of the job, since all went back last."""
+        """Present generation of the job."""
         self.ending = self.wanted_away = self.left = False
-        """Three flags: the job ends; this replica is to leave it; this replica has left it."""
+        """Flags: the job ends; this replica is to leave; this replica has left."""
         self._excused = self._finishing = False
         self.stops = False
-        """True where its script ends the job for all."""
+        """True where its script ends the whole job."""
         self.start: dealing.StreamStart | None = None
-        """Beginning of its stream, until the coordinator is told."""
+        """Beginning of its stream that is not reported yet."""
         request = loop or LoopRequest()
         self.script = request.script
-        self.asked: int | None = None
-        """Number of the checkpoint for which it is to save what its script keeps."""
+        self.due_script: int | None = None
+        """Number of the checkpoint that wants its script's state; None for none."""
         names = request.batch_size, request.epochs, request.order, request.optimizers, request.script is not None
         self._join = membership.Join(incarnation, vectors.layout, samples, *names)
         self._training: Training | None = None
 
     def slots(self, settings: Settings) -> int:
-        """Return how many gradient vectors of each model it holds: one, or two where pushes are not waited for."""
+        """Return the number of gradient vectors of each model: two where it does not wait for pushes."""
         return settings.landings
 
     @abstractmethod
     def begin_training(self, server: ServerView) -> Training:
-        """Begin its training, with the shards as it sees them."""
+        """Begin its training, with its view of the shards."""
 
     def story(self) -> Story:
-        """Tell all of it, from joining to leaving."""
+        """Play the replica from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
         while self.welcome is None and not (self.ending or self._excused):
@@ -246,9 +285,9 @@ class ServedReplica(ABC):
         yield from self.siblings.tell(membership.Farewell())
 
     def _enter(self, plan: Plan) -> Steps[Training]:
-        """Reach the shards, and begin a training; initialise the shards, where that is asked for."""
-        # Another shard may die while this replica reaches those of a welcome: a newer welcome is acted on before
-        # anything is trained. The training will ask for all that it needs, so earlier questions are forgotten.
+        """Reach the shards, and begin a training; initialise the shards where that is ordered."""
+        # Another shard may die while this replica reaches those of a welcome: a newer welcome comes before any
+        # training. The training will fetch all that it needs, so earlier requests are dropped.
         training: Training | None = None
         initialise = self.siblings.ending = False
         while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
@@ -279,25 +318,21 @@ class ServedReplica(ABC):
         return training
 
     def finish(self) -> list[Send]:
-        """Have the partitions that this one leads finish too, once."""
+        """Have the partitions that this one leads finish, once."""
         if self._finishing:
             return []
         self._finishing = True
         return self.siblings.tell(membership.Finish("the replica is done"), awaited=True)
 
     def save_script(self) -> Steps[None]:
-        """Save what the script keeps, where that was asked for."""
-        number, self.asked = self.asked, None
+        """Save the script's state, where a checkpoint wants it."""
+        number, self.due_script = self.due_script, None
         if number is not None and self.script is not None:
             error = yield from save(self.script, number)
             yield Send(self.superior, checkpointing.ScriptSaved(number, error))
 
     def _leave(self) -> Steps[None]:
-        """Ask to leave, and wait until the coordinator says farewell.
-
-        Raises:
-            AllBack: the job has gone back to a checkpoint before that, and there is work again.
-        """
+        """Leave, and wait for the coordinator's farewell; raises `AllBack` where there is work again."""
         yield from self.finish()
         while self.siblings.busy and self._training is not None:
             yield from self._training.wait()
@@ -307,8 +342,8 @@ class ServedReplica(ABC):
         yield Send(self.superior, membership.Leave(self.left, self.stops))
         while not self._excused:
             self._take((yield RECEIVE))
-            if self.asked is not None:
-                again = self.asked == checkpointing.LEAVING
+            if self.due_script is not None:
+                again = self.due_script == checkpointing.LEAVING
                 yield from self.save_script()
                 if again:
                     yield Send(self.superior, membership.Leave(self.left, self.stops))
@@ -316,23 +351,19 @@ class ServedReplica(ABC):
                 raise AllBack
 
     def reunite(self, training: Training, welcome: membership.Welcome) -> Steps[None]:
-        """Reach the shards that have come again.
-
-        Raises:
-            AllBack: these have nothing to go on from, or all have gone back.
-        """
+        """Reach new incarnations of shards; raises `AllBack` where these are empty, or all went back."""
         if welcome.initialise or welcome.generation > self.generation:
             raise AllBack
         self.welcome = None
         yield from self.siblings.welcome(welcome)
         for shard in (yield from self.links.reach(welcome)):
-            # pushes first, so that what is fetched again has them; listed before, since `owed` may ask more
+            # pushes come first, so that repeated fetches have them; listed before, since `owed` makes more requests
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
             yield from unanswered
 
     def _receive(self) -> Steps[None]:
-        """Take the next message, where no training does."""
+        """Take the next message, outside of a training."""
         self._take((yield RECEIVE))
         yield from self.siblings.doubts()
 
@@ -340,22 +371,22 @@ class ServedReplica(ABC):
         (self._training or self).take(arrival)
 
     def take(self, arrival: Arrival) -> None:
-        """Note what the coordinator tells, or the supervisor, and who is gone."""
+        """Note a message of the coordinator or the supervisor, or a loss."""
         match arrival.event:
             case partitioning.Crossed():
-                pass  # whoever waits looks again
+                pass  # it only wakes: the waiting step looks again
             case partitioning.Boundary() as crossing if self.split is not None:
                 self.split.arrive(crossing)
             case _ if self.siblings.takes(arrival):
                 pass
             case membership.Welcome() as welcome:
                 self.welcome = welcome
-            case checkpointing.SaveScript() as asking:
-                self.asked = asking.number
+            case checkpointing.SaveScript(number=number):
+                self.due_script = number
             case dealing.Deal() | dealing.Drain() | dealing.Recall() | checkpointing.Hold() | checkpointing.Go() if (
                 self._training is None
             ):
-                pass  # it is about to be welcomed, and knows nothing yet that this could be about
+                pass  # of a training before: a welcome is on its way
             case membership.Finish():
                 self.ending = True
                 self.wanted_away |= arrival.sender == roles.SUPERVISOR
@@ -367,21 +398,16 @@ class ServedReplica(ABC):
                 unwanted(self.role, arrival)
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Count the loss of a step into the next report.
-
-        Raises:
-            LossNotFinite: it is not a finite number.
-        """
+        """Count the loss of a step into the next report; refuse one that is not finite."""
         assert self._training is not None
-        check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings.optimizer.lr)
+        check_loss(self.role, loss, batch, step, what, self._training.server.plan.settings)
         self._training.work.count(loss)
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the minibatches that come next, as far as they are dealt."""
+        """Return the next minibatches, as far as they are dealt."""
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for, where it does."""
         if self._training is None:
             return (
                 "to be welcomed by the coordinator"
@@ -392,5 +418,4 @@ class ServedReplica(ABC):
         return waits or self._training.waits()
 
     def standing(self) -> dict[str, object]:
-        """Return its clock, once it trains."""
         return {} if self._training is None else {"clock": self._training.clock}

@@ -1,4 +1,4 @@
-"""The partitions of one split replica, as one of them sees the others; a replica that is whole has none."""
+"""The other partitions of a split replica, as one of them sees these; a whole replica has none."""
 
 from __future__ import annotations
 
@@ -9,75 +9,67 @@ from typing import TypeVar
 from distbelief.core import events, roles
 from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership, partitioning
 from distbelief.core.conversations.agreement import Squares
-from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send, Wake
+from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send, Steps, Wake
 from distbelief.core.messages import Address, Message
 from distbelief.core.norms import added
 from distbelief.core.portions import Portion
 from distbelief.core.timers import PartedOver
 from distbelief.errors import JobFailed
 from distbelief.replica.links import unwanted
-from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import Layout, check_same
 
 PARTED_SECONDS = 30.0
-"""Limit of a partition's wait without a link to another; where that one has died, it is ended itself before that."""
+"""Limit for a partition's wait after a link to another broke; where that one died, this one is ended earlier."""
 Part = TypeVar("Part", partitioning.AtRound, partitioning.PartNorm, grouping.PartSquares)
-"""Message of one partition in an exchange, and of the lead for all."""
+"""Message of an exchange, of one partition or of the lead for all."""
 
 
-# The first partition leads. It hands down what the coordinator says (welcomes, minibatches, the end) and which push the
-# others may make. `_awaited` has the followers that must do what they were told before it goes on.
+# The first partition leads. It passes on the coordinator's messages (welcomes, minibatches, the end), and orders the
+# pushes. `_awaited` has the followers that must carry out an order before it continues.
 #
-# Followers push only when told, because a push counts once all parts of it are made: if each pushed by itself, a
-# checkpoint could find push n at some shards and not at others, though nobody has died.
+# Followers push only on order, because a push counts once all its parts are there: if each pushed by itself, a
+# checkpoint could find push n at some shards and not at others, though no role has died.
 #
 # All partitions live and die together, so a broken link mostly means that this one is about to be ended too. It waits
-# for that, but not for ever (`doubts`): where only the link broke, nothing would go on.
+# for that, but with a limit (`doubts`): where only the link broke, nothing would continue.
 class Siblings:
-    """The other partitions.
-
-    Args:
-        role: role of this partition.
-        incarnation: of the replica: all its partitions live and die together.
-        partitions: of the replica.
-        address: where the others reach this one.
-    """
+    """The other partitions of a replica."""
 
     def __init__(self, role: str, incarnation: int, partitions: int = 1, address: str = "") -> None:
         self.role, self._incarnation, self.address = role, incarnation, address
         self._all = roles.partitions_of(role, partitions)
         self.partition = roles.partition_of(role)
         self.superior = roles.COORDINATOR if self.partition == 0 else self._all[0]
-        """Role that deals to this partition, and is told what it has done."""
+        """Role that deals work to this partition, and takes its reports."""
         self.followers = self._all[1:] if self.partition == 0 else ()
-        """Those that this one leads."""
+        """Partitions that this one leads."""
         self._permitted = 0
         """Clock up to which this partition may push, where it follows."""
         self._rejoins: list[membership.Rejoin] = []
-        """Questions of followers about shards that they have lost."""
+        """Requests of followers for the addresses of lost shards."""
         self._places: tuple[Address, ...] = ()
         self._greeted: set[str] = set()
         self.joined: dict[str, membership.Join] = {}
-        """Messages with which the followers of this one have joined it."""
+        """Joining messages of the followers."""
         self._awaited: set[str] = set()
-        """Followers that have not yet done what they were told."""
+        """Followers that have not carried out the last order."""
         self._answer: type[Message] | None = None
-        """Kind of message by which a follower says that it has."""
+        """Kind of message by which a follower confirms it."""
         self._lives: tuple[int, ...] = ()
-        """Lives of the shards that followers are initialising."""
+        """Incarnations of the shards that followers are initialising."""
         self.left: set[str] = set()
-        """Followers whose scripts have left the loop, and that do nothing more."""
+        """Followers whose scripts have left the loop."""
         self.ending = False
-        """True once this partition comes to its end; then none is missed any more."""
+        """True once this partition ends; broken links do not matter then."""
         self._gone: dict[str, str] = {}
-        """Partitions whose links are gone, and how."""
+        """Partitions with broken links, and the reasons."""
         self._doubted: set[str] = set()
-        """Those of them for which a timer runs."""
+        """Partitions with broken links for which a timer runs."""
         self._generation = self._exchange = 0
         self._parts: dict[str, partitioning.AtRound | partitioning.PartNorm | grouping.PartSquares] = {}
         """Last message of each partition in an exchange."""
         self._unheard: Sequence[str] = ()
-        """Partitions that are still to be heard in this exchange."""
+        """Partitions whose messages of this exchange are missing."""
 
     @property
     def follows(self) -> bool:
@@ -86,22 +78,22 @@ class Siblings:
 
     @property
     def busy(self) -> bool:
-        """True while followers have not done what they were told."""
+        """True while followers have not carried out the last order."""
         return bool(self._awaited)
 
     def waits(self) -> str:
-        """Name the partitions that are waited for; "" where none is."""
+        """Name the partitions that it waits for; "" for none."""
         if self._gone:
             return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
         away = self._awaited or {*self._unheard}
         return f"for {roles.named(sorted(away))} to do the same" if away else ""
 
     def meet(self, layout: Layout) -> Steps[None]:
-        """Link to all others, each to those before it; a lead waits until those that it leads join it.
+        """Link to all others, each to those before it; a lead waits until its followers join.
 
         Raises:
-            JobFailed: one of them is gone.
-            LayoutError: one has another model, or has it split otherwise.
+            JobFailed: a partition is gone.
+            LayoutError: a partition has another model, or another split of it.
         """
         if len(self._all) == 1:
             return
@@ -141,14 +133,14 @@ class Siblings:
         self._unheard = ()
 
     def may_push(self, clock: int) -> bool:
-        """Return whether a push may be made now: a follower waits for its lead."""
+        """Return whether a push may be made now: a follower waits for its lead's order."""
         return not self.follows or clock <= self._permitted
 
     def takes(self, arrival: Arrival) -> bool:
-        """Note what another partition tells, or that it is gone; returns whether the arrival was that.
+        """Take a message or the loss of another partition; returns whether the arrival was one.
 
         Raises:
-            JobFailed: a partition is gone for good, and yet this one goes on.
+            JobFailed: a link broke for good, and yet this partition was not ended.
         """
         who = arrival.sender
         if isinstance(arrival.event, events.Woke):
@@ -161,7 +153,7 @@ class Siblings:
             case partitioning.AtRound() | partitioning.PartNorm() | grouping.PartSquares() as part:
                 self._parts[who] = part
             case initialising.Ready(shards=lives) if who in self.followers:
-                if lives == self._lives:  # else it has initialised shards that have died since
+                if lives == self._lives:  # else these shards have died since
                     self.done(who)
             case membership.Leave(for_good=left) if who in self.followers:
                 self.left |= {who} if left else set()
@@ -169,11 +161,11 @@ class Siblings:
             case membership.Rejoin() as question if who in self.followers:
                 self._rejoins.append(question)
             case (
-                grouping.Halted() | initialising.Restored() | checkpointing.SnapshotDone() | membership.Anew() as said
+                grouping.Halted() | initialising.Restored() | checkpointing.SnapshotDone() | membership.Anew() as answer
             ) if who in self.followers:
-                if type(said) is self._answer:  # else it is of a group before, or this one says so for all
+                if type(answer) is self._answer:  # else it is of an earlier group, or needs no order
                     self.done(who)
-            # it has ended as it was to; or it has died, and this one is about to be ended too; or the link broke
+            # it ended by order, or died, and then this one is about to be ended too; or only the link broke
             case events.Lost(reason=reason):
                 self._gone[who] = reason
             case _:
@@ -181,7 +173,7 @@ class Siblings:
         return True
 
     def doubts(self) -> list[Wake]:
-        """Set a timer for each partition that is gone since the last call."""
+        """Set a timer for each link that broke since the last call."""
         new = sorted(self._gone.keys() - self._doubted - self.left)
         self._doubted.update(new)
         return [Wake(PARTED_SECONDS, PartedOver(role)) for role in new]
@@ -191,34 +183,26 @@ class Siblings:
             return False
         if not self.ending:
             raise JobFailed(
-                f"{self.role}: its link to {timer.role} is gone ({self._gone[timer.role]}), and nobody has ended this "
-                f"one since, for {PARTED_SECONDS:g} s; look for what breaks links between the two"
+                f"{self.role}: its link to {timer.role} broke ({self._gone[timer.role]}), and this role was not ended "
+                f"within {PARTED_SECONDS:g} s; look for what breaks links between the two"
             )
         return True
 
     def relayed(self) -> list[Send | Wake]:
-        """Hand on what followers ask of the coordinator, and set timers as `doubts` does."""
+        """Pass on the followers' requests to the coordinator, and set timers as `doubts` does."""
         questions, self._rejoins = self._rejoins, []
         return [*(Send(self.superior, question) for question in questions), *self.doubts()]
 
     def moment(self, step: int) -> int:
-        """Number a step of the replica so that its later lives, and later generations of the job, have greater ones."""
-        # what a former life or generation has left in shared memory must not be taken for this step
+        """Number a step so that later incarnations and generations have higher numbers."""
+        # stamps that an earlier incarnation or generation left in shared memory must not count for this step
         return (self._incarnation << 12 | self._generation) << 34 | step
 
-    # Exchanges: each partition tells the lead something of its own, and is told what that is of all. They are numbered
-    # within a generation, so that an old message is not taken for a new one.
+    # Exchanges: each partition sends the lead a value, and gets the combined value of all. They are numbered within a
+    # generation, so that an old message does not count for a new exchange.
 
     def agree(self, tick: int, wait: Callable[[], Steps[None]]) -> Steps[tuple[int, bool]]:
-        """Tell the others the round of which this partition holds the parameters.
-
-        Args:
-            tick: that round.
-            wait: for the next arrival.
-
-        Returns:
-            The highest of all, and whether all have that.
-        """
+        """Exchange the rounds of the partitions' parameters; returns the highest, and whether all have it."""
         if len(self._all) == 1:
             return tick, True
         now = self._next_exchange()
@@ -231,15 +215,7 @@ class Siblings:
         return whole.tick, whole.settled
 
     def whole_norm(self, norm: float, wait: Callable[[], Steps[None]]) -> Steps[float]:
-        """Tell the others the norm of this partition's part of the gradient of a step.
-
-        Args:
-            norm: of that part.
-            wait: for the next arrival.
-
-        Returns:
-            That of the whole gradient.
-        """
+        """Exchange the norms of the partitions' gradients; returns the norm of the whole gradient."""
         if len(self._all) == 1:
             return norm
         now = self._next_exchange()
@@ -251,7 +227,7 @@ class Siblings:
         return whole.norm
 
     def whole_squares(self, squares: Squares, wait: Callable[[], Steps[None]]) -> Steps[Squares]:
-        """Tell the others what this partition's parts of cut layers add to their norms; returns those of the layers."""
+        """Exchange the squared norms of parts of cut layers; returns those of whole layers."""
         now = self._next_exchange()
         whole = yield from self._of_all(
             grouping.PartSquares(*now, squares),
@@ -267,7 +243,7 @@ class Siblings:
     def _of_all(
         self, part: Part, summed: Callable[[Sequence[Part]], Part], wait: Callable[[], Steps[None]]
     ) -> Steps[Part]:
-        """Contribute a part to this exchange; returns what the lead makes of the parts of all."""
+        """Send a value to the lead; returns the combined value of all."""
         if self.follows:
             yield Send(self.superior, part)
             [whole] = yield from self._parts_of(type(part), [self.superior], wait)
@@ -279,7 +255,7 @@ class Siblings:
         return whole
 
     def _parts_of(self, kind: type[Part], others: Sequence[str], wait: Callable[[], Steps[None]]) -> Steps[list[Part]]:
-        """Return the others' messages of one kind in this exchange."""
+        """Wait for the others' messages of this exchange, and return them."""
         while away := [role for role in others if not self._is_heard(role)]:
             self._unheard = away
             yield from wait()
@@ -290,26 +266,25 @@ class Siblings:
         part = self._parts.get(role)
         return part is not None and (part.generation, part.exchange) == (self._generation, self._exchange)
 
-    # a lead
+    # the lead
 
     def tell(self, message: Message, awaited: bool = False) -> list[Send]:
-        """Tell the followers; where it is `awaited`, each is busy until it is `done`."""
+        """Send the followers a message; where it is `awaited`, each is busy until it is `done`."""
         if awaited:
             self._awaited = {*self.followers} - self.left
         return [Send(role, message) for role in self.followers]
 
     def ask(self, message: Message, answer: type[Message]) -> list[Send]:
-        """Tell the followers; each is busy until it has given its answer."""
+        """Send the followers an order; each is busy until it answers."""
         self._answer = answer
         return self.tell(message, awaited=True)
 
     def welcome(self, welcome: membership.Welcome) -> list[Send]:
-        """Hand on where the shards are; each follower is busy until it has initialised its own, where that is due."""
+        """Pass on the shards' addresses; each follower that initialises its shards is busy until then."""
         self._lives = lives_of(welcome)
         return self.tell(welcome, awaited=welcome.initialise)
 
     def deal(self, batch: Batch) -> list[Send]:
-        """Have the followers compute a minibatch too."""
         return self.tell(dealing.Deal(Portion(batch.epoch, batch.index, 1)))
 
     def push(self, clock: int) -> dict[str, Send]:
@@ -317,10 +292,10 @@ class Siblings:
         return {order.to: order for order in self.tell(partitioning.PushPart(clock))}
 
     def done(self, who: str) -> None:
-        """Note that a follower has done what it was told."""
+        """Note that a follower has carried out the order."""
         self._awaited.discard(who)
 
 
 def lives_of(welcome: membership.Welcome) -> tuple[int, ...]:
-    """Return the life of each shard that a welcome names."""
+    """Return the incarnation of each shard in a welcome."""
     return tuple(place.incarnation for place in welcome.shards)

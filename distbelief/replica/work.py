@@ -1,25 +1,27 @@
-"""A replica's work: the minibatches that it was dealt, and what it reports of them."""
+"""A replica's work: the minibatches dealt to it, its pushes, and its reports."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Protocol
 
 from distbelief.core.conversations.dealing import Progress, StreamStart
-from distbelief.core.effects import Batch
+from distbelief.core.effects import Batch, Compute, Computed, Send, Steps
 from distbelief.core.portions import Portion
+from distbelief.core.settings import Settings
 from distbelief.errors import LossNotFinite
+from distbelief.replica.split_compute import SplitCompute
 
 REPORT_SECONDS = 0.25
-"""Seconds that a replica computes between two reports, beside those at the end of a portion."""
+"""Seconds of computing between two reports, beside those at the end of a portion."""
 REPORTS = 1000
-"""Most reports of all replicas together in a second, beside those that ask for more."""
+"""Most reports of all replicas in a second, beside those that ask for work."""
 
 
 def report_seconds(replicas: int) -> float:
-    """Return the seconds that each of so many replicas computes between two reports.
+    """Return the seconds of computing between two reports of each of so many replicas.
 
     >>> report_seconds(8), report_seconds(2000)
     (0.25, 2.0)
@@ -27,18 +29,11 @@ def report_seconds(replicas: int) -> float:
     return max(REPORT_SECONDS, replicas / REPORTS)
 
 
-class Made(Protocol):
-    """Counter of what was made of the work."""
-
-    def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """Return steps, samples, pushes and dropped pushes since the last call, as `Pushes.take` does."""
-
-
 # Work is dealt in portions and done in their order: by a count of steps the coordinator knows which minibatches are
-# done. So what is given back is reported before anything behind it is begun, and an epoch that has ended takes no more
-# work, though a portion of it may still arrive.
+# done. So returned portions are reported before later ones begin, and an ended epoch takes no more work, though a
+# portion of it may still arrive.
 class WorkQueue:
-    """The work of one replica.
+    """Work of one replica.
 
     >>> work = WorkQueue()
     >>> work.deal(Portion(epoch=0, first=5, count=1)); work.next(), work.next()
@@ -46,13 +41,13 @@ class WorkQueue:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        """True where more was asked for, and is not here."""
+        self.requested = False
+        """True where a request for more work is open."""
         self.seconds = 0.0
-        """Seconds of computing, since the last report."""
+        """Seconds of computing since the last report."""
         self._portions: deque[Portion] = deque()
         self._ended = -1
-        """Last epoch of which there is no more."""
+        """Last epoch without more work."""
         self._returned: list[Portion] = []
         self._loss, self._losses = 0.0, 0
 
@@ -60,16 +55,16 @@ class WorkQueue:
         """Take a portion, unless its epoch has ended."""
         if portion.epoch > self._ended:
             self._portions.append(portion)
-        self.asked = False
+        self.requested = False
 
     def end(self, epoch: int) -> None:
-        """End an epoch, whatever was dealt of it."""
+        """End an epoch, and drop its work."""
         self._ended = epoch
         self._portions = deque(portion for portion in self._portions if portion.epoch > epoch)
         self._returned = [portion for portion in self._returned if portion.epoch > epoch]
 
     def give_back(self) -> None:
-        """Give back all that is not begun, with the next report.
+        """Return all unbegun work with the next report.
 
         >>> work = WorkQueue()
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.next(); work.give_back(); work.next()
@@ -81,15 +76,15 @@ class WorkQueue:
     @property
     def runs_out(self) -> bool:
         """True where it is time to ask for more."""
-        return not self.asked and len(self._portions) < 2  # one is kept in reserve, so that asking costs no wait
+        return not self.requested and len(self._portions) < 2  # one is in reserve, so that a request costs no wait
 
     @property
     def returns(self) -> bool:
-        """True where something was given back that is not reported yet."""
+        """True where returned work is not reported yet."""
         return bool(self._returned)
 
     def next(self) -> Batch | None:
-        """Return the next minibatch; None where there is none."""
+        """Return the next minibatch, or None."""
         if not self._portions:
             return None
         portion, rest = self._portions.popleft().cut(1)
@@ -98,7 +93,7 @@ class WorkQueue:
         return Batch(portion.epoch, portion.first)
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the minibatches that come next, as far as they are dealt.
+        """Return the next minibatches, as far as they are dealt.
 
         >>> work = WorkQueue()
         >>> work.deal(Portion(epoch=0, first=5, count=3)); work.coming(2)
@@ -117,28 +112,150 @@ class WorkQueue:
         self._loss += loss
         self._losses += 1
 
-    def report(self, made_by: Made, wants: bool, start: StreamStart | None = None) -> Progress:
-        """Make the report since the last one; `wants` asks for more, `start` tells how a stream began."""
-        self.asked |= wants
-        steps, samples, pushes, dropped = made_by.take()
-        report = Progress(
-            steps, samples, pushes, self._loss, self._losses, wants, dropped, tuple(self._returned), start
-        )
+    def report(self, pushes: Pushes, wants: bool, start: StreamStart | None = None) -> Progress:
+        """Make the next report; `wants` asks for more work, `start` reports the beginning of a stream."""
+        self.requested |= wants
+        steps, samples, count, dropped = pushes.take()
+        report = Progress(steps, samples, count, self._loss, self._losses, wants, dropped, tuple(self._returned), start)
         self.seconds = self._loss = 0.0
         self._losses = 0
         self._returned.clear()
         return report
 
 
-def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str, lr: float) -> None:
-    """Refuse a loss, or the norm of a gradient, that is no finite number.
+def gradient(split: SplitCompute | None, batch: Batch, wait: Callable[[], Steps[None]]) -> Steps[Computed | None]:
+    """Compute a minibatch's gradient, or this partition's part of it; returns None where a script has left its loop."""
+    if split is not None:
+        return (yield from split.compute(batch, wait))
+    computed: Computed | None = yield Compute(batch)
+    return computed
 
-    Raises:
-        LossNotFinite: naming role, step, minibatch and remedy.
-    """
+
+def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str, settings: Settings) -> None:
+    """Refuse, with `LossNotFinite`, a loss or a gradient's norm that is not finite."""
     if not math.isfinite(loss):
         where = f" (epoch {batch.epoch + 1}, minibatch {batch.index})" if batch else ""
         raise LossNotFinite(
-            f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {lr:g}),"
+            f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {settings.optimizer.lr:g}),"
             " clip with --clip-norm, or look for a division by zero in the model"
         )
+
+
+class _OwedPush:
+    def __init__(self, slot: int, steps: int, samples: int, sent: dict[str, Send]) -> None:
+        self.slot, self.steps, self.samples, self.dropped = slot, steps, samples, False
+        self.sent = sent
+        """Messages without an acknowledgement, by their receivers."""
+
+
+# A push is done when every shard has acknowledged it, and counts for the coordinator only then: a minibatch whose push
+# reached some shards is dealt again if the replica dies. Pushes are done in their order, whatever the order of their
+# acknowledgements: a report is a count of steps, by which the coordinator takes the first of those that it dealt.
+#
+# Shards and partitions acknowledge alike, but a slot is free once the shards have read it.
+class Pushes:
+    """Pushes of one incarnation of a replica.
+
+    Args:
+        shards: to which each push goes.
+        slots: number of gradient vectors.
+        reports: whether the lead of the replica hears of each push that is done.
+    """
+
+    def __init__(self, incarnation: int, shards: Iterable[str], slots: int, reports: bool = False) -> None:
+        self.clock = 0
+        """Number of pushes so far."""
+        self.busy = [0] * slots
+        """Number of shards that still read each slot."""
+        self.acknowledged = dict.fromkeys(shards, 0)
+        """Clock of each shard's last acknowledged push."""
+        self._incarnation = incarnation
+        self._waiting: deque[_OwedPush] = deque()
+        self._steps = self._samples = self._pushes = 0
+        self._dropped: list[tuple[int, int]] = []
+        """Steps to repeat: the number of steps done before them, and their own number."""
+        self._lacking = False
+        """True where a push was dropped since the last steps that are done."""
+        self._reports, self._finished = reports, list[tuple[int, bool]]()
+
+    @property
+    def waiting(self) -> bool:
+        """True while a push lacks an acknowledgement."""
+        return bool(self._waiting)
+
+    def make(self, slot: int, steps: int, samples: int, sent: dict[str, Send], parts: Mapping[str, Send]) -> list[Send]:
+        """Make the next push, of messages `sent` to shards and `parts` to partitions; returns them all."""
+        self.clock += 1
+        self.busy[slot] = len(sent)
+        self._waiting.append(_OwedPush(slot, steps, samples, {**sent, **parts}))
+        return [*sent.values(), *parts.values()]
+
+    def owed(self, shard: str) -> list[Send]:
+        """Return the messages without an acknowledgement of a shard."""
+        return [push.sent[shard] for push in self._waiting if shard in push.sent]
+
+    def applied(self, who: str, incarnation: int, clock: int, dropped: bool) -> int | None:
+        """Note that a shard or a partition has applied or dropped a push; returns its slot once no shard reads it."""
+        # acknowledgements of an earlier incarnation's push, and second ones, match no push here
+        waiting, newest = self._waiting, self.clock
+        oldest = newest - len(waiting) + 1
+        if incarnation != self._incarnation or not oldest <= clock <= newest:
+            return None
+        push = waiting[clock - oldest]
+        if push.sent.pop(who, None) is None:
+            return None
+        slot = push.slot
+        push.dropped |= dropped
+        if who in self.acknowledged:
+            self.acknowledged[who] = clock
+            self.busy[slot] -= 1
+        while waiting and not waiting[0].sent:
+            push = waiting.popleft()
+            if self._reports:
+                self._finished.append((newest - len(waiting), push.dropped))
+            self._lacking |= push.dropped
+            self._pushes += not push.dropped
+            self._done(push.steps, push.samples)
+        return None if self.busy[slot] else slot
+
+    def close(self, steps: int, samples: int) -> None:
+        """Count steps as done once all pushes so far are."""
+        if self._waiting:
+            self._waiting[-1].steps += steps
+            self._waiting[-1].samples += samples
+        else:
+            self._done(steps, samples)
+
+    def _done(self, steps: int, samples: int) -> None:
+        """Count steps whose pushes are done, or are to be repeated where one was dropped."""
+        if not steps:
+            return
+        if self._lacking:
+            self._dropped.append((self._steps, steps))
+        else:
+            self._steps += steps
+            self._samples += samples
+        self._lacking = False
+
+    def pass_over(self, steps: int, samples: int) -> None:
+        """Count steps without a push as done, while no push is on its way."""
+        self._steps += steps
+        self._samples += samples
+
+    def count_applied(self, samples: int) -> None:
+        """Count a step whose gradient is applied already, as a push that all shards have acknowledged."""
+        self.clock += 1
+        self._pushes += 1
+        self.pass_over(1, samples)
+
+    def finished(self) -> list[tuple[int, bool]]:
+        """Return for the lead the pushes done since the last call, and whether each was dropped."""
+        done, self._finished = self._finished, []
+        return done
+
+    def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+        """Return steps, samples, pushes since the last call, and for dropped pushes the steps before and their own."""
+        done = self._steps, self._samples, self._pushes, tuple(self._dropped)
+        self._steps = self._samples = self._pushes = 0
+        self._dropped.clear()
+        return done

@@ -28,8 +28,7 @@ from distbelief.server.passed import Memory, PassedLayout, PassedSlice
 from distbelief.server.shard import Shard, ShardState
 from distbelief.server.slice import Slice, slice_of
 from distbelief.sharding.layout import Layout
-from distbelief.transport.locks import Locks
-from distbelief.transport.shared import SharedEndpoint
+from distbelief.transport.shared import Locks, SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
 """Limit for a replica's wait for a lock, before it hears what else there is and tries again."""
@@ -331,11 +330,9 @@ class DirectEndpoint(SharedEndpoint):
     def _do(self, to: str, shared: SharedShard, message: messages.Message, payload: Payload | None) -> bool:
         """Have a shard answer; whether it may."""
         shard = shared.shard
-        if type(message) is pushing.Fetch and not shard.may_fetch(self.role, message.tick):
+        if not shard.may_take(self.role, message):
             return False
         if type(message) is pushing.Push:
-            if not shard.policy.may_push(self.role):
-                return False
             self.traffic.shared_memory[PUSH] += message.stop - message.start
         for effect in shard.handle(self.role, message, payload):
             if not isinstance(effect, Send) or effect.to != self.role:

@@ -31,8 +31,8 @@ from distbelief.core.records import PartBuilt
 from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
 from distbelief.core.values import shown
 from distbelief.errors import DataError, LocalProtocolError, UsageError
-from distbelief.replica.part import ScriptedPart
-from distbelief.replica.script import LoopRequest
+from distbelief.replica.served_replica import LoopRequest
+from distbelief.replica.split_compute import ScriptedPart
 from distbelief.runtime.kept import KeptValues
 from distbelief.runtime.loading import Batches, Loader, Source, Wanted, in_order, source_of
 from distbelief.runtime.player import Answer, Compute, HasStory, ScriptedLoop, Worker
@@ -42,7 +42,7 @@ from distbelief.runtime.split_model import SplitModel
 from distbelief.runtime.streams import Stream
 from distbelief.schedules.pipeline import Action
 from distbelief.server import optimizers
-from distbelief.server.partial import WHOLE_STEPS
+from distbelief.server.optimizers import WHOLE_STEPS
 from distbelief.split.layers import LossFunction
 from distbelief.split.options import AUTO, Split
 from distbelief.split.tracing import examples

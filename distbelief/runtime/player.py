@@ -19,8 +19,8 @@ from distbelief.core.settings import Plan
 from distbelief.errors import LocalProtocolError
 from distbelief.fabric.base import Told
 from distbelief.record.journal import JournalEntry
-from distbelief.replica.part import ScriptedPart
-from distbelief.replica.script import LoopRequest
+from distbelief.replica.served_replica import LoopRequest
+from distbelief.replica.split_compute import ScriptedPart
 from distbelief.runtime.lasting import Caller, LastingHost
 from distbelief.runtime.step_times import StepTimes
 from distbelief.schedules.pipeline import Action

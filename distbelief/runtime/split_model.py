@@ -21,7 +21,7 @@ from distbelief.core.effects import Batch
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
-from distbelief.replica.part import ScriptedPart
+from distbelief.replica.split_compute import ScriptedPart
 from distbelief.schedules.pipeline import Action, Pass
 from distbelief.sharding.layout import Layout
 from distbelief.split.graph import SplitGraph

@@ -29,7 +29,7 @@ from distbelief.core.portions import OWN, STREAM
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError
 from distbelief.tasks.order import seed_all
-from distbelief.transport.nameless import share_descriptors
+from distbelief.transport.addresses import share_descriptors
 
 COMPARED = 8
 """Samples of the beginning of a stream that replicas compare, at most."""

@@ -1,1 +1,1 @@
-"""The machines: those who answer. No clock, thread, socket, randomness or logging in here."""
+"""The server's machines: shards and standbys. No clock, thread, socket, randomness or logging in here."""

@@ -1,9 +1,9 @@
 """LARS (You et al. 2017) and LAMB (You et al. 2020), which torch lacks: each layer steps as its own norm allows.
 
-A layer may be cut across shards or partitions, and so a step has two halves: `squares` gives the squared norms of the
-parts that are here, in float64, and changes nothing; `finish` is given those of the whole layers. The rate is not
-folded into the momentum, which so needs no correction when the rate changes (Goyal et al. 2017, remark 2); the papers'
-own LARS folds it in, and with `correction` off so does this one.
+A layer may be cut across shards or partitions, so a step has two halves. `squares` returns the squared norms of the
+parts that are here, in float64, and changes nothing; `finish` takes those of the whole layers. The rate is not folded
+into the momentum, which therefore needs no correction when the rate changes (Goyal et al. 2017, remark 2). LARS of the
+paper folds it in, and so does this one with `correction` off.
 """
 
 from __future__ import annotations
@@ -15,38 +15,42 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from distbelief.core.conversations.agreement import Squares
+from distbelief.core.norms import layers_in
+from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Section
+
 Group = dict[str, Any]
 
 
 class Layerwise(torch.optim.Optimizer):
     """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, unless it is `cut`."""
 
-    # No state moves before `finish`: if a death keeps the norms away, the step starts again from unchanged moments.
+    # No state changes before `finish`: if a death delays the norms, the step begins again from unchanged moments.
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         for name, value in defaults.items():
             if name != "betas" and not 0 <= float(value) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, and finite")
         super().__init__(params, defaults)
         self._parts: dict[Tensor, list[tuple[int, bool]]] = {}
-        """Parts of layers in each parameter: the elements of each, and whether its layer has several dimensions."""
+        """Parts of layers in each parameter: their elements, and whether their layers have several dimensions."""
         self._moves: dict[Tensor, Tensor] = {}
-        """For each parameter what moves it in the step that is under way."""
+        """Move of each parameter in the present step."""
         for group in self.param_groups:
             for p in group["params"]:
                 self._parts[p] = [(p.numel(), p.ndim > 1)]
 
     def cut(self, parameter: Tensor, parts: Sequence[tuple[int, bool]]) -> None:
-        """Cut a flat parameter into parts of layers: elements of each, and whether its layer has several dimensions."""
+        """Cut a flat parameter into parts of layers: elements, and whether the layer has several dimensions."""
         self._parts[parameter] = list(parts)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's own also takes a closure, of which these have none
-        """Make both halves of a step, where every layer is whole."""
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's optimizers also take a closure
+        """Make both halves of a step of whole layers."""
         self.finish(self.squares())
 
     @torch.no_grad()
     def squares(self) -> Tensor:
-        """Return the squared norms of each part, of the weights and of what moves them: float64, shape (parts, 2)."""
+        """Return the squared norms of each part's weights and moves: float64, shape (parts, 2)."""
         rows = []
         self._moves = {}
         for group, p in self._due():
@@ -56,7 +60,7 @@ class Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def finish(self, squares: Tensor) -> None:
-        """Step, given what `squares` would be if every layer were whole."""
+        """Step, with the squared norms of whole layers."""
         norms = iter(squares.sqrt().tolist())
         for group, p in self._due():
             move = self._scaled(group, p, self._moves[p])
@@ -78,19 +82,19 @@ class Layerwise(torch.optim.Optimizer):
         return zip(p.split(sizes), move.split(sizes), (wide for _, wide in parts), strict=True)
 
     def _move(self, group: Group, p: Tensor) -> Tensor:
-        """Return what moves a parameter, of which the norm is taken."""
+        """Return a parameter's move, whose norm is taken."""
         raise NotImplementedError
 
     def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
-        """Return what the trust ratio scales, in memory of its own."""
+        """Return the move that the trust ratio scales in place."""
         raise NotImplementedError
 
     def _ratio(self, group: Group, weights: float, moves: float) -> float:
-        """Return the trust ratio of a layer with these norms, neither of them 0."""
+        """Return the trust ratio of a layer with these norms, both above 0."""
         raise NotImplementedError
 
     def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
-        """Step a parameter by what the trust ratio has scaled."""
+        """Step a parameter by its scaled move."""
         raise NotImplementedError
 
 
@@ -99,14 +103,13 @@ class LARS(Layerwise):
     or 1 where a norm is 0.
 
     Args:
-        params: as of any `torch.optim`.
-        lr: the rate, which the ratio makes relative to the weights: far greater than that of SGD.
+        lr: the rate, far greater than that of SGD, since the ratio makes it relative to the weights.
         momentum: of `v`.
-        weight_decay: of the weights; it is in the ratio too.
+        weight_decay: of the weights, also in the ratio.
         trust: the coefficient of the ratio.
-        exempt: leave biases and the scales of normalisations, what has fewer than two dimensions, at a ratio of 1.
-        correction: off, `v = momentum v + lr ratio (g + decay w); w -= v`, as the paper has it: the same, until the
-            rate changes.
+        exempt: keep biases and the scales of normalisations, of fewer than two dimensions, at a ratio of 1.
+        correction: off, `v = momentum v + lr ratio (g + decay w); w -= v` as in the paper: the same until the rate
+            changes.
 
     >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])); w.grad = torch.tensor([[0.0, 2.0]])
     >>> LARS([w], lr=1.0, trust=0.1, momentum=0.0).step(); w.data
@@ -150,12 +153,11 @@ class LAMB(Layerwise):
     where a norm is 0.
 
     Args:
-        params: as of any `torch.optim`.
-        lr: the rate: how far a layer goes in a step, as a share of its norm.
-        betas: of Adam's two averages, which are corrected for their beginning.
-        eps: beside the root of the second.
+        lr: the rate: the length of a layer's step, as a share of its norm.
+        betas: of Adam's two averages, with bias correction.
+        eps: added to the root of the second average.
         weight_decay: of the weights.
-        exempt: leave biases and the scales of normalisations, what has fewer than two dimensions, at a ratio of 1.
+        exempt: keep biases and the scales of normalisations, of fewer than two dimensions, at a ratio of 1.
 
     >>> w = torch.nn.Parameter(torch.tensor([[3.0, 4.0]])); w.grad = torch.tensor([[2.0, 2.0]])
     >>> LAMB([w], lr=0.1).step(); w.data
@@ -181,7 +183,7 @@ class LAMB(Layerwise):
         if not state:
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
         steps = float(state["step"]) + 1
-        # Adam's step with the moments as they will be: they themselves move in `_descend`
+        # Adam's step with its next moments, which are stored in `_descend`
         square = (state["exp_avg_sq"] * second).addcmul_(p.grad, p.grad, value=1 - second)
         square.div_(1 - second**steps).sqrt_().add_(group["eps"])
         adam = torch.lerp(state["exp_avg"], p.grad, 1 - first).div_(1 - first**steps).div_(square)
@@ -205,3 +207,46 @@ class LAMB(Layerwise):
 def _square(part: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(part, dtype=torch.float64)
     return norm.square()
+
+
+# A step calls the optimizer twice: `squares` returns the norms of the parts held here, and those of cut layers go to
+# the other shards; `step` replaces them by the norms of whole layers, and finishes. Without cut layers `step` does
+# both.
+class Layers:
+    """Layers in one slice; other shards may hold parts of them.
+
+    Args:
+        pieces: the trained part of each section, with its parameter in the optimizer.
+    """
+
+    def __init__(self, optimizer: Layerwise, layout: Layout, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
+        self._optimizer = optimizer
+        self._squares: torch.Tensor | None = None
+        """Squared norms of the present step."""
+        self._rows: dict[int, int] = {}
+        """Row of each cut layer in these."""
+        row = 0
+        for section, parameter in pieces:
+            parts = []
+            for number, part in layers_in(layout, Range(section.start, section.stop)):
+                layer = layout.entries[number].tensor
+                parts.append((part.size // ITEM_SIZES[section.dtype], len(layer.shape) > 1))
+                if part.size < layer.size:
+                    self._rows[number] = row
+                row += 1
+            optimizer.cut(parameter, parts)
+
+    def squares(self) -> Squares:
+        """Return the squared norms of the parts that are here of cut layers."""
+        self._squares = self._optimizer.squares()
+        rows = self._squares.tolist()  # all at once: it may be on a device
+        return tuple((number, *rows[row]) for number, row in self._rows.items())
+
+    def step(self, norms: Squares) -> None:
+        """Step, with the squared norms of cut layers."""
+        squares = self._optimizer.squares() if self._squares is None else self._squares
+        self._squares = None
+        for number, *both in norms:
+            if number in self._rows:
+                squares[self._rows[number]] = torch.tensor(both, dtype=squares.dtype)
+        self._optimizer.finish(squares)

@@ -1,80 +1,148 @@
-"""The mirror of a shard: what its standby has been sent and has confirmed, and what the shard may say only then."""
+"""The mirror of a shard: messages to its standby, effects that wait for confirmations, and the update under way."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
 
-from distbelief.core.conversations.agreement import Ruling
-from distbelief.core.conversations.mirroring import Confirmed, Copied, Decided, StatePart, StateSent
+from distbelief.core.consistency import Key, PlannedUpdate
+from distbelief.core.conversations import pushing
+from distbelief.core.conversations.agreement import Ruling, Squares
+from distbelief.core.conversations.mirroring import Confirmed, Copied, CopyUse, Decided, StatePart, StateSent
 from distbelief.core.effects import Connect, Effect, Lend, Payload, Send
 from distbelief.core.events import Lent
 from distbelief.core.ledger import PushTaken
-from distbelief.core.messages import Address, Message
-from distbelief.server.packing import ArrayBytes, pack, stage
+from distbelief.core.messages import Address, Message, Version
+from distbelief.errors import RemoteProtocolError
+from distbelief.server.slice import Slice, as_bytes
 
 SLOTS = 2
-"""Number of vectors that bytes are sent from: one is read while the next is written."""
+"""Number of vectors for sending bytes: one is read while the next is written."""
 LEAST_SLOT = 1 << 12
 """Least bytes of such a vector."""
-
 Make = Callable[[int, int], Message]
 """Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
 
 
-# Every change of the shard is a numbered message, sent in the order of the changes, and the standby confirms numbers in
-# that order: one number says how far it is. What the shard has to say of a change (`after`) is kept with the number of
-# the latest change, and released when that is confirmed. So nobody outside knows of anything that would be lost if the
-# standby took over now.
-#
-# Floors of the policy go with the messages, and count once theirs is confirmed (`_floors`): a floor that only this
-# shard knew would be lower again in its next life, behind what replicas hold.
-class Mirror:
-    """A shard's side of it. With no standby nothing is sent, and nothing waits.
+class ArrayBytes(NamedTuple):
+    """Some bytes of an array, and their place in it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    data: torch.Tensor
+
+
+def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
+    """Copy arrays as plain bytes, in pieces of at most so many.
+
+    >>> [(piece.name, piece.offset, piece.data.nbytes) for piece in pack({"a": torch.zeros(5)}, most=16)]
+    [('a', 0, 16), ('a', 16, 4)]
+    """
+    for name, array in arrays.items():
+        data = as_bytes(array.detach().clone())
+        for offset in range(0, max(1, data.nbytes), most):
+            yield ArrayBytes(
+                name, str(array.dtype).removeprefix("torch."), tuple(array.shape), offset, data[offset : offset + most]
+            )
+
+
+class Unpacking:
+    """Arrays that are assembled from pieces.
 
     Args:
-        standby: role of the standby.
+        limit: most bytes of all.
+    """
+
+    # A piece names the size of its array: without a limit a few bytes of a peer could take all memory.
+
+    def __init__(self, limit: int) -> None:
+        self.arrays: dict[str, torch.Tensor] = {}
+        self._left = limit
+
+    def take(self, piece: StatePart, payload: Payload | None) -> None:
+        """Take a piece, unless payloads are phantoms; refuse one that fits no array, or exceeds the limit."""
+        if not isinstance(payload, torch.Tensor):
+            return
+        if piece.name not in self.arrays:
+            dtype, numbers = getattr(torch, piece.dtype, None), math.prod(piece.shape)
+            if (
+                not isinstance(dtype, torch.dtype)
+                or min(piece.shape, default=0) < 0
+                or (size := numbers * dtype.itemsize) > self._left
+            ):
+                raise RemoteProtocolError(
+                    f"array {piece.name!r} of {piece.dtype} {piece.shape} does not fit what is left, {self._left} bytes"
+                )
+            self._left -= size
+            self.arrays[piece.name] = torch.zeros(piece.shape, dtype=dtype)
+        room = as_bytes(self.arrays[piece.name])[max(0, piece.offset) : max(0, piece.offset) + payload.nbytes]
+        if room.nbytes != payload.nbytes:
+            raise RemoteProtocolError(
+                f"{payload.nbytes} bytes at {piece.offset} are not of array {piece.name!r} {piece.shape}"
+            )
+        room.copy_(payload.view(torch.uint8))
+
+
+def stage(payload: Payload, room: Payload | None) -> Payload:
+    """Copy bytes to the beginning of a vector, and return them there; a phantom is returned as it is."""
+    if not (isinstance(payload, torch.Tensor) and isinstance(room, torch.Tensor)):
+        return payload
+    return room[: payload.nbytes].copy_(as_bytes(payload))
+
+
+# Every change of the shard is a numbered message, and the standby confirms numbers in their order: one number tells its
+# progress. Effects of a change (`after`) are kept with the number of the latest change, and released when that is
+# confirmed. So no other role knows of a change that would be lost if the standby took over now.
+#
+# Floors of the policy go with the messages, and count once these are confirmed (`_floors`): a floor that only this
+# shard knew would be lower in its next incarnation, and behind the parameters of replicas.
+class Mirror:
+    """A shard's side of mirroring. Without a standby nothing is sent, and nothing waits.
 
     >>> mirror = Mirror("standby 0")
-    >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["said at once"])
-    ([], ['said at once'])
+    >>> mirror.tell(step=(8, 1.0, 1.0)), mirror.after(["at once"])
+    ([], ['at once'])
     >>> connect, whole = mirror.begin(Address("unix:@a", 0), {}, StateSent(0, 0, 0, 0, {}, (), 0, ()))
-    >>> mirror.after(["said when it has all"]), mirror.kept(Confirmed(0, 1))
-    ([], (['said when it has all'], True))
+    >>> mirror.after(["when it has all"]), mirror.kept(Confirmed(0, 1))
+    ([], (['when it has all'], True))
     """
 
     def __init__(self, standby: str) -> None:
         self.standby = standby
         self.place: Address | None = None
-        """Address of the standby; None where there is none."""
+        """Address of the standby; None without one."""
         self.vectors: tuple[Payload, ...] = ()
-        """Vectors that it sends from; none where payloads are phantoms."""
+        """Vectors for sending bytes; none where payloads are phantoms."""
         self._size = LEAST_SLOT
         self._incarnation = 0
         self._free: list[int] = []
-        """Slots that the standby does not read."""
+        """Numbers of the vectors that the standby does not read."""
         self._queue: deque[tuple[int, Make, Payload | None]] = deque()
-        """Messages that wait for a slot, or behind one that does."""
+        """Messages that wait for a free vector, in their order."""
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
-        """Effects, each with the number that is to be confirmed first."""
+        """Effects that wait, with the number to be confirmed first."""
         self._number = self._confirmed = 0
         self._whole = 0
-        """Number of the end of the state."""
+        """Number of the message that ends the state."""
         self._floors: deque[tuple[int, int]] = deque()
-        """Floors that are not confirmed, each with the number of its message."""
+        """Floors that are not confirmed, with the numbers of their messages."""
         self._floor = self._told_floor = 0
 
     def lend(self, size: int) -> Lend:
-        """Ask for vectors of that many bytes."""
+        """Ask for vectors of so many bytes."""
         self._size = max(size, LEAST_SLOT)
         return Lend(self._size, SLOTS)
 
     def lent(self, sender: str, event: Lent, payload: Payload | None) -> list[Effect]:
-        """Take the vectors that were asked for."""
+        """Take these vectors."""
         self.vectors = event.vectors
         return []
 
@@ -85,16 +153,16 @@ class Mirror:
         whole: StateSent,
         beside: Iterable[tuple[Make, Payload]] = (),
     ) -> list[Effect]:
-        """Mirror to a standby, which is sent all of the shard's state first, as of now.
+        """Begin to mirror to a standby, which first receives the shard's present state.
 
         Args:
             place: address of the standby.
-            arrays: that the shard holds; they are copied.
+            arrays: of the shard, which are copied.
             whole: counts of the shard, sent last; its number is replaced.
-            beside: makers of messages that are sent before that, each with its bytes.
+            beside: makers of further messages with their bytes, sent before that.
         """
-        # The state is copied now and sent as slots become free, while the shard goes on. Later changes queue behind it,
-        # so the standby applies them to the state that they were applied to here.
+        # The state is copied now and sent as vectors become free, while the shard continues. Later changes queue behind
+        # it, so the standby applies them to the same state.
         effects = self.end()
         self.place, self._incarnation, self._free = place, whole.incarnation, list(range(SLOTS))
         self._floor = self._told_floor = whole.floor
@@ -109,7 +177,7 @@ class Mirror:
         return [*effects, Connect(self.standby, place), *sent]
 
     def end(self) -> list[Effect]:
-        """Mirror to nobody any more; returns what waited for the standby."""
+        """End mirroring; returns the effects that waited for the standby."""
         effects = [effect for _, waiting in self._waiting for effect in waiting]
         self.place = None
         self._queue.clear()
@@ -119,13 +187,13 @@ class Mirror:
         return effects
 
     def covers(self, floor: int) -> bool:
-        """Return whether the standby would go on from this floor of the policy, or there is no standby."""
+        """Return whether the standby has confirmed a floor of the policy, or there is no standby."""
         return self.place is None or floor <= self._floor
 
     def copy(self, copied: Copied, payload: Payload) -> list[Effect]:
-        """Send the standby a push, or the sum of several; the slot and the number of the message are replaced."""
-        # What waits for a slot is not copied: a push is acknowledged only once the standby has it, and its replica does
-        # not overwrite it before.
+        """Send the standby a push or a sum of several; the message's slot and number are replaced."""
+        # A push that waits for a vector is not copied: its replica does not overwrite it before it is acknowledged,
+        # which waits for the standby.
         life = self._incarnation
         return self.repeat(
             lambda number, slot: msgspec.structs.replace(copied, slot=slot, incarnation=life, number=number),
@@ -134,7 +202,7 @@ class Mirror:
         )
 
     def repeat(self, make: Make, payload: Payload | None = None, floor: int = 0) -> list[Effect]:
-        """Have the standby do what the shard does; `floor` is that of the policy afterwards."""
+        """Have the standby repeat a change; `floor` is that of the policy afterwards."""
         if self.place is None:
             return []
         if floor > self._told_floor:
@@ -148,24 +216,24 @@ class Mirror:
         dropped: PushTaken | None = None,
         ruling: Ruling | None = None,
     ) -> list[Effect]:
-        """Tell the standby of a decision, which has no bytes: see `Decided`."""
+        """Send the standby a decision, which has no bytes: see `Decided`."""
         return self.repeat(lambda number, _: Decided(self._incarnation, number, step, dropped, ruling))
 
     def tell_floor(self, floor: int) -> list[Effect]:
-        """Tell the standby that the floor of the policy has risen, unless it knows."""
+        """Send the standby a higher floor of the policy, unless it has it."""
         if floor <= self._told_floor or self.place is None:
             return []
         return self.repeat(lambda number, _: Decided(self._incarnation, number, floor=floor), floor=floor)
 
     def after(self, effects: list[Effect]) -> list[Effect]:
-        """Return effects, or keep them until the standby has confirmed all that the shard has done so far."""
+        """Return effects, or keep them until the standby has confirmed all changes so far."""
         if self._number == self._confirmed or not effects:
             return effects
         self._waiting.append((self._number, effects))
         return []
 
     def kept(self, event: Confirmed) -> tuple[list[Effect], bool]:
-        """Note what the standby confirmed; returns effects that waited for it, and whether it is whole from now on."""
+        """Take a confirmation; returns the effects that waited for it, and whether the standby is whole from now on."""
         if self.place is None or event.incarnation != self.place.incarnation or event.number > self._number:
             return [], False
         whole = self._confirmed < self._whole <= event.number
@@ -185,7 +253,7 @@ class Mirror:
         return self._go_on()
 
     def _go_on(self) -> list[Effect]:
-        """Send what is next, as far as there are free slots."""
+        """Send the next messages, as far as there are free vectors."""
         sent: list[Effect] = []
         while self._queue and (self._queue[0][2] is None or self._free):
             number, make, payload = self._queue.popleft()
@@ -201,3 +269,54 @@ class Mirror:
 
 def _state_part(incarnation: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
     return StatePart(slot, 0, part.data.nbytes, incarnation, number, part.name, part.dtype, part.shape, part.offset)
+
+
+class PendingUpdate(NamedTuple):
+    """One update, with its held pushes."""
+
+    due: PlannedUpdate
+    factor: float
+    """Factor of the learning rate."""
+    pushes: list[tuple[Key, pushing.Push]]
+    staleness: tuple[int, ...]
+
+    def has(self, key: Key) -> bool:
+        """Return whether a push is part of the update."""
+        return any(key == known for known, _ in self.pushes)
+
+    def mirrored(self, mirror: Mirror, held: Slice, floor: int, norms: Squares) -> list[Effect]:
+        """Have the standby make the same update."""
+        # The standby has gathered pushes already, and needs only the order to step. It has no held pushes: it gets
+        # their sum, in one vector, and their keys.
+        if not self.pushes:
+            return mirror.tell(step=(self.due.samples, self.factor, self.due.weight))
+        if mirror.place is None:
+            return []
+        keys = tuple(push_taken(key.who, push) for key, push in self.pushes)
+        use, due, payload = CopyUse.SUM, self.due, held.sum()
+        sums = Copied(
+            0, 0, payload.nbytes, 0, 0, use, keys, self.staleness, due.samples, self.factor, due.weight, floor, norms
+        )
+        return mirror.copy(sums, payload)
+
+    def acknowledged(self, version: Version) -> list[Effect]:
+        """Acknowledge the pushes of the update."""
+        return [acknowledgement(key.who, push, version) for key, push in self.pushes]
+
+
+def mean_rate(pushes: Sequence[pushing.Push]) -> float:
+    """Return the mean of the learning-rate factors of pushes, weighted by their samples."""
+    if all(push.rate == 1.0 for push in pushes):
+        return 1.0
+    samples = sum(push.samples for push in pushes)
+    return sum(push.rate * push.samples for push in pushes) / samples if samples else pushes[0].rate
+
+
+def acknowledgement(who: str, push: pushing.Push, version: Version, dropped: bool = False) -> Send:
+    """Make the acknowledgement of a push."""
+    return Send(who, pushing.Pushed(push.slot, push.clock, version, dropped, push.incarnation))
+
+
+def push_taken(who: str, push: pushing.Push) -> PushTaken:
+    """Return a push in the form of the ledger."""
+    return PushTaken(who, push.partition, push.incarnation, push.clock)

@@ -1,20 +1,19 @@
 """A shard's slice in memory that several processes share.
 
     words of each shard     a page: the published state (8 bytes), who has the lock and since when, what is stepped
-    notes of each shard     two, of what the shard knows beside its slice; or a row of counts for each place
-    half 0, half 1          what the optimizers keep, of all shards
+    notes of each shard     two, of the shard's state beside its slice; or a row of counts for each place
+    half 0, half 1          states of the optimizers of all shards
     place 0                 two buffers, each a whole flat vector
     ...                     the replicas' places, and behind them that of the shards' processes
 
-Each process has two buffers of its own for the parameters, since its model computes in one while others make updates.
-What the optimizer keeps beside them lies in two for all, since only who has the lock reads it. An update is made in
-those that are not the newest; then one store of 8 bytes says that they are. Replicas without a lock (`unlocked.py`)
-have the first buffer alone, half 0, and the counts.
+Each process has two buffers for the parameters: its model computes in one while others make updates. The optimizer's
+state lies in two halves for all, since only the holder of the lock reads it. An update is made in a buffer and a half
+that are not the newest; then one store of 8 bytes makes them the newest. Replicas without a lock (`unlocked.py`) use
+the first buffer alone, half 0, and the counts.
 
-Whoever calls anything here but `newest` and `changes` holds the shard's lock. So what one reads another has written
-before it gave the lock back, or had it taken by the kernel when it died: the lock orders both, on any processor. What
-`changes` says without it is a hint, after which the lock is taken. Who dies amid an update leaves buffers half written
-that nobody reads: there is nothing to repair.
+All methods but `newest` and `changes` need the shard's lock. It orders one process's writes before another's reads, on
+any processor, also where the kernel takes it from a dead process. `changes` without the lock is a hint, after which the
+lock is taken. A process that dies amid an update leaves half-written buffers that are never read: nothing needs repair.
 """
 
 from __future__ import annotations
@@ -31,26 +30,25 @@ from distbelief.core.effects import Payload
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.errors import JobFailed, LocalProtocolError
-from distbelief.fabric.copying import copy_bytes
-from distbelief.server.partial import MISSED
-from distbelief.server.slice import TorchSlice
+from distbelief.server.optimizers import MISSED
+from distbelief.server.slice import TorchSlice, copy_bytes
 from distbelief.sharding.layout import Range
 
 Memory = Callable[[int], torch.Tensor]
-"""So many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
+"""Returns so many bytes that all processes of the job share (1-D uint8), zeroed in the beginning."""
 PAGE = 4096
 NOTE = 64 << 10
-"""Most bytes of the note of what a shard knows beside its slice; what is not written takes no memory."""
+"""Most bytes of a note of a shard's state; unwritten pages take no memory."""
 ROW = 64
-"""Counts of each place, where nothing is locked; those of all places lie where the notes do else."""
+"""Number of counts of each place, where there is no lock; they lie in place of the notes."""
 STATE, HOLDER, SINCE, STEPPED, UNEVEN = 0, 1, 2, 8, 10
-"""A shard's words: the published state; who has the lock, and since when; for each half whether what is kept there was
+"""A shard's words: the published state; the lock's holder, and since when; for each half whether its optimizer has
 stepped, and whether parameters have missed steps.
 """
 
 
 class _Kept(NamedTuple):
-    """An array beside the vector: a master, or the optimizer's state."""
+    """An array beside the vector: a master, or a part of the optimizer's state."""
 
     name: str
     dtype: torch.dtype
@@ -65,9 +63,6 @@ class _Kept(NamedTuple):
 class PassedLayout:
     """Layout of the memory of all shards of a job.
 
-    Args:
-        plan: of the job.
-
     Attributes:
         length: bytes in all.
     """
@@ -75,17 +70,17 @@ class PassedLayout:
     def __init__(self, plan: Plan) -> None:
         self.plan, self._shards = plan, len(plan.assignments)
         self.places = plan.settings.replicas + 1
-        """Number of places, each with buffers of its own: the replicas, and behind them the shards."""
+        """Number of places, each with two buffers: the replicas', and the shards'."""
         self.kept = [_kept(plan, shard) for shard in range(self._shards)]
         beside = [_paged(size) for _, size in self.kept]
         self._offsets = [0, *accumulate(beside)]
         self._beside = self._shards * (PAGE + 2 * NOTE)
         self._vectors = self._beside + 2 * self._offsets[-1]
-        self._stride = _paged(plan.layout.total)
+        self._total, self._stride = plan.layout.total, _paged(plan.layout.total)
         self.length = self._vectors + 2 * self.places * self._stride
 
     def words(self, memory: torch.Tensor, shard: int) -> memoryview:
-        """Return a shard's words, each of 64 bits."""
+        """Return a shard's words of 64 bits."""
         return memory[shard * PAGE : (shard + 1) * PAGE].numpy().data.cast("Q")
 
     def note(self, memory: torch.Tensor, shard: int, half: int) -> memoryview:
@@ -94,21 +89,21 @@ class PassedLayout:
         return memory[start : start + NOTE].numpy().data
 
     def rows(self, memory: torch.Tensor) -> memoryview:
-        """Return the room for notes of the only shard, where nothing is locked: counts, each of 64 bits."""
+        """Return the counts of 64 bits, in the room for notes of the only shard, where there is no lock."""
         return memory[PAGE : PAGE + 8 * self.places * ROW].numpy().data.cast("q")
 
     def state(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what the only shard keeps beside its parameters where nothing is locked, and no step is missed."""
+        """Return the arrays beside the parameters of the only shard, where there is no lock and no step is missed."""
         beside = self.beside(memory, 0, 0)
-        return {one.name: one.of(beside) for one in self.kept[0][0] if not _is_missed(one.name)}
+        return {array.name: array.of(beside) for array in self.kept[0][0] if not _is_missed(array.name)}
 
     def vector(self, memory: torch.Tensor, buffer: int) -> torch.Tensor:
         """Return the flat vector of a buffer: 1-D uint8."""
         start = self._vectors + buffer * self._stride
-        return memory[start : start + self.plan.layout.total]
+        return memory[start : start + self._total]
 
     def beside(self, memory: torch.Tensor, shard: int, half: int) -> torch.Tensor:
-        """Return one of the two halves for what a shard keeps beside its parameters: 1-D uint8."""
+        """Return one of the two halves of a shard's arrays beside its parameters: 1-D uint8."""
         start = self._beside + half * self._offsets[-1] + self._offsets[shard]
         return memory[start : start + self.kept[shard][1]]
 
@@ -118,9 +113,9 @@ def _paged(size: int) -> int:
 
 
 def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
-    """Return the arrays that a slice has beside its ranges once it was stepped, and their bytes in all."""
-    # The only way to learn what a torch optimizer keeps is to make a step, here with zeros. Counts of missed steps come
-    # last: jobs that never use them need not copy them.
+    """Return the arrays of a stepped slice beside its ranges, and their bytes in all."""
+    # A torch optimizer shows its state only after a step: make one, with zeros. Counts of missed steps come last, so
+    # that jobs without them need not copy them.
     probe, end, kept = TorchSlice(plan, shard), 0, []
     probe.apply("", 0, torch.zeros(plan.assignments[shard].moving.size, dtype=torch.uint8), 1.0)
     probe.miss()
@@ -132,29 +127,24 @@ def _kept(plan: Plan, shard: int) -> tuple[list[_Kept], int]:
 
 
 def _is_missed(name: str) -> bool:
-    """Return whether an array counts the steps that each element has missed."""
+    """Return whether an array counts missed steps."""
     return name.endswith(f".{MISSED}")
 
 
-def _nothing(_: int) -> Sequence[torch.Tensor]:
-    return ()
-
-
-# A change starts from a copy of the newest parameters and state, in a buffer of this place and the other half (`_copy`,
-# or `_begin` for the first). A `TorchSlice` over that memory makes it, and what the optimizer has newly allocated is
-# moved into the memory (`_settle`). Further changes of the same turn go on in the same buffer. `publish` writes a note
-# of what else the shard knows, and then the one word that points to all three: before that store nothing has happened,
+# A change begins with a copy of the newest parameters and state, in a buffer of this place and the other half (`_copy`,
+# or `_begin` for the first). A `TorchSlice` over that memory makes the change, and arrays that the optimizer has newly
+# made are moved into the memory (`_settle`). Further changes of the same turn use the same buffer. `publish` writes a
+# note of the shard's state, and then the one word that points to all three: before that store nothing has happened, and
 # after it everything has. A process that dies earlier leaves garbage only where the next change is copied over it.
 #
-# Why not update in place: the kernel releases a dead process's lock, but nobody could tell how far its step had come.
+# An update in place would be unsafe: the kernel releases a dead process's lock, but the progress of its step is
+# unknown.
 class PassedSlice:
-    """A slice as one of those who share it sees it; see `server.slice.Slice`.
+    """A shared slice at one place; see `server.slice.Slice`.
 
     Args:
-        layout: of the memory.
-        shard: index of the shard.
-        memory: 1-D uint8, `layout.length` bytes, zeroed before anybody used it.
-        place: number of this process among those who share it.
+        memory: 1-D uint8, `layout.length` bytes, zeroed in the beginning.
+        place: number of this process's place.
     """
 
     lasts = True
@@ -163,26 +153,26 @@ class PassedSlice:
         self._layout, self._shard, self._memory = layout, shard, memory
         self._kept, self._size = layout.kept[shard]
         self._even_size = next((array.offset for array in self._kept if _is_missed(array.name)), self._size)
-        """Bytes of what is kept where no parameter has missed a step."""
+        """Bytes of the arrays without counts of missed steps."""
         self._range = layout.plan.assignments[shard].moving
         self._words = layout.words(memory, shard)
         self._buffers = (2 * place, 2 * place + 1)
         self._slices: dict[int, TorchSlice] = {}
-        """The slice that lies in each buffer."""
+        """Slice of each buffer."""
         self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
-        """The buffer in which a change is under way; -1 for none."""
+        """Buffer of the present change; -1 for none."""
         self._options: Sequence[GroupOption] = ()
         self.adds = not self._kept and self._at(self._buffers[0]).adds
         """True where an update is an addition, and needs no copy of the newest."""
-        self.lying: Callable[[int], Sequence[torch.Tensor]] = _nothing
-        """Gradients of a slot that were left where autograd made them; none where they lie in the slot."""
+        self.lying: Callable[[int], Sequence[torch.Tensor]] = lambda _: ()
+        """Returns the gradients of a slot that lie where autograd made them; none where they are in the slot."""
 
     # which buffer is newest
 
     @property
     def changes(self) -> int:
-        """Number of changes that were published; 0 where the memory holds nothing yet."""
+        """Number of published changes; 0 where the memory holds nothing yet."""
         return int(self._words[STATE]) >> 32
 
     @property
@@ -191,7 +181,7 @@ class PassedSlice:
         return (int(self._words[STATE]) & 0xFFFF) - 1
 
     def note(self) -> bytes:
-        """Return the note that was published with the newest change."""
+        """Return the note of the newest published change."""
         room = self._notes[self._note_half]
         size = int.from_bytes(room[:8], "little")
         return bytes(room[8 : 8 + size])
@@ -203,19 +193,15 @@ class PassedSlice:
 
     @property
     def _kept_half(self) -> int:
-        """Number of the half with the optimizer's state: that of the change under way, else the published one."""
+        """Number of the half with the optimizer's state: that of the present change, else the published one."""
         published = int(self._words[STATE]) >> 17 & 1
         return published if self._changed < 0 else 1 - published
 
     def publish(self, note: bytes) -> None:
-        """Publish what was changed, and a note: both, or neither.
-
-        Raises:
-            JobFailed: the note is longer than there is room.
-        """
+        """Publish the present change and a note, in one store; raises `JobFailed` where the note is too long."""
         if len(note) > NOTE - 8:
             raise JobFailed(
-                f"{roles.shard(self._shard)} knows {len(note)} bytes beside its parameters, and there is room for "
+                f"{roles.shard(self._shard)} has {len(note)} bytes of state beside its parameters, and room for "
                 f"{NOTE - 8}: train with --path served"
             )
         half = 1 - self._note_half
@@ -229,39 +215,38 @@ class PassedSlice:
         room[8 : 8 + len(note)] = note
 
     def _point_to(self, buffer: int, kept: int, note: int) -> None:
-        # One aligned 8-byte store, which no reader sees half done. Bits 0 to 15 hold the buffer, counted from 1, so
-        # that zeroed memory means none; bit 16 the half of the note, bit 17 that of the state; bits 32 to 63 count the
-        # changes, so that whoever waits for one sees it in this word alone.
+        # One aligned 8-byte store, which no reader sees half done. Bits 0 to 15 hold the buffer, counted from 1, as
+        # zeroed memory means none; bit 16 the half of the note, bit 17 that of the state. Bits 32 to 63 count the
+        # changes, so this word alone shows a new one.
         self._words[STATE] = (self.changes + 1 & 0xFFFFFFFF) << 32 | kept << 17 | note << 16 | buffer + 1
 
     def abandon(self) -> None:
-        """Leave a change that was begun and is not to be published."""
+        """Drop the present change."""
         self._changed = -1
 
     @property
     def changed(self) -> bool:
-        """True where something was changed that is not published."""
+        """True where there is a change that is not published."""
         return self._changed >= 0
 
     def sign(self, moment: int) -> None:
-        """Note that this process has the lock, since a nanosecond of the machine's clock."""
+        """Note that this process has the lock, since a moment of the machine's clock in nanoseconds."""
         self._words[HOLDER], self._words[SINCE] = self._buffers[0] // 2, moment
 
     def signed(self) -> tuple[int, int]:
-        """Return the place of whoever had the lock last, and since when."""
+        """Return the place of the lock's last holder, and since when it had the lock."""
         return int(self._words[HOLDER]), int(self._words[SINCE])
 
     # buffers
 
     def of(self, model: int) -> PassedSlice:
-        """Return itself: shards of several models are not shared."""
         return self
 
     def _at(self, buffer: int) -> TorchSlice:
         known = self._slices.get(buffer)
         if known is None:
             plan, first = self._layout.plan, 2 * self._layout.places - 2
-            frozen = plan.assignments[self._shard].frozen  # it lies once, in the first buffer of the shard
+            frozen = plan.assignments[self._shard].frozen  # there is one copy, in the first buffer of the shard
             memory = self._layout.vector(self._memory, first)[frozen.start : frozen.stop]
             known = self._slices[buffer] = TorchSlice(plan, self._shard, self._part(buffer), memory)
         return known
@@ -277,7 +262,7 @@ class PassedSlice:
 
     @property
     def _is_stepped(self) -> bool:
-        """True where the optimizer's state is in use."""
+        """True where the optimizer has stepped, and its state is in use."""
         return bool(self._words[STEPPED + self._kept_half])
 
     @_is_stepped.setter
@@ -285,7 +270,7 @@ class PassedSlice:
         self._words[STEPPED + self._kept_half] = stepped
 
     def _current(self) -> TorchSlice:
-        """Return the slice as it is now, whoever wrote there last."""
+        """Return the present slice, with the state that another process may have written."""
         held = self._at(self.now)
         if self._kept:
             held.adopt(self._arrays(), self._is_stepped)
@@ -293,7 +278,7 @@ class PassedSlice:
         return held
 
     def _change(self) -> TorchSlice:
-        """Return the slice to make a change in: a copy of the newest, in a buffer of this place."""
+        """Return the slice for a change: a copy of the newest, in a buffer of this place."""
         if self._changed >= 0:
             held = self._at(self._changed)
             held.set_options(self._options)
@@ -308,9 +293,9 @@ class PassedSlice:
 
     @property
     def _idle(self) -> int:
-        """Buffer in which the next change is made."""
-        # the first change is made where the first replica goes on: the shard's own buffers take no memory until it
-        # makes an update itself
+        """Buffer of the next change."""
+        # the first change is made in the first replica's buffer: the shard's buffers take no memory until it makes an
+        # update
         if self.newest < 0:
             return 0
         return self._buffers[self.newest == self._buffers[0]]
@@ -330,24 +315,24 @@ class PassedSlice:
                 self._words[word + self._kept_half] = self._words[word + half]
 
     def _begin(self) -> None:
-        """Begin the first change: some optimizers have a state before their first step."""
+        """Begin the first change, with the state that some optimizers have before their first step."""
         fresh = TorchSlice(self._layout.plan, self._shard)
         self._is_stepped = any(name.startswith("state.") for name in fresh.arrays())
         self._keep(fresh)
 
     def _keep(self, held: TorchSlice) -> None:
-        """Copy what a slice keeps beside its ranges into the memory, where it does not lie there."""
+        """Copy a slice's arrays beside its ranges into the memory, where they are not there already."""
         arrays = held.arrays()
         for name, room in self._arrays().items():
             if name in arrays and arrays[name].data_ptr() != room.data_ptr():
                 room.copy_(arrays[name])
             elif name not in arrays and _is_missed(name):
-                room.zero_()  # of a change that was never published
+                room.zero_()  # it is of a change that was never published
 
     def _settle(self) -> None:
-        """Move what the optimizer has newly made in a change into the memory."""
-        # The first step creates the optimizer's state, and the first that leaves something out creates counts of missed
-        # steps, both in private memory: no other process could go on from there.
+        """Move new arrays of the optimizer into the memory."""
+        # The first step makes the optimizer's state, and the first step that leaves a parameter out makes the counts of
+        # missed steps, both in private memory, which no other process sees.
         held = self._slices[self._changed]
         if self._kept and not (self._is_stepped and self._uneven == held.uneven):
             self._words[UNEVEN + self._kept_half] = held.uneven
@@ -361,29 +346,27 @@ class PassedSlice:
         return self._buffers
 
     def holds(self, start: int, stop: int) -> bool:
-        """Return whether bytes of the flat vector are those that move."""
+        """Return whether a range of the flat vector is the moving one."""
         return (start, stop) == (self._range.start, self._range.stop)
 
     def bring(self, buffer: int) -> None:
-        """Copy the newest parameters to a buffer of this place, which must not be the newest."""
+        """Copy the newest parameters to another buffer of this place."""
         copy_bytes(self._part(buffer), self._part(self.newest))
 
     @property
     def now(self) -> int:
-        """Number of the buffer with the parameters, as changed so far."""
+        """Number of the buffer with the parameters after the changes so far."""
         return self.newest if self._changed < 0 else self._changed
 
-    # what a slice does
+    # the slice
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         self._change().fill(payload, frozen)
         self._settle()
 
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
-        """Make one optimizer step with a push."""
-        # An update that only adds reads the newest parameters and the gradient, and writes the sum: no copy is needed
-        # first. What a push does not cover is zero in its slot, and adds nothing.
+        # An update that only adds reads the newest parameters and the gradient, and writes the sum: it needs no copy
+        # first. Parameters that a push does not cover are zero in its slot, and add nothing.
         if not self.adds or self._options or self.now < 0:
             held = self._change()
             if gradients := self.lying(slot):
@@ -402,53 +385,40 @@ class PassedSlice:
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push to what the next `step` is made with."""
         self._change().gather(sender, slot, payload, weight, average, covered)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered."""
         self._change().step(factor, weight, norms)
         self._settle()
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Step with these options of parameter groups from here on, and with the job's where none is named."""
         self._options = options
 
     def squares(self) -> Squares:
-        """Return no norms: on this path none are exchanged."""
         return ()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of a `sum`."""
         return self._at(self._buffers[0]).sum_size
 
     def sum(self) -> Payload:
-        """Refuse: sums are for a standby.
-
-        Raises:
-            LocalProtocolError: always.
-        """
+        """Refuse, with a `LocalProtocolError`: sums are for a standby."""
         raise LocalProtocolError("a slice that replicas update themselves has no sums: a standby needs --path served")
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Refuse, as `sum` does."""
         self.sum()
 
     def moving(self) -> Payload:
-        """Return the bytes of the moving range: no copy."""
         return self._at(self.now).moving()
 
     def frozen(self) -> Payload:
-        """Return the bytes of the frozen range: no copy."""
         return self._at(self._buffers[0]).frozen()
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return everything that a checkpoint holds, by name: views, which hold as long as the lock is held."""
+        """Return everything that a checkpoint holds, by name: views, valid while the lock is held."""
         return self._current().arrays()
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         held = self._change()
         held.load(arrays)
         self._is_stepped = False

@@ -1,12 +1,13 @@
 """The shard: the machine that holds one slice of the parameters and applies what replicas push (the paper's 4.1).
 
-A push applies whole or not at all, and at most once; between shards nothing is ordered. What waits for what is the
-policy's (`core/consistency`). A push that is held stays where it lies, unacknowledged: so its replica does not write
-there.
+A push is applied whole or not at all, and at most once; between shards nothing is ordered. The policy
+(`core/consistency`) decides what waits for what. A held push stays in its slot unacknowledged, so its replica does not
+write there.
 
-A shard that takes the place of one that died goes on from the newest checkpoint. Replicas tell it what the one before
-had acknowledged beyond that, which is lost; what it had not acknowledged they push again. With a standby
-(`server/standby.py`) nothing is lost: it is sent every update, and the shard acknowledges one once the standby has it.
+A shard that replaces a dead one begins from the newest checkpoint. Replicas tell it what the earlier one had
+acknowledged beyond that, which is lost, and push again what it had not acknowledged. With a standby
+(`server/standby.py`) nothing is lost: it receives every update, and the shard acknowledges an update once the standby
+has it.
 """
 
 from __future__ import annotations
@@ -44,25 +45,24 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
 from distbelief.server.machine import Answers
-from distbelief.server.mirror import Make, Mirror
-from distbelief.server.pending_update import PendingUpdate, acknowledgement, mean_rate, push_taken
+from distbelief.server.mirror import Make, Mirror, PendingUpdate, acknowledgement, mean_rate, push_taken
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
 
-# by names of their own: to look a member up in its class takes longer than to judge a push
+# names for the members: to look a member up in its class takes longer than to judge a push
 APPLY, ACKNOWLEDGE, REFUSE = Taking
 HOLD, GATHER, ANSWER = Action.HOLD, Action.GATHER, Action.ANSWER
 APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 
 RECENT = 4096
-"""Number of updates whose model a shard remembers; no push is as stale as that."""
+"""Number of updates whose model a shard remembers; no push is staler."""
 Handlers = Mapping[type, Callable[..., list[Effect]]]
 """Handler of each kind of event; it takes the sender, the event and its payload."""
 
 
 class HeldRange:
-    """Range that a shard holds, and all that follows from it; computed once, since each push needs it."""
+    """Range that a shard holds, with values that follow from it: each push needs them."""
 
     def __init__(self, plan: Plan, index: int, held: Slice) -> None:
         self.plan, self.slice = plan, held
@@ -73,25 +73,25 @@ class HeldRange:
         """Ranges that may be fetched."""
         self.covers = [(part,) for part in self.parts]
         """Ranges of a push of each model that leaves nothing out."""
-        # a standby is sent a push's bytes and not its ranges, and must make the same step: where there is one, gaps
-        # count as zero gradients
+        # a standby receives a push's bytes without its ranges, and must make the same step: with a standby, gaps count
+        # as zero gradients
         self.skips = not plan.settings.standby
         """True where parameters that a push does not cover are not stepped."""
         self.partition = plan.layout.partition_of(self.moving)
-        """The partition of each replica that pushes here."""
+        """Partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
         self.rate: Callable[[int], float] = plan.factor if plan.settings.rate_varies else lambda _samples: 1.0
         """Factor of the learning rate after so many samples."""
 
 
 def _covers_part(ranges: Sequence[Range], whole: Range) -> bool:
-    """Return whether ranges are in order, within a whole."""
+    """Return whether ranges are in order and within a whole."""
     ends = [whole.start, *(end for part in ranges for end in (part.start, part.stop)), whole.stop]
     return bool(ranges) and ends == sorted(ends)
 
 
 class ShardState(msgspec.Struct, array_like=True, frozen=True):
-    """Knowledge of a shard beside its slice; another that has the slice goes on with it."""
+    """State of a shard beside its slice."""
 
     version: Version
     began: int
@@ -103,24 +103,24 @@ class ShardState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sums(Protocol):
-    """Part of a shard that takes gradients which are no pushes; a strategy supplies it."""
+    """Part of a shard that takes gradients other than pushes; a strategy supplies it."""
 
     conversations: Iterable[Conversation]
-    """Conversations in which shard and standby take part."""
+    """Conversations of the shard and the standby."""
     repeated: tuple[type, ...]
-    """Messages by which a standby repeats what its shard has done, beside those of every shard."""
+    """Messages by which a standby repeats changes, beside those of every shard."""
 
     def handlers(self, shard: Shard) -> Handlers:
         """Return the handlers of gradients, and of decisions about them."""
 
     def measured(self, shard: Shard) -> Payload:
-        """Return the bytes of the moving range that the evaluator is to see."""
+        """Return the bytes of the moving range for the evaluator."""
 
     def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
-        """Return the state for a standby: arrays, the state of the sum, and messages that have bytes."""
+        """Return the state for a standby: arrays, the state of the sum, and messages with bytes."""
 
     def repeat(self, shard: Shard, whole: bool, event: Any, payload: Payload | None) -> None:
-        """Do at a standby what its shard has done; `whole` once the standby holds the whole state."""
+        """Repeat a change at a standby; `whole` once it has the whole state."""
 
     def state_limit(self, plan: Plan) -> int:
         """Return the most bytes of a shard's state for each byte of its slice."""
@@ -129,25 +129,24 @@ class Sums(Protocol):
         """Take the state of the sum from the end of a shard's state."""
 
 
-# A shard is told its range, gets its first values from a checkpoint or a replica (ranges without values are `_blank`),
-# and then serves. The coordinator decides when: it welcomes replicas once all shards hold parameters.
+# A shard gets its range, then its first values from a checkpoint or a replica (ranges without values are `_blank`), and
+# then serves. The coordinator decides when: it welcomes replicas once all shards hold parameters.
 #
 # Between two events the slice, version, ledger and counts are of one moment, since each event is handled to its end.
-# The exception is an update that waits for other shards' norms of cut layers (`_pending`): `_floor` leaves its round
-# out, no fetch of what moves is answered, and whatever reads the state waits (`_later`).
+# The exception is an update that waits for other shards' norms of cut layers (`_pending`): `_floor` excludes its round,
+# fetches of the moving range wait, and so do events that read the state (`_later`).
 #
 # A push that the ledger takes is applied, gathered or held. Applied: it is in the parameters. Gathered: it is added to
-# the next update and acknowledged, since its slot is not read again. Held: it stays where its replica wrote it, and is
-# not acknowledged until it is in an update, or dropped. With a standby, nothing is acknowledged that the standby has
-# not confirmed (`Mirror.after`).
+# the next update and acknowledged, since its slot is not read again. Held: it stays in its slot, and is acknowledged
+# once it is in an update, or dropped. With a standby, a push is acknowledged only after the standby has confirmed it
+# (`Mirror.after`).
 class Shard:
     """One server shard.
 
     Args:
-        index: which of the plan's assignments it holds.
         make: makes the slice, once the plan is known.
-        incarnation: of this shard; it is part of every version that the shard tells.
-        sums: takes the gradients; where None they are pushes, with which an optimizer steps.
+        incarnation: of this shard, a part of its versions.
+        sums: takes gradients other than pushes; None for pushes.
     """
 
     def __init__(
@@ -162,29 +161,29 @@ class Shard:
         self.policy = Policy()
         self.sums = sums
         self._policy_decides = False
-        """True where the policy is asked about pushes and fetches."""
+        """True where the policy decides on pushes and fetches."""
         self._succeeds = False
-        """True where it alone comes in the place of one that died, and the replicas go on."""
+        """True where it replaces a dead shard while the replicas continue."""
         self._pushes: dict[Key, tuple[pushing.Push, Payload]] = {}
         """Held pushes."""
         self._fetches: dict[tuple[str, int, int], pushing.Fetch] = {}
-        """Held fetches, by who asks, the start of the range, and the slot that it is to land in."""
+        """Held fetches, by replica, start of the range and slot."""
         self._followers: dict[str, int] = {}
-        """Shards that follow this one's rulings, each with the round from which on."""
+        """Shards that follow this one's rulings, with the first round of each."""
         self._held_range: HeldRange | None = None
         self._blank: set[Range] = set()
-        """Ranges that nobody has given values yet."""
+        """Ranges without values."""
         self._latest: dict[str, tuple[int, int]] = {}
         """Version and staleness of each replica's last push."""
         self._stepped: deque[int] = deque(maxlen=RECENT)
-        """Models that were stepped last, of several."""
+        """Models of the last updates, of several."""
         self.mirror = Mirror(roles.standby(index))
         self._inherits: tuple[int, list[agreement.Ruling], Iterable[agreement.Norms]] | None = None
-        """Floor, rulings and norms of the life before, where it was its standby."""
+        """Floor, rulings and norms of the incarnation before, where this was its standby."""
         self._pending: PendingUpdate | None = None
-        """Update that waits for the norms of layers that are cut."""
+        """Update that waits for norms of cut layers."""
         self._later: list[tuple[str, Event]] = []
-        """Events, and their senders, that wait until that update is made."""
+        """Events that wait for that update, with their senders."""
         self._answers = Answers(
             "a shard",
             heard_by(Kind.SHARD, sums.conversations if sums else SERVED),
@@ -220,9 +219,8 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
-        # These three read the shard's state, which amid an update is of no moment: pushes have been taken, are in no
-        # parameters, and their sum is no part of a checkpoint.
+        # These three read the shard's state, which amid an update is not of one moment: pushes were taken and are not
+        # in the parameters, and their sum is no part of a checkpoint.
         if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
         ):
@@ -234,20 +232,20 @@ class Shard:
         """Assert what holds between two events."""
         self.policy.validate()
         for key, (push, _) in self._pushes.items():
-            taken = self.ledger.has(key.who, push.partition, key.incarnation, key.clock)
-            assert taken, f"{self.role} holds push {key}, which its ledger has not taken"
+            known = self.ledger.has(key.who, push.partition, key.incarnation, key.clock)
+            assert known, f"{self.role} holds push {key}, which its ledger has not taken"
         for (who, _, _), event in self._fetches.items():
             assert not self.may_fetch(who, event.tick), f"the fetch of {who} at tick {event.tick} waits for nothing"
         assert self._pending is not None or not self._later, f"{self._later} wait for an update that is made"
         assert self.version.updates >= self._began, f"{self.version} is before {self._began}, where this life began"
 
     def _restore(self, sender: str, event: initialising.Restore, payload: Payload | None) -> list[Effect]:
-        # A former standby holds slice and counts, and inherits floor, rulings and norms: it loads nothing. Any other
-        # shard starts blank, or from a checkpoint. Members take part at once, before they say so themselves: otherwise
-        # a bound or a round would not wait for those that have not reached this life yet.
+        # A former standby has slice and counts, and inherits floor, rulings and norms: it loads nothing. Any other
+        # shard begins blank, or from a checkpoint. Members take part at once, before their own messages: otherwise a
+        # bound or a round would not wait for those that have not reached this incarnation yet.
         if self._inherits is None:
             if self._held_range is not None:
-                raise RemoteProtocolError(f"{self.role} was told its range before: a shard begins once")
+                raise RemoteProtocolError(f"{self.role} has its range already, and takes one only once")
             held_range = self.hold(event.plan)
             self._blank |= {part for part in (held_range.moving, held_range.frozen) if part.size}
         held_range, settings = self.own, event.plan.settings
@@ -272,7 +270,7 @@ class Shard:
         return Send(roles.COORDINATOR, initialising.Restored(loaded, self.held.lasts))
 
     def hold(self, plan: Plan) -> HeldRange:
-        """Make its slice of a plan."""
+        """Make the slice of a plan."""
         self._held_range = HeldRange(plan, self.index, self._make(plan, self.index))
         return self._held_range
 
@@ -283,12 +281,12 @@ class Shard:
         self._policy_decides = self.policy.decides
 
     def share(self, plan: Plan) -> None:
-        """Hold a slice that other processes hold too; `install` says how far it is."""
+        """Hold a slice that other processes hold too; `install` sets the state."""
         self.hold(plan)
         self._set_policy(plan)
 
     def state(self) -> ShardState:
-        """Return the state, of a shard that holds no push and no fetch."""
+        """Return the state of a shard without held pushes and fetches."""
         return ShardState(
             self.version,
             self._began,
@@ -300,14 +298,14 @@ class Shard:
         )
 
     def install(self, state: ShardState) -> None:
-        """Go on from the state of a shard whose slice this one has."""
+        """Take the state of a shard whose slice this one has."""
         self.version, self._began, self.samples = state.version, state.began, state.samples
         self.staleness, self._latest = dict(state.staleness), dict(state.latest)
         self.ledger.restore(state.taken)
         self.policy.restore(state.policy)
 
     def begin_life(self, incarnation: int) -> list[Effect]:
-        """Begin another incarnation of the shard whose state this one has, in memory that has outlived its process."""
+        """Begin another incarnation, on memory and state that outlived the process of the last."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
         note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
         return [WriteRecord(note), self._restored(loaded=True)]
@@ -315,12 +313,12 @@ class Shard:
     def inherit(
         self, incarnation: int, floor: int, rulings: list[agreement.Ruling], norms: Iterable[agreement.Norms]
     ) -> None:
-        """Begin the next life of a shard whose slice and counts it holds already."""
+        """Begin the next incarnation of a shard whose slice and counts this one has."""
         self.version = Version(incarnation, self.version.updates)
         self._began, self._inherits = self.version.updates, (floor, rulings, norms)
 
     def _follow_ruler(self, ruler: messages.Address) -> list[Effect]:
-        """Ask the shard that rules the rounds for its rulings, unless it is this one."""
+        """Ask the shard that rules the rounds for its rulings, unless this one rules."""
         who = roles.shard(self.own.plan.ruler)
         follow = Send(who, agreement.Follow(self.policy.floor))
         return [] if who == self.role else [Connect(who, ruler), follow, *self.own.exchange.again()]
@@ -329,9 +327,9 @@ class Shard:
         self.held.load(event.arrays)
         self._blank.clear()
         facts, updates = event.facts, event.facts["updates"]
-        # where all go back together, replicas begin anew and count pushes from 1: only a shard that goes back alone
-        # must know which pushes the checkpoint has
-        taken = facts.get("taken", ()) if self._succeeds else ()
+        # where all go back together, replicas count pushes from 1 again: only a shard that goes back alone needs the
+        # pushes of the checkpoint
+        pushes = facts.get("taken", ()) if self._succeeds else ()
         self.install(
             msgspec.structs.replace(
                 self.state(),
@@ -339,7 +337,7 @@ class Shard:
                 began=updates,
                 samples=facts["samples"],
                 staleness={int(staleness): count for staleness, count in facts["staleness"].items()},
-                taken=tuple(PushTaken(*push) for push in taken),
+                taken=tuple(PushTaken(*push) for push in pushes),
             )
         )
         return [self._restored(loaded=True)]
@@ -351,16 +349,16 @@ class Shard:
         if event.replaces and others:
             why = f"{others[0]} trains them too: only one replica alone may"
             return [Send(sender, membership.Refused(f"the script has written to its parameters, and {why}"))]
-        # the first who initialises a range does: one who died doing it may be heard after its successor
+        # only the first initialises a range: messages of a replica that died may come after its successor's
         if payload is not None and (part in self._blank or event.replaces):
             self._blank.discard(part)
             self.held.fill(payload, frozen)
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        # First check that the bytes can be applied at all; then the ledger says whether the push is new. A new one is
-        # applied, gathered or held, as the policy decides. One that comes again was meant for the life before, or its
-        # acknowledgement was lost: it is acknowledged, and not applied.
+        # Check first that the bytes can be applied; then the ledger judges whether the push is new. A new push is
+        # applied, gathered or held, as the policy decides. One that comes again was sent to the incarnation before, or
+        # its acknowledgement was lost: it is acknowledged, and not applied.
         held_range = self._held_range or self.own  # `own`, without the call
         model = self._model(held_range, sender, event, payload)
         held = held_range.slice.of(model)
@@ -368,7 +366,7 @@ class Shard:
         covered = event.ranges if held_range.skips and event.ranges != held_range.covers[model] else ()
         taking = self.ledger.judge(sender, event.partition, event.incarnation, event.clock).taking
         if taking is REFUSE:
-            return []  # whoever sent it has ended
+            return []  # its sender has ended
         copies: list[Effect] = []
         answers: list[Effect] = []
         if taking is APPLY:
@@ -392,7 +390,7 @@ class Shard:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.count_push(staleness)
-                    version = Version(incarnation, updates + 1)  # the update that it will be in
+                    version = Version(incarnation, updates + 1)  # of the update that will have it
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
@@ -404,9 +402,9 @@ class Shard:
             if self.policy.floor > floor:
                 answers = self.let_go()
         elif self._is_held(Key(sender, event.incarnation, event.clock)):
-            return []  # it is acknowledged once it is in an update
+            return []  # it is acknowledged with its update
         else:
-            # a shard in the place of another learns here how far a replica is
+            # a shard that replaces another learns here the tick of a replica
             self.policy.applied(sender, event.tick)
             answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
@@ -416,11 +414,7 @@ class Shard:
         return key in self._pushes or (self._pending is not None and self._pending.has(key))
 
     def _model(self, held_range: HeldRange, sender: str, event: pushing.Push, payload: Payload | None) -> int:
-        """Return the model that a push is of.
-
-        Raises:
-            RemoteProtocolError: it is none that this shard can apply.
-        """
+        """Return the model of a push; refuse one that this shard cannot apply."""
         model, parts = 0, held_range.parts
         if len(parts) > 1 and (whole := Range(event.start, event.stop)) in parts:
             model = parts.index(whole)
@@ -456,7 +450,7 @@ class Shard:
     def _copy(
         self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
     ) -> list[Effect]:
-        """Have the standby, where there is one, do the same with a push."""
+        """Have the standby, if any, repeat what was done with a push."""
         if self.mirror.place is None:
             return []
         keys, floor = (push_taken(sender, event),), self.policy.floor
@@ -466,7 +460,7 @@ class Shard:
         return self.mirror.copy(copied, payload)
 
     def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
-        """Make the error for a push whose bytes this shard cannot read."""
+        """Make the error of a push that this shard cannot read."""
         if event.encoding not in pushing.ENCODINGS:
             return RemoteProtocolError(
                 f"{sender} pushed in encoding {event.encoding[:80]!r}, which {self.role} does not know: it knows "
@@ -482,21 +476,21 @@ class Shard:
         )
 
     def _staleness(self, held_range: HeldRange, version: Version, model: int) -> int:
-        """Count the updates of a model that parameters of a version do not have."""
-        # A former life may have made more updates than the checkpoint that this one began from. Those are lost; numbers
-        # beyond `_began` now count other updates, which are in nothing that the former life sent out.
-        (life, based), (incarnation, updates) = version, self.version
-        since = updates - (based if life == incarnation else min(based, self._began))
+        """Count the updates of a model since a version."""
+        # An earlier incarnation may have made more updates than the checkpoint from which this one began. Those are
+        # lost, and numbers beyond `_began` now count other updates, which no earlier version has.
+        (before, based), (incarnation, updates) = version, self.version
+        since = updates - (based if before == incarnation else min(based, self._began))
         if len(held_range.parts) == 1 or since <= 0:
             return since
         return sum(stepped == model for stepped in islice(reversed(self._stepped), since))
 
     def count_push(self, staleness: int) -> None:
-        """Note that a push of some staleness is in an update, made or to come."""
+        """Count a push of some staleness."""
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
     def count_update(self, samples: int, model: int = 0) -> None:
-        """Note that an update of a model was made, with so many samples."""
+        """Count an update of a model with so many samples."""
         incarnation, updates = self.version
         self.version = Version(incarnation, updates + 1)
         self.samples += samples
@@ -512,9 +506,9 @@ class Shard:
             return [Send(sender, answer, self.sums.measured(self))]
         if self._policy_decides and not frozen and not self.may_fetch(sender, event.tick):
             held_back = self._fetches.get((sender, start, event.slot))
-            if held_back is not None and held_back.incarnation == event.incarnation:  # each is answered once
+            if held_back is not None and held_back.incarnation == event.incarnation:  # each fetch is answered once
                 raise RemoteProtocolError(
-                    f"{sender} fetches [{start}, {stop}) of {self.role} again, and waits for that already"
+                    f"{sender} fetches [{start}, {stop}) of {self.role} again, while its first fetch waits"
                 )
             self._fetches[sender, start, event.slot] = event
             return []
@@ -525,14 +519,20 @@ class Shard:
             values = held_range.slice.moving()
         else:
             values = held_range.slice.of(held_range.parts.index(part)).moving()
-        # no copy: an answer's bytes need to stay unchanged only until this shard is told something next
+        # no copy: an answer's bytes must stay unchanged only until the next event
         answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
         return [Send(sender, answer, values)]
 
+    def may_take(self, who: str, message: messages.Message) -> bool:
+        """Return whether a replica's message can be acted on now; called again after each change."""
+        if type(message) is pushing.Push:
+            return not self._policy_decides or self.policy.may_push(who)
+        return type(message) is not pushing.Fetch or self.may_fetch(who, message.tick)
+
     def may_fetch(self, who: str, tick: int) -> bool:
         """Return whether a step may begin with the parameters as they are."""
-        # A begun update is in the policy's floor and not in the parameters. And a floor that the standby does not know
-        # yet is told to nobody: taking over, it would be behind what a replica holds.
+        # A pending update is in the policy's floor and not in the parameters. And no replica learns a floor that the
+        # standby has not confirmed: after a takeover the standby would be behind the replica's parameters.
         return (
             self._pending is None
             and self.mirror.covers(self.policy.floor)
@@ -540,29 +540,29 @@ class Shard:
         )
 
     def _settle(self, short: bool = False) -> list[Effect]:
-        """Do what is due with the pushes that were gathered or held, then answer the fetches that waited for it."""
+        """Make the updates that are due, and answer the fetches that waited for them."""
         effects: list[Effect] = []
         if isinstance(self.policy, Rounds):
             for who, tick in self.policy.admitted():
                 effects += self.mirror.after([Send(who, attendance.Admitted(tick))])
-            # a ruling binds all shards and must not die with this one: nobody is told before the standby has it
+            # a ruling binds all shards and must survive this one: the standby has it before any follower
             for ruling in self.policy.untold():
                 effects += self.mirror.tell(ruling=ruling)
                 effects += self.mirror.after([Send(role, ruling) for role in self._followers])
         updates: list[Effect] = []
         while self._pending is None and (due := self.policy.due(short)) is not None:
             updates += self._drop(due) if isinstance(due, Drop) else self._update(due)
-        # rounds counted here without an update: the shards that did make one wait for this one's norms
+        # rounds without an update here: the shards that made one wait for this one's norms
         effects += self._held_range.exchange.pass_over(self._floor) if self._held_range else []
         return effects + updates + self.let_go() if updates else effects + self.mirror.tell_floor(self._floor)
 
     @property
     def _floor(self) -> int:
-        """Floor of the policy, without the round whose update is begun and not made."""
+        """Floor of the policy, without the round of a pending update."""
         return self.policy.floor - (self._pending is not None)
 
     def _update(self, due: PlannedUpdate) -> list[Effect]:
-        """Begin an optimizer step, and make it unless it needs norms of other shards."""
+        """Begin an update, and make it unless it needs norms of other shards."""
         held_range, part = self.own, self.held.of(due.model)
         held = [(key, weight, *self._pushes.pop(key)) for key, weight in due.parts]
         stalenesses = tuple(self._staleness(held_range, push.version, due.model) for _, _, push, _ in held)
@@ -577,7 +577,7 @@ class Shard:
         return norms + self._finish()
 
     def _finish(self) -> list[Effect]:
-        """Make the step that was begun, once the norms that it needs are known."""
+        """Make the pending update, once its norms are known."""
         update, held_range = self._pending, self.own
         norms = held_range.exchange.whole(self._floor) if held_range.exchange.takes_part else ()
         if update is None or norms is None:
@@ -605,7 +605,7 @@ class Shard:
         )
 
     def let_go(self) -> list[Effect]:
-        """Answer the held fetches that may be answered now."""
+        """Answer the held fetches that the policy allows now."""
         effects = self.mirror.tell_floor(self._floor)
         for (who, start, slot), event in list(self._fetches.items()):
             if self.may_fetch(who, event.tick):
@@ -613,7 +613,7 @@ class Shard:
                 effects += self._fetch(who, event, None)
         return effects
 
-    # who takes part
+    # members
 
     def _attend(self, sender: str, event: attendance.Attend, payload: Payload | None) -> list[Effect]:
         tick = self.policy.attend(sender, event.incarnation, event.tick, event.epoch)
@@ -621,7 +621,7 @@ class Shard:
         return answer + self._settle() + self.let_go()
 
     def _return(self, sender: str, event: attendance.Return, payload: Payload | None) -> list[Effect]:
-        # what the former life acknowledged is not pushed again; what the checkpoint lacks of it is lost, and recorded
+        # acknowledged pushes do not come again: those that the checkpoint lacks are lost, and recorded
         lost = self.ledger.resume(sender, event.partition, event.incarnation, event.clock)
         first = event.clock - lost + 1
         return (
@@ -634,7 +634,7 @@ class Shard:
 
     def _departed(self, sender: str, event: attendance.Departed, payload: Payload | None) -> list[Effect]:
         effects = self._without(event.who, event.incarnation)
-        # from here on no ruling takes its pushes: only now may the coordinator deal its minibatches to others
+        # from now on no ruling takes its pushes: only now may the coordinator deal its minibatches to others
         rules = isinstance(self.policy, Rounds) and self.index == self.own.plan.ruler
         return effects + (self.mirror.after([Send(roles.COORDINATOR, event)]) if rules else [])
 
@@ -644,7 +644,7 @@ class Shard:
         return self._settle() + self.let_go()
 
     def _forget_fetches(self, who: str, incarnation: int) -> None:
-        """Answer no fetch of a life that is over, or of any before it."""
+        """Drop the held fetches of an incarnation that is over, and of earlier ones."""
         self._fetches = {
             key: event for key, event in self._fetches.items() if key[0] != who or 0 <= incarnation < event.incarnation
         }
@@ -652,10 +652,10 @@ class Shard:
     # the standby
 
     def _begin_mirror(self, sender: str, event: mirroring.BeginMirroring, payload: Payload | None) -> list[Effect]:
-        """Send a standby all that this shard holds, and from here on what changes."""
-        # Gathered pushes make an update first, since sums are no part of the state. A held push has been taken but is
-        # not sent: the standby is told that the one before was the last, so that, in this shard's place, it takes the
-        # held one when that is pushed again.
+        """Send a standby the whole state, and from now on each change."""
+        # Gathered pushes make an update first, since sums are no part of the state. A held push is in the ledger, but
+        # not sent: the standby's ledger ends with the push before, so that after a takeover it takes the held one when
+        # that comes again.
         updates = self._settle(short=True)
         rulings = tuple(self.policy.history.since(0)) if isinstance(self.policy, Rounds) else ()
         applied = {push[:2]: push for push in self.ledger.taken()}
@@ -695,16 +695,16 @@ class Shard:
         return self._tell_rulings(sender)
 
     def _tell_rulings(self, follower: str) -> list[Effect]:
-        """Tell a shard the rulings that it may have missed."""
+        """Send a shard the rulings that it may have missed."""
         rulings = self.policy.history.since(self._followers[follower]) if isinstance(self.policy, Rounds) else []
         return self.mirror.after([Send(follower, ruling) for ruling in rulings])
 
     def _rule(self, sender: str, event: agreement.Ruling, payload: Payload | None) -> list[Effect]:
         held_range = self._held_range
         if not isinstance(self.policy, Rounds) or held_range is None or sender != roles.shard(held_range.plan.ruler):
-            raise RemoteProtocolError(f"{sender} rules a round, and does not rule this job")
+            raise RemoteProtocolError(f"{sender} sent a ruling, and is not the shard that rules this job")
         self.policy.rule(event.at_partition(held_range.partition))
-        # a round whose members are all gone makes no update, but those who waited for it may go on
+        # a round whose members are all gone makes no update, but fetches that waited for it are answered
         return self._settle() + self.let_go()
 
     def _snapshot(self, sender: str, event: checkpointing.Snapshot, payload: Payload | None) -> list[Effect]:
@@ -723,32 +723,30 @@ class Shard:
         if sender == roles.EVALUATOR:
             self._forget_fetches(sender, event.incarnation)
             return []
-        # The link may be gone while the standby lives, and the coordinator may be about to let it take over. So nothing
-        # is acknowledged that it may lack, until the coordinator says `Unmirrored`.
+        # The link may break while the standby lives, and the coordinator may let it take over. So no push that it may
+        # lack is acknowledged, until the coordinator sends `Unmirrored`.
         place = self.mirror.place
         if sender == self.mirror.standby and place is not None and event.incarnation in (-1, place.incarnation):
             return [Send(roles.COORDINATOR, mirroring.StandbyLost(place.incarnation))]
         return [End("the coordinator is gone")] if sender == roles.COORDINATOR else []
 
     def waiting(self) -> dict[str, str]:
-        """Say for each replica whose push or fetch is held here why it waits."""
+        """Return for each replica with a held push or fetch why it waits."""
         slowest = f": waits for {roles.named(self.policy.slowest())}" if self.policy.slowest() else ""
         reasons = {}
         for (who, _, _), event in self._fetches.items():
             verdict = self.policy.fetch(who, event.tick)
-            # the policy would answer: only the standby can be what the fetch waits for
+            # where the policy would answer, the fetch can only wait for the standby
             behind = verdict.action is ANSWER
             reasons[who] = "the standby has not confirmed the latest round" if behind else verdict.reason + slowest
         return reasons | {key.who: self.policy.why(key) + slowest for key in self._pushes}
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         if self._held_range is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
     def standing(self) -> dict[str, object]:
-        """Return its version, and what is applied of each replica."""
         rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}
         for role, (version, staleness) in self._latest.items():
             rows[role] |= {"version": version, "staleness": staleness}
@@ -758,13 +756,9 @@ class Shard:
 
     @property
     def own(self) -> HeldRange:
-        """Range that it holds.
-
-        Raises:
-            RemoteProtocolError: nobody has told it its range.
-        """
+        """Its range; raises `RemoteProtocolError` where it has none yet."""
         if self._held_range is None:
-            raise RemoteProtocolError(f"{self.role} has not been told its range yet")
+            raise RemoteProtocolError(f"{self.role} has no range yet")
         return self._held_range
 
     @property
@@ -773,7 +767,7 @@ class Shard:
         return self.own.slice
 
     def _is_frozen(self, sender: str, part: Range) -> bool:
-        """Return whether a range is the frozen one; refuse one that is not held here."""
+        """Return whether a range is the frozen one; refuse one that this shard does not hold."""
         held_range = self._held_range
         if held_range is None or part not in held_range.ranges:
             raise RemoteProtocolError(

@@ -14,10 +14,8 @@ from distbelief.core.effects import Payload, Phantom
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.settings import Plan
 from distbelief.server import optimizers
-from distbelief.server.layers import Layers
-from distbelief.server.layerwise import Layerwise
-from distbelief.server.packing import as_bytes
-from distbelief.server.partial import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
+from distbelief.server.layerwise import Layers, Layerwise
+from distbelief.server.optimizers import COUNT, MISSED, WHOLE_STEPS, StepPart, step_without
 from distbelief.sharding.layout import Layout, Range, Section
 
 MASTERED = (torch.bfloat16, torch.float16)
@@ -25,13 +23,13 @@ MASTERED = (torch.bfloat16, torch.float16)
 
 
 class Slice(Protocol):
-    """Slice of the parameters that a shard holds; a phantom one holds nothing and only counts."""
+    """Slice of the parameters that a shard holds; a phantom holds nothing, and knows only lengths."""
 
     lasts: bool
-    """True where it outlives the process of the shard."""
+    """True where it outlives the shard's process."""
 
     def of(self, model: int) -> Slice:
-        """Return the slice of one of several models, which is stepped by itself."""
+        """Return the slice of one of several models, each with an optimizer."""
 
     def fill(self, payload: Payload, frozen: bool) -> None:
         """Take initial values for the moving or the frozen range."""
@@ -39,7 +37,7 @@ class Slice(Protocol):
     def apply(self, sender: str, slot: int, payload: Payload, factor: float, covered: Sequence[Range] = ()) -> None:
         """Make one optimizer step with a push, at `factor` times the base learning rate.
 
-        Parameters that lie in none of the ranges `covered` are left out; where it is empty, none are.
+        Parameters outside of all ranges `covered` are left out, or none where it is empty.
         """
 
     def gather(
@@ -47,30 +45,27 @@ class Slice(Protocol):
     ) -> None:
         """Add a push, times its weight, to the gradient of the next `step`.
 
-        Buffers are averaged over the pushes, or are this push's. A parameter has the mean of the pushes that cover it.
+        Buffers become the average over the pushes, or this push's; a parameter the mean of the pushes that cover it.
         """
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Step with these options of parameter groups from here on, and with the job's where none is named."""
+        """Use these options of parameter groups from now on, and the job's elsewhere."""
 
     def squares(self) -> Squares:
-        """Return what the parts that are here add to the norms of the layers that are cut, once all is gathered."""
+        """Return the squared norms of the parts that are here of cut layers, once all is gathered."""
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered, times a weight.
-
-        Of the layers that are cut, `norms` has the squared norms of the whole layers.
-        """
+        """Make one optimizer step with the gathered sum, times a weight; `norms` are those of cut layers."""
 
     @property
     def sum_size(self) -> int:
         """Bytes of a `sum`."""
 
     def sum(self) -> Payload:
-        """Return a copy of what was gathered for the next `step`, as bytes."""
+        """Return a copy of the gathered sum, as bytes."""
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Take the `sum` of so many pushes, in place of gathering them."""
+        """Take the sum of so many pushes, in place of gathering them."""
 
     def moving(self) -> Payload:
         """Return the bytes of the moving range: no copy."""
@@ -85,8 +80,26 @@ class Slice(Protocol):
         """Take back what `arrays` gave."""
 
 
+def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy bytes (1-D uint8, of one length).
+
+    >>> to = torch.zeros(3, dtype=torch.uint8)
+    >>> copy_bytes(to, torch.arange(3, dtype=torch.uint8))
+    >>> to.tolist()
+    [0, 1, 2]
+    """
+    if not (to.nbytes | to.data_ptr() | source.data_ptr()) & 7:  # as words 64 MB take torch three quarters of the time
+        to, source = to.view(torch.int64), source.view(torch.int64)
+    to.copy_(source)
+
+
+def as_bytes(array: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous array as 1-D bytes."""
+    return array.reshape(-1).view(torch.uint8)
+
+
 class _TrainedPiece:
-    """Part of one section that lies in the slice, with the parameter that the optimizer steps for it."""
+    """Part of one section in the slice, with its parameter in the optimizer."""
 
     # A buffer has no parameter. In full precision the parameter is a view of the slice, so that a step changes the
     # slice itself. In low precision it is a float32 master, rounded into the slice after each step: otherwise updates
@@ -101,38 +114,37 @@ class _TrainedPiece:
 
     @property
     def summed(self) -> bool:
-        """True where pushes can be summed or averaged: buffers of whole numbers cannot."""
+        """True where pushes can be summed or averaged; buffers of whole numbers cannot."""
         return self.parameter is not None or self.tensor.is_floating_point()
 
     def working(self) -> torch.Tensor:
-        """Return the vector in which pushes are summed; it is made when it is first needed."""
+        """Return the vector for the sum of pushes, made at its first use."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.tensor if self.parameter is None else self.parameter)
         return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
-        """Return a view of the part of a push's payload that belongs to this piece."""
+        """Return a view of this piece's part of a push."""
         return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
 
 
 def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
     """Take one more value into a mean of so many values, this one included.
 
-    A mean and not a sum that is divided at the end: what is the same in all stays bit for bit, and the smallest number
-    of a mask, added up, would be infinite.
-
     >>> mean = torch.tensor([torch.finfo(torch.float32).min, 1.0]); kept = mean.clone()
     >>> _average(mean, torch.tensor([torch.finfo(torch.float32).min, 4.0]), 3); mean == kept, mean[1]
     (tensor([ True, False]), tensor(2.))
     """
+    # not a sum that is divided at the end: equal values keep their bits, and the sum of a mask's least numbers
+    # overflows
     wide = torch.promote_types(mean.dtype, torch.float32)
     moved = mean.to(wide) + (value.to(wide) - mean.to(wide)) / count
     mean.copy_(torch.where((value == mean) | mean.isinf(), mean, moved.to(mean.dtype)))
 
 
-# The optimizer steps sections, not tensors: a thousand small tensors cost no more than one of their total size, and any
-# `torch.optim` will do. Single tensors are known by their ranges: those that a push does not cover (`_left_out`), and
-# layers whose norms an optimizer needs (`_layers`).
+# The optimizer steps sections, not tensors: a thousand small tensors cost no more than one of their total size, for any
+# `torch.optim`. Single tensors matter where a push does not cover them (`_left_out`), and where an optimizer needs
+# norms of layers (`_layers`).
 #
 # A push that is applied by itself is read where its replica wrote it: `.grad` of the flat parameter is a view of the
 # slot. Pushes that make an update together are summed first, in one vector for each section (`working`).
@@ -140,11 +152,9 @@ class TorchSlice:
     """A slice in memory, stepped by `torch.optim` with one flat parameter per (dtype, parameter group).
 
     Args:
-        plan: the job's plan.
-        shard: which of its assignments this is.
-        moving: 1-D uint8 tensor to hold the moving range; memory of its own where None.
+        moving: memory for the moving range, 1-D uint8; new where None.
         frozen: the same for the frozen range.
-        model: number of the model, where there are several: only what moves of that is in the moving range.
+        model: number of the model, of several: the moving range is that of this model.
     """
 
     lasts = False
@@ -188,28 +198,26 @@ class TorchSlice:
         self._factor = 1.0
         self._gathered, self._average = 0, False
         self._weight, self._uncovered = 0.0, dict[int, list[float]]()
-        """Weight of what was gathered, and for each parameter the weights of the pushes that do not cover it."""
+        """Weight of the gathered sum, and for each parameter the weights of the pushes that do not cover it."""
         stepped = plan.optimizer(model)
         self._whole_steps = stepped.name in WHOLE_STEPS or bool(stepped.options.get("dampening"))
         self._missing: Collection[int] = ()
-        """Numbers of the parameters that the next step leaves out."""
+        """Parameters that the next step leaves out, by number."""
         self._views: dict[tuple[str, int], tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
-        """Each slot of a replica: its bytes, and the gradients and buffers in it."""
+        """Bytes of each slot of a replica, and the gradients and buffers in it."""
 
     def of(self, model: int) -> TorchSlice:
-        """Return itself: it is of one model."""
         return self
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         assert isinstance(payload, torch.Tensor)
         (self._frozen if frozen else self._moving).copy_(payload)
         self.moved()
 
     def moved(self) -> None:
-        """Take what lies in the moving range now, which was written by others, as the values to go on from."""
+        """Continue from the values in the moving range, which others have written."""
         for piece in self._trained:
-            if piece.master:  # one whose rounded value is the same keeps what it has beyond that
+            if piece.master:  # an element whose rounded value is unchanged keeps its digits beyond
                 master = _data(piece)
                 master.copy_(torch.where(master.to(piece.tensor.dtype) == piece.tensor, master, piece.tensor.float()))
 
@@ -222,7 +230,6 @@ class TorchSlice:
         covered: Sequence[Range] = (),
         norms: Squares = (),
     ) -> None:
-        """Make one optimizer step with a push."""
         gradients, values = self._typed(sender, slot, payload)
         self._take_gradients(gradients)
         self._missing = self._left_out(covered)
@@ -231,14 +238,13 @@ class TorchSlice:
             piece.tensor.copy_(value)
 
     def squares_with(self, sender: str, slot: int, payload: Payload) -> Squares:
-        """Return `squares` with a push that was not gathered."""
+        """Return `squares` for a single push."""
         self._take_gradients(self._typed(sender, slot, payload)[0])
         return self._layers.squares() if self._layers else ()
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
-        """Step with these options of parameter groups from here on, and with the job's where none is named."""
         if options != self._options and self._optimizer is not None:
-            self._options, self._factor = options, math.nan  # no factor is equal to that: the next step sets the rates
+            self._options, self._factor = options, math.nan  # unequal to any factor: the next step sets the rates
             for group, job_options in zip(self._optimizer.param_groups, self._job_options, strict=True):
                 group.update(job_options)
 
@@ -252,7 +258,7 @@ class TorchSlice:
                     group[option.name] = option.values if isinstance(group[option.name], tuple) else option.values[0]
 
     def _left_out(self, covered: Sequence[Range]) -> list[int]:
-        """Return the numbers of the parameters that lie in none of some ranges."""
+        """Return the numbers of the parameters outside of all these ranges."""
         return [
             number
             for number, part in enumerate(self._parameters if covered and not self._whole_steps else ())
@@ -265,7 +271,7 @@ class TorchSlice:
 
     def _typed(self, sender: str, slot: int, payload: Payload) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         assert isinstance(payload, torch.Tensor)
-        # views are made once for a slot, not with every push; another life of a replica has its slots elsewhere
+        # views are made once for each slot, not with every push; another incarnation has its slots elsewhere
         views = self._views.get((sender, slot))
         if views is None or views[0] is not payload:
             views = (payload, [p.typed(payload) for p in self._trained], [p.typed(payload) for p in self._carried])
@@ -299,7 +305,7 @@ class TorchSlice:
         return self._optimizer is not None and any(MISSED in state for state in self._optimizer.state.values())
 
     def miss(self) -> None:
-        """Begin to count the steps that each element has missed, where torch counts steps."""
+        """Begin to count missed steps, where torch counts steps."""
         for state, parameter in [(state, p) for p, state in self._optimizer.state.items()] if self._optimizer else ():
             if COUNT in state:
                 state[MISSED] = torch.zeros_like(parameter, dtype=torch.int32)
@@ -307,9 +313,8 @@ class TorchSlice:
     def gather(
         self, sender: str, slot: int, payload: Payload, weight: float, average: bool, covered: Sequence[Range] = ()
     ) -> None:
-        """Add a push, times its weight, to the working gradient of each piece."""
-        # The first push of an update overwrites the sum of the last one, so nothing need be zeroed, and with weight 1
-        # it is a plain copy. Buffers that are not averaged go into the slice at once: the latest stay.
+        # The first push of an update overwrites the last sum: nothing needs to be zeroed, and weight 1 is a plain copy.
+        # Buffers without an average go into the slice at once: the latest stay.
         self._weight += weight
         for number in self._left_out(covered):
             self._uncovered.setdefault(number, []).append(weight)
@@ -335,13 +340,12 @@ class TorchSlice:
                 _average(piece.working(), value, self._gathered)
 
     def squares(self) -> Squares:
-        """Return the squared norms of the parts that are here of the layers that are cut."""
         self._set_gradients(1.0)
         return self._layers.squares() if self._layers else ()
 
     def _set_gradients(self, weight: float) -> None:
-        # A push that does not cover a parameter has added zeros to its sum. Scaling makes the sum the mean over the
-        # pushes that do; a parameter that none covers is left out of the step.
+        # A push that does not cover a parameter has added zeros to its sum. Scaling makes the mean over the pushes that
+        # do cover it; a parameter that none covers is left out of the step.
         if self._uncovered:
             self._missing = [number for number, weights in self._uncovered.items() if len(weights) == self._gathered]
             for number, weights in self._uncovered.items():
@@ -353,7 +357,6 @@ class TorchSlice:
             _data(piece).grad = piece.working() if weight == 1.0 else piece.working().mul_(weight)
 
     def step(self, factor: float, weight: float, norms: Squares = ()) -> None:
-        """Make one optimizer step with what was gathered."""
         self._set_gradients(weight)
         self._optimize(factor, norms)
         for piece in self._carried:
@@ -363,18 +366,17 @@ class TorchSlice:
 
     @property
     def sum_size(self) -> int:
-        """Bytes of a `sum`; low-precision parameters are float32 in it."""
+        """Bytes of a sum; low-precision parameters are float32 in it."""
         return sum(
             piece.tensor.numel() * (4 if piece.master and piece.parameter is not None else piece.tensor.itemsize)
             for piece in self._pieces
         )
 
     def sum(self) -> Payload:
-        """Return the sums of gradients, in the precision in which they are made, and the means of buffers."""
+        """Return the sums of gradients, in their working precision, and the means of buffers."""
         return torch.cat([as_bytes(part) for part in self._sums()])
 
     def take_sum(self, payload: Payload, parts: int) -> None:
-        """Take the `sum` of so many pushes."""
         assert isinstance(payload, torch.Tensor)
         sums = self._sums()
         for room, part in zip(sums, payload.split([room.nbytes for room in sums]), strict=True):
@@ -382,15 +384,13 @@ class TorchSlice:
         self._gathered, self._average = parts, True
 
     def _sums(self) -> list[torch.Tensor]:
-        """Return the vectors in which pushes are summed, and the values that are not summed."""
+        """Return the vectors of sums, and the values of pieces without a sum."""
         return [piece.working() if piece.summed else piece.tensor for piece in self._pieces]
 
     def moving(self) -> Payload:
-        """Return the bytes of the moving range: no copy."""
         return self._moving
 
     def frozen(self) -> Payload:
-        """Return the bytes of the frozen range: no copy."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
@@ -407,7 +407,6 @@ class TorchSlice:
         return arrays
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         self._moving.copy_(arrays["vector.moving"])
         self._frozen.copy_(arrays["vector.frozen"])
         for piece in self._trained:
@@ -423,7 +422,7 @@ class TorchSlice:
                 self._optimizer.state[piece.parameter] = state
 
     def adopt(self, arrays: Mapping[str, torch.Tensor], stepped: bool) -> None:
-        """Keep masters in these arrays, named as those of `arrays`, and the optimizer's state too once it `stepped`."""
+        """Use these arrays, named as in `arrays`, for masters, and where it has `stepped` for the optimizer's state."""
         for piece in self._trained:
             assert self._optimizer is not None
             if piece.master:
@@ -437,10 +436,7 @@ class TorchSlice:
 
     @property
     def adds(self) -> bool:
-        """True where a step adds the gradient, times the learning rate, and nothing else.
-
-        Then it keeps no state and no masters, and no hook follows it.
-        """
+        """True where a step only adds the gradient times the learning rate: without state, masters and hooks."""
         plain = ("momentum", "weight_decay", "nesterov", "maximize")
         if not isinstance(self._optimizer, torch.optim.SGD) or self._post_hooks:
             return False
@@ -448,8 +444,8 @@ class TorchSlice:
         return not extras and not any(piece.master for piece in self._trained)
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Become what another slice would be after `apply`, where a step `adds`; the other stays as it is."""
-        # one pass reads the other's parameters and the gradient, and writes here: no copy has to be made first
+        """Become what another slice would be after `apply`, where a step `adds`; the other does not change."""
+        # one pass reads the other's parameters and the gradient, and writes here, without a copy first
         gradients, values = self._typed(sender, slot, payload)
         for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
             torch.add(before.tensor, gradient, alpha=-rate * factor, out=piece.tensor)
@@ -458,22 +454,22 @@ class TorchSlice:
 
     @functools.cached_property
     def _parameters(self) -> list[_PartOfParameter]:
-        """Parts of parameters in it, for updates of them one by one."""
+        """Parts of single parameters in the slice."""
         return list(_parameters_of(self._layout, self._trained))
 
     @functools.cached_property
     def _step_parts(self) -> list[StepPart]:
-        """The same parts, in the flat parameters that the optimizer steps."""
+        """These parts in the optimizer's flat parameters."""
         return [StepPart(_data(self._trained[parameter.piece]), parameter.within) for parameter in self._parameters]
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """Do as `apply_to` of a model without buffers, with each parameter's gradient where autograd made it."""
+        """Do as `apply_to`, of a model without buffers, with gradients that lie where autograd made them."""
         for mine, before in zip(self._parameters, other._parameters, strict=True):
             gradient = mine.of(gradients)
             torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)
 
     def gather_lying(self, gradients: Sequence[torch.Tensor], payload: Payload) -> None:
-        """Copy each parameter's gradient from where autograd made it into the payload that was to have it."""
+        """Copy gradients from where autograd made them into their places in a payload."""
         assert isinstance(payload, torch.Tensor)
         for mine in self._parameters:
             room = self._trained[mine.piece].typed(payload)[mine.within]
@@ -486,21 +482,21 @@ class TorchSlice:
 
 
 class _PartOfParameter(NamedTuple):
-    """Part of one parameter in a slice: all of it, or a run of its elements."""
+    """Part of one parameter in a slice: all of it, or consecutive elements."""
 
     number: int
-    """Number of the parameter, among those that are trained."""
+    """Number of the parameter among the trained ones."""
     elements: slice | None
-    """Its elements among those of the parameter; None for all."""
+    """Elements of the parameter; None for all."""
     tensor: torch.Tensor
     piece: int
     span: Range
-    """Range of it in the flat vector."""
+    """Range in the flat vector."""
     within: slice
-    """Its elements among those of the piece."""
+    """Elements of the piece."""
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the same part of its gradient, from the gradients of all parameters."""
+        """Return this part of the gradient, from the gradients of all parameters."""
         whole = tensors[self.number]
         return whole if self.elements is None else whole.view(-1)[self.elements]
 
@@ -525,12 +521,7 @@ def _number(layout: Layout, piece: Section) -> int:
 
 
 class SlicesOfModels(TorchSlice):
-    """A slice in memory that has parts of several models, each stepped by itself.
-
-    Args:
-        plan: the job's plan.
-        shard: which of its assignments this is.
-    """
+    """A slice in memory with parts of several models, each with its optimizer."""
 
     def __init__(self, plan: Plan, shard: int) -> None:
         moving, frozen = plan.assignments[shard].moving, plan.assignments[shard].frozen
@@ -545,26 +536,22 @@ class SlicesOfModels(TorchSlice):
         ]
 
     def of(self, model: int) -> TorchSlice:
-        """Return the slice of one of them."""
         return self._models[model]
 
     def moved(self) -> None:
-        """Have each part go on from what lies in its range."""
         for model in self._models:
             model.moved()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of the sums of all."""
         return sum(model.sum_size for model in self._models)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return the ranges, and what each part keeps beside: each section has a number of its own."""
+        """Return the ranges, and the arrays of each model: sections have different numbers."""
         beside = {name: array for model in self._models for name, array in model.arrays().items()}
         return {**beside, "vector.moving": self._moving, "vector.frozen": self._frozen}
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         for model, within in zip(self._models, self._within, strict=True):
             model.load({**arrays, "vector.moving": arrays["vector.moving"][within]})
 
@@ -572,12 +559,12 @@ class SlicesOfModels(TorchSlice):
 def slice_of(
     plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
 ) -> TorchSlice:
-    """Make a shard's slice, in memory of its own or in these ranges (1-D uint8), which are of one model."""
+    """Make a shard's slice, in new memory or in these ranges (1-D uint8) of one model."""
     return SlicesOfModels(plan, shard) if plan.models > 1 else TorchSlice(plan, shard, moving, frozen)
 
 
 class PhantomSlice:
-    """A slice that holds nothing, for simulations that compute nothing; its bytes are stand-ins."""
+    """A slice without values, for simulations that compute nothing."""
 
     lasts = False
 
@@ -591,28 +578,22 @@ class PhantomSlice:
     fill = apply = gather = set_options = step = take_sum = load = _do_nothing
 
     def of(self, model: int) -> PhantomSlice:
-        """Return itself: it holds nothing of any model."""
         return self
 
     def squares(self) -> Squares:
-        """Return no norms."""
         return ()
 
     @property
     def sum_size(self) -> int:
-        """Bytes of the moving range."""
         return self._moving.nbytes
 
     def moving(self) -> Payload:
-        """Return a stand-in."""
         return self._moving
 
     sum = moving
 
     def frozen(self) -> Payload:
-        """Return a stand-in."""
         return self._frozen
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return no arrays."""
         return {}

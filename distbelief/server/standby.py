@@ -1,7 +1,7 @@
-"""The standby: the machine that holds what its shard has acknowledged, and takes its place when it is told to.
+"""The standby: the machine that holds all that its shard has acknowledged, and can take its place.
 
-It makes the same optimizer steps, in the same order, and confirms each. It decides nothing: what is applied, gathered
-or dropped is the shard's word.
+It makes the same optimizer steps in the same order, and confirms each. The shard decides what is applied, gathered or
+dropped.
 """
 
 from __future__ import annotations
@@ -23,29 +23,23 @@ from distbelief.core.rounds import History
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
-from distbelief.server.packing import Unpacking
+from distbelief.server.mirror import Unpacking
 from distbelief.server.shard import Shard, Sums
 from distbelief.server.slice import Slice
 
 STATE_LIMIT = 16
-"""Most bytes of a shard's state for each byte of its slice, beyond `STATE_LEAST`; `Sums` have a limit of their own."""
+"""Most bytes of a shard's state for each byte of its slice, beyond `STATE_LEAST`; `Sums` set another limit."""
 STATE_LEAST = 1 << 16
 
 
 class Following:
-    """Copy of one life of a shard.
-
-    Args:
-        plan: of the job.
-        incarnation: of the shard.
-        shard: a shard that has done nothing yet; it becomes the copy.
-    """
+    """Copy of one incarnation of a shard."""
 
     def __init__(self, plan: Plan, incarnation: int, shard: Shard) -> None:
         self.plan, self.incarnation, self.shard = plan, incarnation, shard
         self.held = shard.hold(plan).slice
         self.whole = False
-        """True once it holds all that its shard has acknowledged."""
+        """True once it has the whole state of its shard."""
         self.floor = 0
         limit = shard.sums.state_limit(plan) if shard.sums else STATE_LIMIT
         self._state = Unpacking(STATE_LEAST + limit * (shard.own.moving.size + shard.own.frozen.size))
@@ -77,12 +71,12 @@ class Following:
     def copy(self, sender: str, event: mirroring.Copied, payload: Payload | None) -> None:
         """Apply or gather a push, or make an update with the sum of several."""
         # The shard sends the factor of the learning rate and the staleness, since a standby has no policy to compute
-        # them with. The ledger notes whose pushes these are: one that is pushed again, because the shard died before
-        # acknowledging it, is not applied twice.
+        # them. The ledger notes the keys: a push that comes again, because the shard died before it acknowledged it, is
+        # not applied twice.
         shard = self.shard
         if not self.whole or payload is None or len(event.keys) != len(event.staleness):
             raise RemoteProtocolError(
-                f"{roles.standby_of(shard.role)} was sent a push before the state that it changes, or no push"
+                f"{roles.standby_of(shard.role)} got a push without bytes, or before the state that it changes"
             )
         if event.what is mirroring.CopyUse.APPLY:
             self.held.apply(sender, event.slot, payload, event.factor)
@@ -102,7 +96,7 @@ class Following:
             shard.count_push(staleness)
 
     def decide(self, sender: str, event: mirroring.Decided, payload: Payload | None) -> None:
-        """Make an update with what was gathered, drop a push, note a ruling."""
+        """Make an update with the gathered sum, drop a push, note a ruling."""
         if event.step is not None:
             self._step(*event.step)
         if (push := event.dropped) is not None:
@@ -113,7 +107,7 @@ class Following:
             self._history.add(event.ruling)
 
     def repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> None:
-        """Do what only the strategy knows how to do."""
+        """Repeat a change that the strategy's `Sums` define."""
         assert self.shard.sums is not None
         self.shard.sums.repeat(self.shard, self.whole, event, payload)
         self.floor = max(self.floor, self.shard.policy.floor)
@@ -124,8 +118,8 @@ class Following:
         self.shard.count_update(samples)
 
     def succeed(self, incarnation: int) -> Shard:
-        """Make the shard, in its next life."""
-        # gathered pushes are acknowledged, and the policy of the next life does not know of them: they make an update
+        """Make the next incarnation of the shard."""
+        # gathered pushes are acknowledged, but the next incarnation's policy does not have them: they make an update
         # now
         if self._gathered:
             factor = self.plan.factor(self.shard.samples)
@@ -134,17 +128,15 @@ class Following:
         return self.shard
 
 
-# A standby follows nobody, or one life of its shard: it first collects that life's state, then (`whole`) repeats each
-# change in the shard's order and confirms its number. It decides nothing: the same steps in the same order give the
-# same bits. Messages of any other life are ignored, since a link may still deliver what a former life has sent.
+# A standby follows one incarnation of its shard, or none: it first collects the state, then (`whole`) repeats each
+# change in the shard's order and confirms its number. The same steps in the same order give the same bits. Messages of
+# other incarnations are ignored, since a link may still deliver those of an earlier one.
 class Standby:
     """The standby of one shard.
 
     Args:
-        index: of the shard.
         make: makes its slice, once the plan is known.
-        incarnation: of this standby.
-        sums: makes the part of the shard that takes gradients which are no pushes; None where they are pushes.
+        sums: makes the `Sums` of the shard, where gradients are no pushes.
     """
 
     def __init__(
@@ -180,35 +172,32 @@ class Standby:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; raises `RemoteProtocolError` where its sender breaks the protocol."""
         if roles.kind(sender) is roles.Kind.SHARD and sender != self._shard:
-            raise RemoteProtocolError(f"{self.role} is none of {sender}'s")
+            raise RemoteProtocolError(f"{self.role} is not the standby of {sender}")
         return self._answers.to(sender, type(event))(sender, event, payload)
 
     def _repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> list[Effect]:
-        """Do what the shard has done, and confirm it."""
+        """Repeat a change of the shard, and confirm it."""
         if self.following is None or event.incarnation != self.following.incarnation:
-            return []  # on its way since a life that is gone
+            return []  # late, from an incarnation that is gone
         self._repeats[type(event)](self.following, sender, event, payload)
         slot = event.slot if isinstance(event, Bulk) else -1
         return [Send(self._shard, mirroring.Confirmed(self.incarnation, event.number, slot))]
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for."""
         return "" if self.following and self.following.whole else "to be sent what its shard holds"
 
     def standing(self) -> dict[str, object]:
-        """Return the version that it holds."""
         now = self.following
         return {"version": now.shard.version.updates} if now and now.whole else {}
 
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
-        # a copy of another life may be ahead of this one, which has gone back to a checkpoint: start with nothing
+        # a copy of another incarnation may be ahead of one that went back to a checkpoint: begin with nothing
         shard = Shard(self.index, self._make, sums=self._sums() if self._sums else None)
         self.following = Following(event.plan, event.incarnation, shard)
         return [Send(roles.COORDINATOR, mirroring.Stands(event.incarnation))]
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:
         if self.following is None or not self.following.whole:
-            raise RemoteProtocolError(f"{self.role} is to be its shard, and does not hold what that held")
+            raise RemoteProtocolError(f"{self.role} is to take its shard's place, and does not have the whole state")
         return [Become(self._shard, event.incarnation, self.following.succeed(event.incarnation))]

@@ -1,9 +1,9 @@
-"""The slice that replicas update without a lock (Niu et al. 2011): of `server.passed` it has the first buffer of
-parameters, one half of what the optimizer keeps, and counts in the place of the notes.
+"""The slice that replicas update without a lock (Niu et al. 2011): of the memory in `server.passed` it uses the first
+buffer of parameters, half 0 of the optimizer's state, and counts in place of the notes.
 
-Nothing in it is of one moment: each element is written by itself. Counts are a row for each replica, which it alone
-writes, and one more, the shard's, for what was done before. So nothing is lost where many count at once, and what a
-replica has counted stays when it dies. No store has to be seen before another: any processor's order will do.
+Each element is written by itself, so the slice is never of one moment. Each replica has a row of counts that it alone
+writes, and the shard has one for the updates before. So concurrent counts are not lost, and a dead replica's counts
+stay. No write needs to be visible before another: any processor's order is right.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 
 UPDATES, SAMPLES, FILLED, STALENESS = 0, 1, 2, 3
-"""Columns of a row: updates made, samples in them, whether there are parameters, updates of each staleness; the last
-is of all higher ones.
+"""Columns of a row: updates, samples in them, whether there are parameters, and updates of each staleness; the last
+column counts all higher ones.
 """
 
 
 class Counts:
-    """The rows, as one replica sees them, or the shard.
+    """Rows of counts, as one replica or the shard uses them.
 
     Args:
-        memory: whole numbers, zeroed before anybody used them, whoever else sees them.
-        replicas: how many there are.
-        index: of this one; the shard's is their number.
+        memory: shared whole numbers, zeroed in the beginning.
+        replicas: number of replicas.
+        index: of this replica; the shard has the next after all.
 
     >>> memory = [0] * 3 * ROW
     >>> shard, one, other = Counts(memory, 2, 2), Counts(memory, 2, 0), Counts(memory, 2, 1)
@@ -52,19 +52,19 @@ class Counts:
         return bool(self._memory[self._before + FILLED])
 
     def begin(self, updates: int, samples: int, staleness: Mapping[int, int]) -> None:
-        """There are parameters, with which so much was done before."""
+        """Note that there are parameters, after so many updates and samples."""
         memory, before = self._memory, self._before
         memory[before + UPDATES], memory[before + SAMPLES] = updates, samples
-        for one, count in staleness.items():
-            memory[before + min(STALENESS + one, ROW - 1)] += count
+        for number, count in staleness.items():
+            memory[before + min(STALENESS + number, ROW - 1)] += count
         memory[before + FILLED] = 1
 
     def look(self) -> None:
-        """Note how many updates there are: a gradient is about to be computed."""
+        """Note the number of updates before a gradient is computed."""
         self._seen = self.total(UPDATES)
 
     def add(self, samples: int) -> None:
-        """An update with that gradient is made."""
+        """Count an update with that gradient."""
         memory, row = self._memory, self._row
         memory[row + min(STALENESS + self.total(UPDATES) - self._seen, ROW - 1)] += 1
         memory[row + SAMPLES] += samples
@@ -75,51 +75,40 @@ class Counts:
         return sum(self._memory[what::ROW])
 
     def staleness(self) -> dict[int, int]:
-        """Return how many updates had each staleness."""
+        """Return the number of updates of each staleness."""
         return {at - STALENESS: count for at in range(STALENESS, ROW) if (count := self.total(at))}
 
 
 class UnlockedSlice(TorchSlice):
-    """The shard's own view of it.
-
-    Args:
-        plan: of the job, whose only shard this is.
-        memory: of the job.
-    """
+    """The shard's view of the slice."""
 
     lasts = True
 
     def __init__(self, plan: Plan, memory: Memory) -> None:
         layout, replicas = PassedLayout(plan), plan.settings.replicas
         room = memory(layout.length)
-        whole, own = layout.vector(room, 0), plan.assignments[0]
-        super().__init__(plan, 0, whole[own.moving.start : own.moving.stop], whole[own.frozen.start : own.frozen.stop])
+        whole, ranges = layout.vector(room, 0), plan.assignments[0]
+        moving, frozen = (whole[part.start : part.stop] for part in (ranges.moving, ranges.frozen))
+        super().__init__(plan, 0, moving, frozen)
         self.counts = Counts(layout.rows(room), replicas, replicas)
         self._kept = layout.state(room)
         if not self.counts.filled:
             self.load(super().arrays())  # some optimizers have a state before their first step
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return everything that a checkpoint holds, by name: views, not copies."""
         for name, value in self._kept.items():
             if name.endswith(".step"):
                 value.fill_(self.counts.total(UPDATES))
         return {"vector.moving": self._moving, "vector.frozen": self._frozen, **self._kept}
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
         for name, value in self.arrays().items():
             if name in arrays and arrays[name].data_ptr() != value.data_ptr():
                 value.copy_(arrays[name])
 
 
 class UnlockedPhantom(PhantomSlice):
-    """A phantom of it, which only counts.
-
-    Args:
-        plan: of the job.
-        memory: of the job.
-    """
+    """A phantom of the slice, which only counts."""
 
     lasts = True
 
@@ -129,7 +118,7 @@ class UnlockedPhantom(PhantomSlice):
 
 
 def phantom_counts(plan: Plan, memory: Memory, index: int) -> Counts:
-    """Return the counts where there is nothing else in the memory."""
+    """Return counts in memory that holds nothing else."""
     replicas = plan.settings.replicas
     return Counts(memory(8 * (replicas + 1) * ROW).numpy().data.cast("q"), replicas, index)
 
@@ -140,7 +129,7 @@ def unlocked_slice(plan: Plan, memory: Memory, phantom: bool) -> UnlockedSlice |
 
 
 class UnlockedShard(Shard):
-    """The only shard of replicas that update its memory themselves: it knows what they have counted."""
+    """The only shard of replicas that update its memory themselves: it reads their counts."""
 
     _counts: Counts | None = None
 
@@ -162,7 +151,6 @@ class UnlockedShard(Shard):
             self.samples, self.staleness = counts.total(SAMPLES), counts.staleness()
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event."""
         self._count_updates()
         effects = super().handle(sender, event, payload)
         if self._counts is not None and not self._counts.filled and not self.waits():
@@ -170,6 +158,5 @@ class UnlockedShard(Shard):
         return effects
 
     def standing(self) -> dict[str, object]:
-        """Return its version, as it is by now."""
         self._count_updates()
         return super().standing()

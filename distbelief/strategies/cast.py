@@ -16,7 +16,7 @@ from distbelief.core.effects import Computed
 from distbelief.core.portions import OWN, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.part import Part
+from distbelief.replica.split_compute import Part
 from distbelief.replica.vectors import PhantomVectors, Vectors
 from distbelief.runtime.player import Compute, PlayedRole, ScriptedLoop, cannot
 from distbelief.server.slice import Slice

@@ -20,10 +20,9 @@ from distbelief.core.records import Record
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.order import in_order
-from distbelief.replica.part import Part
-from distbelief.replica.script import LoopRequest
+from distbelief.replica.served_replica import LoopRequest
 from distbelief.replica.siblings import Siblings
-from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.split_compute import Part, SplitCompute
 from distbelief.replica.vectors import Vectors
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.player import Compute, PlayedRole, cannot

@@ -14,7 +14,7 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Parted
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, TrainingError
-from distbelief.replica.part import ModelPart, Part
+from distbelief.replica.split_compute import ModelPart, Part
 from distbelief.schedules.pipeline import Action, Pass, SegmentTask
 from distbelief.sharding.assignments import check_shards
 from distbelief.split.graph import SplitGraph

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from distbelief.core.settings import Plan
-from distbelief.fabric.copying import copy_bytes
 from distbelief.runtime.player import HasStory, PlayedRole, Worker
+from distbelief.server.slice import copy_bytes
 from distbelief.strategies.context import Context
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure

@@ -17,7 +17,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.cluster_model import NetworkModel, Outage
 from distbelief.transport.virtual import VirtualNetwork
 
 MESSAGE_LIMIT = 200_000

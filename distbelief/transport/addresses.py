@@ -1,26 +1,31 @@
-"""The addresses of this host, by its interfaces, and where a process listens at all of them."""
+"""Addresses of this host and listeners at them, and sockets of multiprocessing without a name on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import ipaddress
+import multiprocessing
+import os
 import socket
 import struct
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 _SIX = Path("/proc/net/if_inet6")
 _LINK = "20"
-"""The scope of an IPv6 address that is of one cable, and that others would have to name with their own interface."""
+"""Scope of link-local IPv6 addresses, which are of no use to others without an interface of their own."""
 
 
 def own_addresses() -> dict[str, list[str]]:
-    """The addresses of this host, by interface, IPv4 first; loopback last."""
+    """Return the addresses of this host by interface, IPv4 first; loopback comes last."""
     addresses: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 answer = fcntl.ioctl(probe, _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
                 addresses[name] = [socket.inet_ntoa(answer[20:24])]
     for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
@@ -31,7 +36,7 @@ def own_addresses() -> dict[str, list[str]]:
 
 
 def interface_of(host: str) -> str:
-    """The network interface of this machine that has an address of a host's; "" where none has.
+    """Return the network interface of this machine that has an address of a host; "" where none has.
 
     >>> interface_of("127.0.0.1")
     'lo'
@@ -44,14 +49,14 @@ def interface_of(host: str) -> str:
 
 
 def listen_anywhere(backlog: int) -> socket.socket:
-    """Listen at a free port of every address of this host, of both versions where it has both."""
+    """Listen at a free port of every address of this host, IPv4 and IPv6."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=backlog)
 
 
 def joined(host: str, port: object) -> str:
-    """A host and a port as they are written.
+    """Write a host and a port as one address.
 
     >>> joined("10.0.0.1", 7000), joined("fd77::1", 7000)
     ('10.0.0.1:7000', '[fd77::1]:7000')
@@ -60,10 +65,43 @@ def joined(host: str, port: object) -> str:
 
 
 def cut(where: str) -> tuple[str, int]:
-    """The host and the port of what `joined` has made.
+    """Return the host and the port of an address that `joined` wrote.
 
     >>> cut("[fd77::1]:7000")
     ('fd77::1', 7000)
     """
     host, _, port = where.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[str]:
+    """Have multiprocessing make its sockets in a temporary folder; yields a short name of it, for this process."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
+    with tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
+        place = os.open(folder, os.O_PATH)  # TMPDIR may be long, and the name of a socket has room for 107 characters
+        before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"
+        try:
+            yield config["tempdir"]
+        finally:
+            config["tempdir"] = before
+            os.close(place)
+
+
+def nameless(address: str, process: int | str = "self") -> str:
+    """Return an address of a socket that lasts as long as this process: for itself, or by its id for others."""
+    return f"/proc/{process}/fd/{os.open(address, os.O_PATH)}"
+
+
+def share_descriptors() -> None:
+    """Serve the descriptors that this process and its forks send (a minibatch's tensors) at a nameless socket."""
+    resource_sharer._resource_sharer._start = _listen  # type: ignore[attr-defined]  # its stubs lack it
+
+
+def _listen() -> None:
+    sharer = resource_sharer._resource_sharer  # type: ignore[attr-defined]  # as above
+    with socket_folder():
+        # Python would remove the socket's file at exit, by a name that is gone with the folder
+        type(sharer)._start(sharer)
+        sharer._listener._listener._unlink.cancel()
+        sharer._address = nameless(sharer._address, os.getpid())

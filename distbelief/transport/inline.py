@@ -1,4 +1,4 @@
-"""The carrier inside one process: the reference for the others, one message delivered at a time by its driver."""
+"""Carrier inside one process, which delivers one message at a time: the reference for the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distbelief.transport.base import Endpoint, checked
 
 
 class Inline:
-    """A network of roles in one process; there is a link between two of them from the first message on.
+    """Network of roles in one process; the first message between two roles makes their link.
 
     >>> from distbelief.core.conversations.checkpointing import Describe
     >>> network = Inline()
@@ -34,10 +34,11 @@ class Inline:
         self.queue: deque[tuple[str, Arrival]] = deque()
 
     def endpoint(self, role: str) -> InlineEndpoint:
-        """Let a role take part; one of the same name must have been closed."""
+        """Make the endpoint of a role; an earlier one of that name must be closed."""
         if role in self.endpoints:
-            raise LocalProtocolError(f"{role} takes part already: close its endpoint before making another")
+            raise LocalProtocolError(f"{role} has an endpoint already: close it before making another")
         end = self.endpoints[role] = InlineEndpoint(role, self)
+        # a new endpoint of the name is another incarnation: links that were cut to the last one may open again
         for other in self.endpoints.values():
             other.cut.discard(role)
         return end
@@ -63,26 +64,23 @@ class InlineEndpoint(Endpoint):
         self.cut: set[str] = set()
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Reach whoever plays a role now; addresses mean nothing here.
-
-        Raises:
-            JobFailed: nobody does.
-        """
+        """Check that a role is there; addresses mean nothing here."""
         if role not in self.network.endpoints:
             raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
 
     def incarnation_of(self, peer: str) -> int:
-        """Nobody has a second life here."""
+        """Return 0: no role has a second incarnation here."""
         return 0 if peer in self.links else -1
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; an answer's payload is copied now, a push's is handed on as it is."""
+        """Send a message; the payload of an answer is copied, that of a push is not."""
         peer = self.network.endpoints.get(to)
         if peer is None or to in self.cut:
             return
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
             lender = peer.arena if message.is_reply else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
+            # a shard may write to its parameters at once; a replica leaves a pushed slot alone
             payload = whole.clone() if message.is_reply else whole
         self.links.add(to)
         peer.links.add(self.role)
@@ -101,7 +99,7 @@ class InlineEndpoint(Endpoint):
         self.deliver(arrival)
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that broke the protocol; its messages on the way go, and both are `Lost`."""
+        """Close the link to a peer that broke the protocol, and drop its messages on the way; both hear `Lost`."""
         if peer in self.links:
             queue = self.network.queue
             coming = [entry for entry in queue if entry[0] == self.role and entry[1].sender == peer]
@@ -112,7 +110,6 @@ class InlineEndpoint(Endpoint):
             queue.append((self.role, Arrival(peer, Lost(reason))))
 
     def close(self) -> None:
-        """Take part no longer; what was sent is still delivered."""
         if self.network.endpoints.get(self.role) is self:
             del self.network.endpoints[self.role]
             for peer in list(self.links):

@@ -1,4 +1,4 @@
-"""One connection of a socket carrier: what is kept for its other end, what is due from there, and their bounds."""
+"""One connection of a socket carrier: its queue, the frame and payload that are arriving, and their bounds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, outside
 
 FRAMES_LIMIT = 64 << 20
-"""Bytes of messages kept for a peer that does not read, beside what fits the vectors of both."""
+"""Most bytes of messages kept for a peer that does not read, beside the payloads that both ends have slots for."""
 VIEWS_LIMIT = 1024
-"""Most different ranges of a link whose tensors are kept."""
+"""Most ranges of a link whose tensors are kept."""
 SPARE_LIMIT = 4
-"""Most buffers for the copies of unsent answers that are kept for the next ones."""
+"""Most buffers that are kept for later copies of unsent answers."""
 
 CONNECT_SECONDS = 10.0
 HELLO_SECONDS = 5.0
@@ -30,7 +30,7 @@ HELLO_SECONDS = 5.0
 HELLO_LIMIT = 4096
 """Longest introduction in bytes."""
 STRANGERS_LIMIT = 64
-"""Most links that may wait for their introduction; past it the oldest is dropped."""
+"""Most links without an introduction; beyond that the oldest is dropped."""
 VECTOR_LIMIT = 1 << 36
 """Longest vector in bytes that a peer may lend."""
 SLOTS_LIMIT = 16
@@ -41,39 +41,35 @@ _PIECES = 256  # buffers of one sendmsg; the kernel takes 1024
 
 
 class Link:
-    """One connection. The endpoint that owns it reads; it writes by itself whenever the socket takes more."""
-
-    __slots__ = (
-        "_epoll", "_spare", "arrival", "closed", "deadline", "dirty", "dropped", "error", "fd", "fds", "held", "hello",
-        "lent", "limit", "queue", "queued", "rest", "role", "room", "socket", "unsettled", "views", "writing",
-    )  # fmt: skip
+    """One connection. Its endpoint reads from it; it writes by itself whenever the socket takes more."""
 
     def __init__(self, connection: socket.socket, hello: Hello, epoll: select.epoll, spare: list[bytearray]) -> None:
         self.socket = connection
         self.fd = connection.fileno()
         self.role = hello.role
+        self.hello, self.held = hello, Range(0, 0)
         self.hear(hello)
-        self.lent = EMPTY  # the peer's vectors, as this process reaches them
+        self.lent = EMPTY  # the peer's vectors in this process
         self.deadline = 0.0  # of the introduction
         self.fds: list[int] = []  # descriptors that came with the introduction
         self.limit = FRAMES_LIMIT
         self.queue: deque[bytes | memoryview] = deque()
         self.queued = 0
-        self.dirty = False  # something was queued since the endpoint last flushed
-        self.writing = False  # epoll tells when the socket takes more
-        self.unsettled = False  # the queue may borrow an answer's memory
-        self.rest = bytearray()  # of a frame that has not wholly arrived
-        self.arrival: Arrival | None = None  # waits for its payload
-        self.room: memoryview | None = None  # where the rest of that payload lands
+        self.dirty = False  # True where messages were queued since the last flush
+        self.writing = False  # True while epoll watches for room in the socket
+        self.unsettled = False  # True where the queue may refer to an answer's memory
+        self.rest = bytearray()  # beginning of a frame that is arriving
+        self.arrival: Arrival | None = None  # message whose payload is arriving
+        self.room: memoryview | None = None  # room for the rest of that payload
         self.views: dict[tuple[str, int, int, int], torch.Tensor] = {}
         self.error = ""  # why nothing more can be sent
         self.closed = False
-        self.dropped = False  # it is closed, or will be by the next poll: what comes from it is no longer delivered
+        self.dropped = False  # True where it is closed, or the next poll will do so: nothing from it is delivered
         self._epoll = epoll
         self._spare = spare
 
     def hear(self, hello: Hello) -> None:
-        """Know who is at the other end, whose role is "" until a stranger has introduced himself."""
+        """Note who is at the other end; the role is "" before the introduction."""
         self.hello = hello
         self.held = Range(hello.start, hello.start + hello.size)
 
@@ -97,7 +93,7 @@ class Link:
                 if not self._drop(sent, count):
                     break
         except BlockingIOError:
-            pass
+            pass  # epoll tells when there is room again
         except OSError as error:
             self.fail(str(error))
         if bool(queue) is not self.writing:
@@ -105,7 +101,7 @@ class Link:
             self._epoll.modify(self.fd, IN | OUT if self.writing else IN)
 
     def _drop(self, sent: int, count: int) -> bool:
-        """Forget what was sent of the first `count` pieces; returns whether that was all of them."""
+        """Remove what was sent of the first `count` pieces; returns whether all of it was."""
         queue = self.queue
         for _ in range(count):
             piece = queue[0]
@@ -115,16 +111,18 @@ class Link:
                 return False
             sent -= len(piece)
             queue.popleft()
+            # copies of answers come in few sizes, and new memory of megabytes costs more than the copy
             if isinstance(piece, memoryview) and isinstance(piece.obj, bytearray) and len(self._spare) < SPARE_LIMIT:
                 self._spare.append(piece.obj)
         return True
 
     def settle(self) -> None:
-        """Copy what the queue still borrows of answers."""
+        """Copy the parts of answers in the queue."""
         self.unsettled = False
         if not self.writing:
             self.flush()
         for index, piece in enumerate(self.queue):
+            # a view that is read-only is an answer's: a push is not changed before its receiver has it
             if isinstance(piece, memoryview) and piece.readonly and not isinstance(piece.obj, bytes):
                 size = len(piece)
                 fits = [buffer for buffer in self._spare if len(buffer) >= size]
@@ -135,11 +133,8 @@ class Link:
                 memoryview(copy)[:size] = piece
 
     def view(self, kind: str, arena: Arena, message: Bulk) -> torch.Tensor:
-        """Return a message's range of an arena: always the same object, for users keep what they derive from it.
-
-        Raises:
-            RemoteProtocolError: there is no such range.
-        """
+        """Return a message's range of an arena, each time the same object; refuse a range that is not there."""
+        # a shard keeps views of a payload, by which it knows the payload when it comes again
         key = (kind, message.slot, message.start, message.stop)
         known = self.views.get(key)
         if known is None:
@@ -151,14 +146,14 @@ class Link:
         return known
 
     def fail(self, reason: str) -> None:
-        """Send nothing more; what the peer had sent before can still be read."""
+        """Send nothing more; what the peer has sent can still be read."""
         self.error = self.error or reason
         self.queue.clear()
         self.queued = 0
         self.unsettled = False
 
     def shut(self) -> None:
-        """Let go of everything."""
+        """Close the connection, and drop all that is kept."""
         self.closed = self.dropped = True
         self.socket.close()
         self.fail("closed")
@@ -168,7 +163,7 @@ class Link:
 
 
 def drain(links: Iterable[Link], deadline: float) -> None:
-    """Send what links keep, until a moment at most."""
+    """Send what links keep, until a deadline."""
     writing = select.poll()
     waiting: dict[int, Link] = {}
     for link in links:
@@ -185,11 +180,7 @@ def drain(links: Iterable[Link], deadline: float) -> None:
 
 
 def acceptable(message: Message, job: str, role: str, incarnation: int, links: Mapping[str, Link]) -> Hello:
-    """The first message of a link to a role that has these, if it may be that.
-
-    Raises:
-        RemoteProtocolError: it may not.
-    """
+    """Return the introduction on a new link to a role that has these links; refuse any other first message."""
     if not isinstance(message, Hello):
         raise RemoteProtocolError(f"the first message of a link was a {type(message).__name__}, not a Hello")
     if message.job != job:
@@ -198,6 +189,7 @@ def acceptable(message: Message, job: str, role: str, incarnation: int, links: M
         raise RemoteProtocolError(
             f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}"
         )
+    # an address may have passed to a later incarnation, which knows nothing of the sender's plan
     if message.peer not in (-1, incarnation):
         raise RemoteProtocolError(
             f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}"

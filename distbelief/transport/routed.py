@@ -1,8 +1,8 @@
-"""The virtual network over a topology: what leaves a host takes its route's links, and has a fair share of each.
+"""The virtual network over a topology: messages between hosts share the bandwidth of the cables on their route.
 
-A link between two roles is one flow: its messages leave one after another, at the share that the flow has, and arrive
-the latencies of its cables later (cut-through: a switch passes on what comes, and waits for no end of it). A message
-that fits a packet takes no share from others. Two roles of one host have its memory between them.
+A link between two roles is one flow. Its messages leave one after another, at the flow's fair share, and arrive after
+the latencies of its cables (cut-through: a switch forwards a message before its end has come). A message that fits a
+packet takes no share from others. Two roles of one host use its memory.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from distbelief.core.settings import Settings
 from distbelief.network.graph import Route, Routes, spread
 from distbelief.network.shares import FairShares, Flow
 from distbelief.schedules.price import LinkModel
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts, SimulatorClock
+from distbelief.transport.cluster_model import Hosts, NetworkModel, SimulatorClock
 from distbelief.transport.virtual import HEADER, MEMORY, VirtualEndpoint, VirtualLink, VirtualNetwork
 
 PACKET = 1500
-"""Bytes of a message that takes no share."""
+"""Most bytes of a message that takes no share."""
 
 
 class RoleFlow(Flow):
-    """Messages of a role to another over a route: `latency` of all cables, `packet` seconds a byte of a short one."""
+    """Messages of one role to another over a route: `latency` of all cables, `packet` seconds for each byte."""
 
     __slots__ = ("ends", "latency", "link", "packet", "queue", "sent")
 
@@ -34,15 +33,15 @@ class RoleFlow(Flow):
         super().__init__(links)
         self.link, self.latency, self.packet = link, latency, packet
         self.queue: deque[tuple[int, tuple[VirtualLink, Arrival]]] = deque()
-        """Messages that have not left, and the bytes of each; the first is leaving."""
+        """Messages that have not left, with the bytes of each; the first is leaving."""
         self.ends = ""
-        """Why nothing more comes, which its receiver is told after all that was sent."""
+        """Reason for the end of the link, which the receiver hears after the last message; "" before."""
         self.sent = 0
         """Bytes of all messages."""
 
 
 class RoutedNetwork(VirtualNetwork):
-    """A virtual network over a topology; latency is that of two cables, so that one switch is as without a topology."""
+    """A virtual network over a topology; one switch is as no topology, since latency is that of two cables."""
 
     def __init__(
         self,
@@ -64,15 +63,14 @@ class RoutedNetwork(VirtualNetwork):
         self.capacities = [topology.bandwidth(link, model.bandwidth) for link in range(2 * len(topology.cables))]
         self.fair = FairShares(clock, self.capacities, self._passed)
         self.flows: dict[VirtualLink, RoleFlow] = {}
-        """All that there were."""
+        """Flow of each link so far."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
-        """The endpoint of a role."""
         endpoint = self.endpoints[role] = RoutedEndpoint(role, self, incarnation)
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """Return the number of a role's host: shards are spread over switches, a standby elsewhere than its shard."""
+        """Return the number of a role's host: shards are spread over switches, standbys are on others than theirs."""
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host
@@ -85,49 +83,49 @@ class RoutedNetwork(VirtualNetwork):
         return next((host for host in others if self._switches[host] != self._switches[shard]), others[0])
 
     def flow(self, link: VirtualLink) -> RoleFlow:
-        """A new flow for a link between hosts."""
-        route = self.routes.of(self.places[link.own.host], self.places[link.peer.host])
+        """Make the flow of a link between hosts."""
+        route = self.routes.of(self.places[link.sender.host], self.places[link.peer.host])
         packet = 1 / min(self.capacities[number] for number in route)
         flow = self.flows[link] = RoleFlow(route, link, self.model.latency * len(route) / 2, packet)
         return flow
 
     def _passed(self, flow: RoleFlow) -> int:
-        """The first of its messages has left; returns the bytes of the next."""
+        """Have the first message of a flow arrive; returns the bytes of the next."""
         queue = flow.queue
         self.arrive(flow, queue.popleft()[1])
         if queue:
             return queue[0][0]
         if flow.ends:
-            flow.link.peer._hear_of_end(flow.link.own, flow.ends, flow.link.last)
+            flow.link.peer._hear_of_end(flow.link.sender, flow.ends, flow.link.last)
         return 0
 
     def arrive(self, flow: RoleFlow, what: tuple[VirtualLink, Arrival], takes: float = 0.0) -> None:
-        """A message leaves its host in so many seconds, and arrives."""
+        """Have a message arrive that leaves its host in so many seconds."""
         link, arrival = what
         clock, peer = self.clock, link.peer
         arrives = clock.time + takes + flow.latency
         if not self.plain:
-            link.own.port.leaves = clock.time + takes
+            link.sender.port.leaves = clock.time + takes
             arrives = self.delay(link, arrival, arrives, takes, flow.latency)
         link.last = arrives = arrives if arrives > link.last else link.last
         clock.call_at(arrives, peer.take, what, peer.arriving)
 
     def link_loads(self) -> dict[int, Counter[tuple[str, str]]]:
-        """The bytes that each directed link has carried, by who has sent them to whom."""
+        """Return the bytes that each directed link has carried, by sender and receiver."""
         sent: dict[int, Counter[tuple[str, str]]] = {}
         for flow in self.flows.values():
             for link in flow.links:
-                sent.setdefault(link, Counter())[flow.link.own.role, flow.link.peer.role] += flow.sent
+                sent.setdefault(link, Counter())[flow.link.sender.role, flow.link.peer.role] += flow.sent
         return sent
 
 
 class RoutedEndpoint(VirtualEndpoint):
-    """One role's end of it."""
+    """One role's end of a routed network."""
 
     network: RoutedNetwork
 
     def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
-        """The work for a message is done: it is the next of its flow."""
+        """Send a message, behind those of its flow, once the work for it is done."""
         link, arrival = what
         if self.host == link.peer.host:
             super()._leave(what)
@@ -140,7 +138,8 @@ class RoutedEndpoint(VirtualEndpoint):
         size = HEADER if payload is None else HEADER + payload.nbytes
         self._count(link.peer, arrival.event, payload, shares=False)  # type: ignore[arg-type]  # as above
         flow.sent += size
-        link.last = max(link.last, 0.0)
+        link.last = max(link.last, 0.0)  # a message is on its way, though its arrival is not known yet
+        # order comes first: a short message waits behind a long one of its flow
         if flow.queue:
             flow.queue.append((size, what))
         elif size <= PACKET:
@@ -150,7 +149,7 @@ class RoutedEndpoint(VirtualEndpoint):
             network.fair.begin(flow, size)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link, after all that it has sent."""
+        """Lose a peer that has ended its link, after all that it has sent."""
         theirs = peer.links.get(self.role)
         flow = self.network.flows.get(theirs) if theirs else None
         if flow is not None and flow.queue:

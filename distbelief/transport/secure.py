@@ -1,6 +1,6 @@
-"""Identity of a connection's other end: a role, by its TLS certificate, or a process of this user at a Unix socket.
+"""Identity of a connection's other end: a role by its TLS certificate, or a process of this user at a Unix socket.
 
-It knows nothing of the protocol, so that whoever asks a join server for admission need not import torch.
+It imports nothing of the protocol, so that a process can ask for admission to a job without torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MUTE = (
 )
 """Reason and remedy for a peer that accepts a connection and says nothing."""
 RECORD = 16 << 10
-"""Most bytes of a record of TLS; what is shorter goes joined."""
-_PIECE = 256 << 10  # of a long payload: what one write takes whole or not at all
+"""Most bytes of a TLS record; shorter buffers are sent together in one."""
+_PIECE = 256 << 10  # bytes of a long payload in one write, which is whole or not at all
 _AROUND = 22  # bytes of a record beside what it holds: its header, its kind and its tag
-_TURN = 4 << 20  # received at once, however fast a peer sends: others wait
+_TURN = 4 << 20  # most bytes received at once: other links wait
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 Bytes = bytes | bytearray | memoryview
@@ -37,34 +37,32 @@ _INFO = struct.Struct("@120x2Q")  # of the kernel's tcp_info: tcpi_bytes_acked, 
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Certificate and keys by which a role proves who it is. All three are PEM."""
+    """Certificate and key that prove a role. All three are PEM."""
 
     authority: str
     """The certificate of the job's authority."""
     certificate: str
     key: str
-    """Its own secret: it goes to its process only, and to no disk."""
+    """Secret key, which only its process has, and no disk."""
 
     def __repr__(self) -> str:
-        return "Identity(...)"  # the key belongs in no message and no log
+        return "Identity(...)"  # a key must not get into a message or a log
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A connection under TLS with the calls of a plain socket, which raise BlockingIOError where a plain one would.
+    """A connection under TLS with the calls of a plain socket, which raise BlockingIOError where a plain one would."""
 
-    A failed write is tried again with the same bytes and perhaps more, as OpenSSL demands: the same queue begins with
-    the same chunks. A read leaves nothing decrypted behind, given `RECORD` bytes of room after the payload's. An end
-    without a farewell (`close_notify`) is an end: messages say how long they are, so one that was cut off is noticed
-    without it.
-    """
+    # OpenSSL wants a failed write again with the same bytes, and perhaps more: the same queue begins with the same
+    # chunks. Epoll sees no bytes that are decrypted already, so a read takes all of them: its room has `RECORD` bytes
+    # beyond the payload's. An end without `close_notify` is an end like another: messages say how long they are.
 
     peer = ""
-    """The role that the other end has proved to be; "" until the handshake is done."""
+    """Role of the other end, by its certificate; "" until the handshake is done."""
     traffic = Traffic()
-    """Ledger of the bytes that TLS adds: nobody's, until an endpoint gives its own."""
+    """Counts of the bytes that TLS adds; an endpoint replaces them by its own."""
 
     def greet(self) -> None:
-        """Go on with the handshake; raises BlockingIOError until it is done."""
+        """Continue the handshake; raises BlockingIOError until it is done."""
         try:
             self.do_handshake()
         except _WAIT:
@@ -75,15 +73,15 @@ class TlsSocket(ssl.SSLSocket):
         self.traffic.sent[CONTROL] += sent
         self.traffic.received[CONTROL] += received
         certificate: Any = self.getpeercert()
-        # the authority names every role
+        # the job's authority puts the role into every certificate
         self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send as much as is taken at once; returns how much that was."""
+        """Send what the socket takes at once; returns the number of bytes."""
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Iterable[Bytes], *_: object) -> int:  # type: ignore[override]  # neither ancillary data nor an address
-        """Send as much of several buffers as is taken at once; returns how much that was."""
+        """Send what the socket takes at once of several buffers; returns the number of bytes."""
         sent = 0
         try:
             for chunk in _chunks(buffers):
@@ -96,14 +94,14 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Receive what one record holds; returns how much that was, 0 at the end."""
+        """Receive one record; returns the number of bytes, 0 at the end."""
         try:
             return self._take(buffer)
         except _WAIT:
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]  # as above
-        """Receive all that is there for the first buffer, and into the second the rest of the last record."""
+        """Receive what is there into the first buffer, and the rest of the last record into the second."""
         room, beyond = buffers
         got = 0
         try:
@@ -128,7 +126,8 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
-    """Bytes that a connection has sent, and received and read, as its kernel counts: the opening packet is one."""
+    """Return the bytes that a connection has sent, and received and read, by the kernel's count."""
+    # the kernel counts the opening packet as a byte, at the end that opened
     counted = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     acknowledged, received = _INFO.unpack(counted)
     left, unread = array.array("i", [0]), array.array("i", [0])
@@ -138,7 +137,7 @@ def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
 
 
 def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Yield what is written at once: short buffers joined up to a record, long ones in pieces."""
+    """Yield the chunks to write: short buffers joined up to a record, long ones in pieces."""
     joined = bytearray()
     for buffer in buffers:
         view = memoryview(buffer)
@@ -156,14 +155,14 @@ def _chunks(buffers: Iterable[Bytes]) -> Iterator[Bytes]:
 
 
 def context(purpose: int, identity: Identity) -> ssl.SSLContext:
-    """Return the context of a handshake: our certificate, and the authority that we trust."""
+    """Return the context of a handshake: this role's certificate, and the authority that it trusts."""
     tls = ssl.SSLContext(purpose)
     tls.minimum_version = ssl.TLSVersion.TLSv1_3
     tls.check_hostname = False  # certificates are of roles, which may run anywhere
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.sslsocket_class = TlsSocket
     tls.load_verify_locations(cadata=identity.authority)
-    # `ssl` reads keys from files only, and no disk is to see this one
+    # `ssl` reads keys only from files, and this key must not be on a disk
     secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)
     try:
         os.write(secret, (identity.certificate + identity.key).encode())
@@ -174,11 +173,7 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
 
 
 def check_user(connection: socket.socket) -> None:
-    """Refuse whoever is at the other end of a Unix socket and is not the user of this process.
-
-    Raises:
-        PermissionError: he is another.
-    """
+    """Refuse, with a `PermissionError`, a process of another user at the other end of a Unix socket."""
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise PermissionError(

@@ -2,9 +2,13 @@
 
     | gradient 0 | gradient 1 | ... | parameters 0 | parameters 1 | ...      each begins at a page
 
-A segment is one role's, which lends it to its peers over the socket, sealed against shrinking. A slot has one writer at
-a time: a replica its gradients until it pushes, and again once the push is acknowledged; a shard the parameters that
-were asked for, until it answers. A message tells the other of it, so the socket orders writes before reads.
+Each role has one segment, sealed against shrinking, and sends its descriptor to its peers over the socket. A slot has
+one writer at a time. A replica writes its gradients before a push, and again once the push is acknowledged; a shard
+writes the requested parameters before it answers. A message follows each write, so the socket orders writes before
+reads.
+
+Memory that several processes write has locks: byte-range locks of its file, which the kernel releases when a process
+ends.
 """
 
 from __future__ import annotations
@@ -16,36 +20,87 @@ import mmap
 import os
 import secrets
 import socket
+import struct
+import time
 from collections.abc import Callable
 
 import torch
 
 from distbelief.core.messages import Bulk
-from distbelief.errors import LocalProtocolError, RemoteProtocolError, UsageError
-from distbelief.fabric.copying import copy_bytes
+from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError, UsageError
+from distbelief.fabric.waiting import Wait
+from distbelief.server.slice import copy_bytes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Arena, plain_arena
 from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
 from distbelief.transport.secure import check_user
 from distbelief.transport.sockets import SocketEndpoint
 
+LOCK_SECONDS = 60.0
+"""Limit for waiting for a lock: much longer than a job lets a stopped process (SIGSTOP) live."""
+_FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
 _SCHEME = "unix:@"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-def _nobody(_: str) -> bool:
-    return False
+class Locks:
+    """Locks of one process; each is a byte of a file, which may lie beyond its end.
+
+    Args:
+        descriptor: of the file, kept open: a process that closes any descriptor of a file loses its locks there.
+
+    >>> locks = Locks(os.memfd_create("example"))
+    >>> locks.take(3, lambda: False), locks.holder(3), locks.give(3)
+    (True, None, None)
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def take(self, number: int, arrived: Callable[[], bool]) -> bool:
+        """Take a lock, within `LOCK_SECONDS`; False where `arrived` is true, which is called after longer rests."""
+        if self._try(number):  # nearly always: nobody waits
+            return True
+        began, wait = time.monotonic(), Wait()
+        while not self._try(number):
+            if wait.rest():
+                if time.monotonic() - began > LOCK_SECONDS:
+                    process = self.holder(number)
+                    raise JobFailed(
+                        f"waited {LOCK_SECONDS:.0f} s for lock {number}, which process {process} holds: is it stuck?"
+                    )
+                if arrived():
+                    return False
+        return True
+
+    def give(self, number: int) -> None:
+        """Release a lock."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
+
+    def holder(self, number: int) -> int | None:
+        """Return the other process that holds a lock, or None; 0 or less for one of another PID namespace."""
+        answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+        kind, _, _, _, process = _FLOCK.unpack(answer)
+        return None if kind == fcntl.F_UNLCK else process
+
+    def _try(self, number: int) -> bool:
+        """Take a lock if it is free; returns whether it was."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
 
 class SharedEndpoint(SocketEndpoint):
-    """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, of Linux's abstract sockets."""
+    """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, those of Linux's abstract sockets."""
 
     _segment = -1
-    finds: Callable[[str], bool] = staticmethod(_nobody)
-    """Tells whether a peer reads its vector where it lies; then nothing is written into its arena."""
+    finds: Callable[[str], bool] = staticmethod(lambda _: False)
+    """Returns whether a peer reads a shard's vector in place; then nothing is copied into its arena."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena in one anonymous segment, which its peers map. Pinning for a device belongs here."""
+        """Make this role's arena in one anonymous segment, which its peers map."""
         length = _stride(held.size) * (gradients + parameters)
         if not length:
             return super().allocate(held, gradients, parameters)
@@ -56,11 +111,6 @@ class SharedEndpoint(SocketEndpoint):
         return self.arena
 
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; returns the address to advertise.
-
-        Raises:
-            UsageError: the address is in use or no `unix:@NAME`.
-        """
         address = address or f"{_SCHEME}distbelief-{secrets.token_hex(8)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -75,7 +125,6 @@ class SharedEndpoint(SocketEndpoint):
         return address
 
     def close(self) -> None:
-        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
         super().close()
         if self._segment >= 0:
             os.close(self._segment)
@@ -100,6 +149,7 @@ class SharedEndpoint(SocketEndpoint):
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))] if self._segment >= 0 else []
         )
+        # the descriptor must come with the first bytes: the peer maps the segment before it takes any message
         connection.sendmsg([frame], rights)
 
     def _receive_first(self, link: Link) -> int:
@@ -125,7 +175,7 @@ class SharedEndpoint(SocketEndpoint):
                     f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; one is wanted"
                 )
             try:
-                # else the peer could make our next access a crash
+                # a peer that shrinks its segment would crash this process at its next access
                 sealed = fcntl.fcntl(link.fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
                 have = os.fstat(link.fds[0]).st_size
                 if not sealed or have < length:
@@ -144,6 +194,7 @@ class SharedEndpoint(SocketEndpoint):
                 copy_bytes(link.view("to", link.lent, message), payload)
             return
         arena, first = self.arena, message.start - self.arena.held.start
+        # a peer reads a push in the slot itself: any other place would be a silent loss
         if payload.nbytes and payload.data_ptr() != arena.gradients[message.slot].data_ptr() + first:
             raise LocalProtocolError(
                 f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it "
@@ -151,16 +202,16 @@ class SharedEndpoint(SocketEndpoint):
             )
 
     def _landing(self, payload: torch.Tensor) -> None:
-        return None
+        return None  # payloads are read where they lie
 
 
 def _stride(size: int) -> int:
-    """Bytes from one vector of a segment to the next."""
+    """Return the distance of two vectors in a segment, in bytes."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _map(segment: int, held: Range, gradients: int, parameters: int) -> Arena:
-    """The vectors of a segment; the mapping lives as long as any tensor of it."""
+    """Map a segment, and return its vectors; the mapping lasts as long as any of them."""
     stride = _stride(held.size)
     mapping = mmap.mmap(segment, stride * (gradients + parameters))
     with contextlib.suppress(OSError):  # a kernel without huge pages is only slower

@@ -1,8 +1,9 @@
-"""Common part of the carriers over sockets: admission, introductions, frames, and the one poll loop."""
+"""Common part of the carriers over sockets: admission, introductions, frames, and the poll loop."""
 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 from abc import abstractmethod
@@ -18,19 +19,54 @@ from distbelief.core.messages import CONTROL, Bulk, Hello, Message, SlotRequest
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
-from distbelief.transport.patience import Patience
 
+LOOK_SECONDS = 300e-6
+"""Time of looking before sleep: to wake a process on another core takes 20 to 50 us, longer than a short message."""
+CROWDED_SECONDS = 20e-6
+"""Duration of a yield that shows another thread at work on this core, which looking would disturb."""
+REST_LIMIT = 63
+"""Most waits in a row that sleep without a look."""
+_EVENTS = 128  # most links of one wait; the kernel takes turns among the ready ones
 CLOSE_SECONDS = 1.0
 """Limit for `close` to send the last messages."""
-
-_READ = 16 << 10  # what of a payload comes with its message is copied once more, so not much
-_FLUSH = 128 << 10  # queued bytes that do not wait for the next poll
-
+_READ = 16 << 10  # bytes read with a frame: the part of a payload among them is copied once more
+_FLUSH = 128 << 10  # queued bytes beyond which a message is sent before the next poll
 _log = logging.getLogger(__name__)
 
 
+class Patience:
+    """Waits for the events of an epoll: it looks for a moment before it sleeps, as long as that pays."""
+
+    # After a look without an event the next wait sleeps at once; after another such look twice as many do, and so on.
+    # So a busy machine loses hardly any time to looks.
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._poll = epoll.poll
+        self._rest = self._resting = 0
+
+    def wait(self, timeout: float | None) -> list[tuple[int, int]]:
+        """Return the next events; none after `timeout` seconds, and no limit where that is None."""
+        poll = self._poll
+        if self._resting or (timeout is not None and timeout <= LOOK_SECONDS):
+            self._resting = max(0, self._resting - 1)
+            return poll(timeout, _EVENTS)
+        now = monotonic()
+        end = now + LOOK_SECONDS
+        while now < end:
+            if events := poll(0, _EVENTS):
+                self._rest = 0
+                return events
+            before = now
+            os.sched_yield()
+            now = monotonic()
+            if now - before > CROWDED_SECONDS:
+                break
+        self._rest = self._resting = min(2 * self._rest + 1, REST_LIMIT)
+        return poll(timeout, _EVENTS)
+
+
 class SocketEndpoint(NetworkEndpoint):
-    """One role's end over stream sockets, for one thread at a time; `deliver` may send, settle, close, not poll."""
+    """One role's end over stream sockets, for one thread at a time."""
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role)
@@ -52,19 +88,19 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
-        """Connect to a role at an address, blocking; raises OSError, or UsageError for another kind of address."""
+        """Connect to a role, and wait for that; raises OSError, or UsageError for another kind of address."""
 
     @abstractmethod
     def _admit(self, connection: socket.socket) -> socket.socket:
-        """Set up a connection that was accepted; raises OSError to refuse it."""
+        """Prepare an accepted connection; raises OSError to refuse it."""
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
-        """Make `link.lent` of what the peer's Hello lends; raises RemoteProtocolError where that cannot be."""
+        """Set `link.lent` to the vectors that the peer's Hello lends; raises RemoteProtocolError where it cannot."""
 
     @abstractmethod
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:
-        """Bring a payload across, or return the bytes that are to follow its message."""
+        """Bring a payload to the peer, or return the bytes that are to follow its message."""
 
     @abstractmethod
     def _landing(self, payload: torch.Tensor) -> memoryview | None:
@@ -75,18 +111,13 @@ class SocketEndpoint(NetworkEndpoint):
         connection.sendall(frame)
 
     def _receive_first(self, link: Link) -> int:
-        """Receive from a stranger, into the scratch buffer."""
+        """Receive from a link without an introduction, into the scratch buffer."""
         return link.socket.recv_into(self._scratch, HELLO_LIMIT)
 
     def _linger(self, link: Link, deadline: float) -> None:
-        """Wait until what was sent can no longer be lost by closing."""
+        """Wait until closing the link can no longer lose sent messages."""
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a role, or to one incarnation, that listens at an address; it is there at the return.
-
-        Raises:
-            JobFailed: nobody answers there; UsageError: the address is of another kind, or not allowed.
-        """
         if (old := self._links.get(role)) is not None:
             if incarnation <= old.hello.incarnation:
                 raise LocalProtocolError(
@@ -110,12 +141,6 @@ class SocketEndpoint(NetworkEndpoint):
         self._bound(link)
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message, and bytes behind a `Bulk` one; it leaves with the next `poll`, with all for that peer.
-
-        Raises:
-            LocalProtocolError: the message is too long, names bytes that there are not, or its payload is not as long
-                as it says.
-        """
         link = self._links.get(to)
         if link is None or link.error:
             return
@@ -143,6 +168,7 @@ class SocketEndpoint(NetworkEndpoint):
         if not link.dirty:
             link.dirty = True
             self._dirty.append(link)
+        # a long queue leaves at once: the next poll may come only after a long step
         if link.queued > _FLUSH:
             if not link.writing:
                 link.flush()
@@ -152,11 +178,9 @@ class SocketEndpoint(NetworkEndpoint):
                 )
 
     def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of the peer that opened the link; -1 where unknown, or without a link."""
         return self._links[peer].hello.incarnation if peer in self._links else -1
 
     def flush(self) -> None:
-        """Send what is kept, as far as the peers take it at once."""
         for link in self._dirty:
             link.dirty = False
             if not link.writing and not link.closed:
@@ -164,24 +188,20 @@ class SocketEndpoint(NetworkEndpoint):
         self._dirty.clear()
 
     def settle(self) -> None:
-        """Copy what is still unsent of the payloads of answers, since their owner is about to write to them."""
         if self._unsettled:
             for link in self._unsettled:
                 link.settle()
             self._unsettled.clear()
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer that broke the protocol; `Lost(reason)` is delivered for it."""
         if (link := self._links.get(peer)) is not None and not link.dropped:
             self._drop_later(link, reason)
 
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` whenever a file descriptor of somebody else can be read; fileno stays theirs."""
         self._watched[fileno] = ready
         self._epoll.register(fileno, IN)
 
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: for ever) for arrivals, and deliver all."""
         if self._closed:
             return
         self._delivered = False
@@ -189,6 +209,7 @@ class SocketEndpoint(NetworkEndpoint):
         by_fd = self._by_fd
         while True:
             self.flush()
+            # most polls have no failed or new link: they must not pay for the look at deadlines
             wait = self._attend(timeout) if self._failed or self._strangers or self._feels else timeout
             if self._closed:
                 return
@@ -211,11 +232,11 @@ class SocketEndpoint(NetworkEndpoint):
                     return
 
     def close(self) -> None:
-        """Close every link after sending what is kept, waiting at most a second; safe to call twice."""
         if self._closed:
             return
         self._closed = True
         deadline = monotonic() + CLOSE_SECONDS
+        # the listener goes first: a role that is about to end takes no more links
         if self._listener is not None:
             self._listener.close()
         for link in list(self._strangers.values()):
@@ -256,7 +277,7 @@ class SocketEndpoint(NetworkEndpoint):
         link.limit += self.arena.held.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
-        """Serve a descriptor that is no link; an unknown one is of a link that was closed as its event waited."""
+        """Serve a descriptor that is no link; an unknown one is of a link that closed while its event waited."""
         if fd in self._watched:
             self._delivered = True
             self._watched[fd]()
@@ -264,6 +285,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._accept(self._listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        # a bounded number at a time: a flood of connections must not keep the role from its links
         for _ in range(STRANGERS_LIMIT):
             try:
                 connection, _ = listener.accept()
@@ -281,12 +303,12 @@ class SocketEndpoint(NetworkEndpoint):
             self._strangers[link.fd] = link
             if len(self._strangers) > STRANGERS_LIMIT:
                 oldest = next(iter(self._strangers.values()))
-                self._read(oldest)  # he may have spoken, and not have been heard yet
+                self._read(oldest)  # its introduction may have come, and not have been read
                 if not oldest.role:
                     self._lose(oldest, "too many links wait for their introduction")
 
     def _attend(self, timeout: float | None) -> float | None:
-        """Deliver the losses that `send` found and drop the links that stay silent; returns how long to wait."""
+        """Lose the links that failed, and those without an introduction in time; returns how long to wait."""
         failed, self._failed = self._failed, []
         for link in failed:
             self._lose(link, link.error)
@@ -294,7 +316,7 @@ class SocketEndpoint(NetworkEndpoint):
         for link in list(self._strangers.values()):
             if link.deadline > now:
                 break
-            self._read(link)  # he may have spoken in time, to somebody busy
+            self._read(link)  # its introduction may have come in time, while this process was busy
             if link.role:
                 continue
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")
@@ -306,28 +328,29 @@ class SocketEndpoint(NetworkEndpoint):
         return left if timeout is None else min(left, timeout)
 
     def _meet(self, link: Link, message: Message) -> None:
-        """Admit a stranger by his first message."""
+        """Admit a link by its first message."""
         hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
         link.hear(hello)
         old = self._links.get(hello.role)
+        # the new link is checked whole before the old one goes: a forged introduction must not cost a good link
         self._borrow(link)
         self._bound(link)
         if old is not None:
             self._lose(old, f"{hello.role} came again, as incarnation {hello.incarnation}")
         if link.closed:
-            return  # whoever was told of the loss has closed this endpoint
+            return  # the role has closed this endpoint when it heard of the loss
         del self._strangers[link.fd]
         link.role = hello.role
         self._links[link.role] = link
 
     def _drop_later(self, link: Link, reason: str) -> None:
-        """Make the next poll lose a link, since this may not be the moment to deliver anything."""
+        """Have the next poll lose a link: `Lost` must not be delivered inside of a `send`."""
         link.dropped = True
         link.fail(reason)
         self._failed.append(link)
 
     def _lose(self, link: Link, reason: str, ended: bool = False) -> None:
-        """Close a link, which the other end has `ended` or this one does, and tell the role, once."""
+        """Close a link, and deliver its `Lost` once; `ended` says that the other end closed it."""
         if link.closed:
             return
         self._shut(link)
@@ -357,6 +380,7 @@ class SocketEndpoint(NetworkEndpoint):
                 link.room = room[count:]
                 return
             count -= len(room)
+            # the bytes beyond the payload are in the scratch buffer, and are parsed below
             arrival, link.room, link.arrival = link.arrival, None, None
             self._delivered = True
             self.deliver(arrival)
@@ -376,7 +400,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._read(link)  # the rest of a long payload has most likely come already
 
     def _receive(self, link: Link) -> int | None:
-        """Receive once, first into a payload's missing room; return how many bytes, None where there are none."""
+        """Receive once, first into the room of an unfinished payload; returns the number of bytes, None for none."""
         room = link.room
         try:
             if room is not None:
@@ -416,6 +440,7 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
+                # an answer lands in this role's vectors, a push in those that its sender lends
                 if message.is_reply:
                     payload = link.view("here", self.arena, message)
                 else:

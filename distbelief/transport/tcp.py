@@ -20,46 +20,76 @@ from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.transport.addresses import joined
 from distbelief.transport.base import Arena
 from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link
-from distbelief.transport.pulse import BEAT_SECONDS, Pulse
 from distbelief.transport.sockets import SocketEndpoint
 
+BEAT_SECONDS = 1.0
+"""Seconds between two signs of life of an idle connection."""
+LEAST_SECONDS = 30.0
+"""Silence that any network may have: TCP retries ever more slowly, so a cut may last twice as long for it."""
+FACTOR = 8.0
+"""Silence is a death when it is so many times as long as the longest one that has ended."""
 SILENCE_SECONDS = 120.0
 """Longest silence of a peer's host, on any network, before the link is lost."""
 BUFFER = 4 << 20
-"""Bytes of a connection's kernel buffer, each way: a fast link's rate times its round trip (1 Gbyte/s, 4 ms)."""
-
+"""Bytes of a connection's kernel buffer, each way: the rate of a fast link times its round trip (1 Gbyte/s, 4 ms)."""
+CONGESTION = b"cubic"
+"""The kernel's congestion control: on loopback bbr has half its speed."""
 _INFO = struct.Struct("@52x2I")
-"""The kernel's tcp_info: milliseconds since data came, since an acknowledgement (tcpi_last_{data,ack}_recv)."""
-
+"""Fields of the kernel's tcp_info: milliseconds since data and since an acknowledgement (tcpi_last_{data,ack}_recv)."""
 _SCHEME = "tcp:"
+
+
+# The kernels of two hosts exchange a sign of life every `BEAT_SECONDS`, however busy the processes are: a long step is
+# no silence. After a silence that ended, the next may last longer.
+class Pulse:
+    """Silences of the host at the other end of a link, and how long the next may last.
+
+    Args:
+        most: limit in seconds of any silence.
+
+    >>> pulse = Pulse(most=120.0)
+    >>> [pulse.lost(silence) for silence in (0.9, 29.0, 31.0)]
+    [False, False, True]
+    >>> pulse = Pulse(most=120.0)
+    >>> [pulse.lost(silence) for silence in (9.0, 0.1, 31.0, 71.0, 73.0)], pulse.bound
+    ([False, False, False, False, True], 72.0)
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._last = self._longest = 0.0
+
+    @property
+    def bound(self) -> float:
+        """Limit in seconds of a silence."""
+        return min(self._most, max(LEAST_SECONDS, FACTOR * self._longest))
+
+    def lost(self, silence: float) -> bool:
+        """Return whether a silence of so many seconds is a death; one that is shorter than the last has begun anew."""
+        if silence < self._last:
+            self._longest = max(self._longest, self._last)
+        self._last = silence
+        return silence > self.bound
 
 
 class TcpEndpoint(SocketEndpoint):
     """One role's end of the carrier between hosts. Addresses are `tcp:HOST:PORT`, or `tcp:[HOST]:PORT` for IPv6.
 
     Args:
-        role: this role.
-        job: the job's name; links of others are refused.
-        incarnation: how many times this role was restarted.
-        insecure: allow addresses other than loopback, unencrypted and open to whoever can reach them.
-        congestion: the kernel's congestion control; empty for its default. On loopback bbr has half the speed of cubic;
-            where packets get lost it is many times faster. One that the kernel does not know or allow is passed over.
+        insecure: allow addresses beyond loopback, unencrypted and open to all who can reach them.
     """
 
-    def __init__(
-        self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False, congestion: str = "cubic"
-    ) -> None:
+    def __init__(self, role: str, job: str, incarnation: int = 0, *, insecure: bool = False) -> None:
         super().__init__(role, job, incarnation)
         self.insecure = insecure
-        self.congestion = congestion
         self._feels, self._felt = True, 0.0
         self._pulses: dict[int, tuple[Link, Pulse]] = {}
 
     def _attend(self, timeout: float | None) -> float | None:
-        """Beside the rest, lose links whose peers' hosts have been silent for too long."""
         now = time.monotonic()
         if now >= self._felt + BEAT_SECONDS:
             self._felt = now
+            # an idle peer and a dead network look alike to a socket: the kernels' signs of life tell them apart
             for link in list(self._links.values()):
                 self._feel(link)
         wait = super()._attend(timeout)
@@ -81,8 +111,8 @@ class TcpEndpoint(SocketEndpoint):
         """Accept links; returns the address to advertise.
 
         Args:
-            address: where to listen; port 0 lets the kernel choose one, and nothing at all means loopback.
-            advertise: the host name or number by which others reach this one; else the one listened at.
+            address: to listen at; port 0 lets the kernel choose one, and "" is loopback.
+            advertise: name or number by which others reach this host; "" for that of `address`.
 
         Raises:
             UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
@@ -119,7 +149,7 @@ class TcpEndpoint(SocketEndpoint):
         return family, (str(where[0]), *where[1:])
 
     def _check_network(self, address: str, host: str) -> None:
-        """Refuse a network on which others could read and forge what is sent."""
+        """Refuse a network on which others could read and forge messages."""
         if not self.insecure and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             raise UsageError(
                 f"{address!r} is not a loopback address, and plain TCP can be read and forged by others on the "
@@ -127,10 +157,9 @@ class TcpEndpoint(SocketEndpoint):
             )
 
     def _tune(self, connection: socket.socket) -> None:
-        """Set what a listener hands on to the connections that it accepts."""
-        if self.congestion:
-            with contextlib.suppress(OSError):  # a container may not be allowed to choose
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.congestion.encode())
+        """Set the options of a connection; those that a listener accepts inherit them."""
+        with contextlib.suppress(OSError):  # a container may not be allowed to choose
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -152,11 +181,10 @@ class TcpEndpoint(SocketEndpoint):
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:
-        """The listener's settings hold."""
-        return connection
+        return connection  # it has the listener's options
 
     def _borrow(self, link: Link) -> None:
-        """Reserve addresses for the peer's pushes; memory is taken only for what it sends."""
+        """Reserve addresses for the peer's pushes; only pages that it fills take memory."""
         hello = link.hello
         try:
             link.lent = Arena(tuple(_reserve(hello.size) for _ in range(hello.gradients)), (), link.held)
@@ -172,7 +200,8 @@ class TcpEndpoint(SocketEndpoint):
         return payload.numpy().data
 
     def _linger(self, link: Link, deadline: float) -> None:
-        """Let the peer's host acknowledge everything: closed with something unread, the kernel takes it back."""
+        """Wait until the peer's host has acknowledged everything."""
+        # a socket that is closed with unread bytes is reset, and the kernel drops what it has not sent
         with contextlib.suppress(OSError):  # the peer is gone already
             link.socket.shutdown(socket.SHUT_WR)
             left = array.array("i", [1])
@@ -184,7 +213,7 @@ class TcpEndpoint(SocketEndpoint):
 
 
 def _reserve(size: int) -> torch.Tensor:
-    """Memory that is taken page by page as it is written to."""
+    """Return zeroed memory whose pages are taken when they are written."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -194,6 +223,6 @@ def _reserve(size: int) -> torch.Tensor:
 
 
 def silence_of(connection: socket.socket) -> float:
-    """Seconds since anything came from the host at the other end of a connection, be it only an acknowledgement."""
+    """Return the seconds since anything came from the host at the other end, an acknowledgement included."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     return float(min(_INFO.unpack(info))) / 1000

@@ -12,21 +12,18 @@ from distbelief.transport.secure import Identity, TlsSocket, context
 from distbelief.transport.tcp import TcpEndpoint
 
 HANDSHAKE_SECONDS = 60.0
-"""Limit for the other end's handshake; it may be busy (writing a checkpoint, say)."""
+"""Limit for the other end's handshake, which waits while that writes a checkpoint, say."""
 
 
 class TlsEndpoint(TcpEndpoint):
     """A TCP endpoint whose links are TLS 1.3, each end with a certificate of the job's authority that names its role.
 
-    The handshake is part of a stranger's introduction: all of it has to come within `HELLO_SECONDS`. `connect` waits
-    for the other end, so somebody must be polling that.
+    The handshake is part of the introduction, and must end within `HELLO_SECONDS`. `connect` waits for the other end,
+    which must be polled meanwhile.
 
     Args:
-        role: this role.
-        job: the job's name; links of others are refused.
-        incarnation: how many times this role was restarted.
         identity: the certificate of this role.
-        patience: seconds that whoever opens a link waits for the other end.
+        patience: seconds for which `connect` waits for the other end.
     """
 
     def __init__(
@@ -42,10 +39,10 @@ class TlsEndpoint(TcpEndpoint):
         super().__init__(role, job, incarnation, insecure=False)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
         self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
-        self._accepting.num_tickets = 0  # nobody resumes a session
+        self._accepting.num_tickets = 0  # no session is resumed
 
     def _check_network(self, address: str, host: str) -> None:
-        """Any network will do."""
+        """Allow any network: links are encrypted."""
 
     def _dial(self, role: str, address: str) -> socket.socket:
         plain = super()._dial(role, address)
@@ -77,12 +74,12 @@ class TlsEndpoint(TcpEndpoint):
         assert isinstance(connection, TlsSocket)
         if not connection.peer:
             connection.greet()
-        return connection.recv_into(self._scratch)  # a whole record: nothing is left where epoll cannot see it
+        return connection.recv_into(self._scratch)  # a whole record: epoll does not see bytes that are left decrypted
 
     def _meet(self, link: Link, message: Message) -> None:
         assert isinstance(link.socket, TlsSocket)
         if isinstance(message, Hello) and message.role != link.socket.peer:
             raise RemoteProtocolError(
-                f"who says that it is {message.role!r} has the certificate of {link.socket.peer!r}"
+                f"a role that introduced itself as {message.role!r} has the certificate of {link.socket.peer!r}"
             )
         super()._meet(link, message)

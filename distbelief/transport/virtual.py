@@ -1,14 +1,12 @@
 """The virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
 
-A link behaves as TCP does: what one role sends another arrives in order, late or not at all because one of the two is
-dead. Messages that leave one role share its bandwidth, and so do those that reach it; each carries its payload and
-`HEADER` bytes. What an outage meets on its way is sent again when it heals, at the bandwidth of its own link; nothing
-is lost by it, and nobody hears of a death on its other side before. A link opens at once, also across an outage; only
-what is sent on it waits.
+A link behaves as TCP does: messages arrive in order, and are lost only with a role. Messages that leave one role share
+its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. A message that meets an
+outage is sent again when that ends, at the bandwidth of its own link, and so is the news of a death. A link opens at
+once, also across an outage; only its messages wait.
 
-A role is one thread. A machine is handed an arrival when it is done with those before, and with the work that this one
-makes; what it sends leaves when the work for that is done. A story finds what has arrived as soon as it looks; the work
-for it delays what the story does next.
+A role is one thread. A machine takes an arrival once the work for those before is done; a message leaves once the work
+for it is done. A story takes what has arrived as soon as it looks; the work for that delays what it does next.
 """
 
 from __future__ import annotations
@@ -28,26 +26,29 @@ from distbelief.errors import JobFailed
 from distbelief.schedules.price import LinkModel, Port, add, carry
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, Endpoint, checked
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts, MessageCosts, OwnThread, SimulatorClock, Thread, VirtualHost
+from distbelief.transport.cluster_model import (
+    Hosts,
+    MessageCosts,
+    NetworkModel,
+    OwnThread,
+    SimulatorClock,
+    Thread,
+    VirtualHost,
+)
 
 HEADER = 64
-"""Bytes of a message beside its payload, as the simulation counts them."""
-
-
+"""Bytes of a simulated message beside its payload."""
 MEMORY = LinkModel(8e-6, math.inf)
-"""Shared memory as a link: the time in which somebody wakes who waits for it, as the benchmark `wire` measured it."""
+"""Shared memory as a link: its latency is that of waking a process, measured by the benchmark `wire`."""
 
 
 class VirtualNetwork:
     """All links of a simulated cluster, and the processors of its roles.
 
     Args:
-        clock: moves the time.
-        model: what the network is like.
-        settings: of the job: the seed is that of jitter and delays, and links inside of a host may be others.
+        settings: of the job: the seed of jitter and delays, and the replicas on each host.
         phantom: whether payloads are only lengths, so that arenas are empty.
-        hosts: the machines that roles share; each role has its own where there are none.
+        hosts: machines that roles share; each role has its own where None.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class VirtualNetwork:
             (cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
-        """True where nothing delays a message but its line and the two ports."""
+        """True where only the line and the two ports delay a message."""
         self.chance = random.Random(settings.seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
@@ -74,40 +75,40 @@ class VirtualNetwork:
         inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
         self._per_host, self._hosts, self._replicas = settings.strategy.host_replicas, hosts, settings.replicas
         self.inside = inside if (self._per_host or hosts) and inside != usual else None
-        """Model of links inside a host, where it differs."""
+        """Model of links inside a host; None for that of all links."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
-        """True where these are shared memory, in which nothing is sent."""
+        """True where links inside a host are shared memory."""
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
-        """Called with sender, receiver and message before each message leaves: where faults are injected."""
+        """Called with sender, receiver and message before each message leaves: it injects faults."""
         self.watch: Callable[[str, str, Message], None] = _nothing
-        """Called as each message is delivered: where checkers stand."""
+        """Called with sender, receiver and message when each message is delivered: checkers observe it."""
         self.adds: Callable[[Message], bool] = lambda _: False
-        """Tells whether the bytes of a message are added to others on arrival, which costs `reduction`."""
+        """Returns whether the bytes of a message are added to others on arrival, which costs `reduction`."""
         self.memories: dict[str, VirtualMemory] = {}
-        """Memories in which replicas make updates themselves, by shard."""
-        self.left: Callable[[str, int], None] = _nobody
-        """Called with a role and its incarnation, once it has ended by itself and all that it said has left."""
+        """Memory of each shard in which replicas make updates themselves."""
+        self.left: Callable[[str, int], None] = lambda *_: None
+        """Called with a role and its incarnation when it has ended by itself, after its last message has left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
-        """The endpoint of a role; one of an earlier incarnation, which must be closed, is replaced."""
+        """Make the endpoint of a role, which replaces a closed one of an earlier incarnation."""
         endpoint = self.endpoints[role] = VirtualEndpoint(role, self, incarnation)
         return endpoint
 
     def says(self, role: str, message: Message) -> bool:
-        """Return whether a message leaves a role: it lives, or its memory answers for it."""
+        """Return whether a message leaves a role: it lives, or its memory answers in its place."""
         memory = self.memories.get(role)
         return not self.endpoints[role].ended or (memory is not None and type(message) in memory.answers)
 
     def host_of(self, role: str) -> int:
-        """The number of the host that a role shares with others; -1 for a machine of its own."""
+        """Return the number of the host that a role shares with others; -1 for a machine of its own."""
         if self._hosts is not None:
             return self._hosts.place(role, self._replicas)
         return roles.index_of(role) // self._per_host if self._per_host and roles.is_replica(role) else -1
 
     def thread_of(self, role: str) -> Thread:
-        """A thread for one more life of a role."""
+        """Make the thread of a new incarnation of a role."""
         if self._hosts is None:
             return OwnThread(self.clock)
         number = self.host_of(role)
@@ -116,14 +117,13 @@ class VirtualNetwork:
         return self._machines[number].thread()
 
     def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
-        """When something arrives that is added to others there, comes by chance later, or meets outages.
+        """Return the moment of an arrival after additions, random delays and outages.
 
         Args:
-            link: from the port that it has left to the one that it has entered; `last` is when what was sent before it
-                arrives.
-            arrival: what it is.
-            arrives: when it would.
-            takes: seconds that it takes through a port.
+            link: of the message; `last` is the arrival of the message before.
+            arrival: the message.
+            arrives: the moment without these.
+            takes: seconds of the message in a port.
             latency: of the line.
         """
         model, payload = self.model, arrival.payload
@@ -132,8 +132,8 @@ class VirtualNetwork:
         if self._unsteady:
             arrives += self._late()
         if self.outages:
-            began, alone = link.own.port.leaves - takes, takes + latency
-            while (again := self.heals(link.own.role, link.peer.role, began, arrives, alone)) > arrives:
+            began, alone = link.sender.port.leaves - takes, takes + latency
+            while (again := self.heals(link.sender.role, link.peer.role, began, arrives, alone)) > arrives:
                 arrives = max(again, link.last + takes)
                 began = arrives - alone
         return arrives
@@ -148,33 +148,28 @@ class VirtualNetwork:
         return late
 
     def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
-        """Return when it arrives, if it is sent again after each outage that meets it, taking so long."""
+        """Return the arrival of a message that each outage has sent again, which takes so many seconds."""
         for start, stop, side in self.outages:
             if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
 
     def crash(self, role: str) -> None:
-        """End a role as kill -9 does: its peers see `Lost` one latency after what it had sent."""
+        """End a role as kill -9 does: its peers hear `Lost` one latency after its last message."""
         self.endpoints[role].die()
 
 
 class VirtualLink:
-    """One role's end of its link to a life of a peer.
+    """One role's end of its link to one incarnation of a peer."""
 
-    Args:
-        own: the role's endpoint.
-        peer: the other end.
-    """
+    __slots__ = ("back", "gone", "last", "peer", "sender")
 
-    __slots__ = ("back", "gone", "last", "own", "peer")
-
-    def __init__(self, own: VirtualEndpoint, peer: VirtualEndpoint) -> None:
-        self.own, self.peer, self.gone = own, peer, False
+    def __init__(self, sender: VirtualEndpoint, peer: VirtualEndpoint) -> None:
+        self.sender, self.peer, self.gone = sender, peer, False
         self.back: VirtualLink | None = None
-        """The peer's end; None until a first word replaces what that has to a life before."""
+        """The peer's end; None while the peer still has the link to an earlier incarnation."""
         self.last = -1.0
-        """When what was sent last arrives; less than 0 where nothing was."""
+        """Arrival of the last message that was sent; less than 0 before the first."""
 
 
 class VirtualEndpoint(Endpoint):
@@ -187,29 +182,24 @@ class VirtualEndpoint(Endpoint):
         self.port = Port()
         self.host, self.thread = network.host_of(role), network.thread_of(role)
         self.work: MessageCosts | None = None
-        """Cost of its messages; None is no time."""
+        """Cost of its messages; None for no time."""
         self.ended = False
-        """True once closed: earlier messages still leave, no others do."""
+        """True once nothing more leaves; a closed endpoint first sends what waits for work."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.arriving = deque[Any]()
-        """The clock's queue of what comes here: through one port nothing overtakes, but by jitter and outages."""
+        """Queue of the clock with this role's arrivals: in one port only jitter and outages change their order."""
         self.links: dict[str, VirtualLink] = {}
         self.unreached: set[str] = set()
-        """Roles to which there is no link, because opening one has failed."""
+        """Roles that could not be reached."""
         self.callers: list[VirtualEndpoint] = []
-        """Later lives of peers, whose first word is on its way."""
+        """Later incarnations of peers, whose first message is on its way."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena; an empty one where payloads are phantoms."""
         return EMPTY if self.network.phantom else super().allocate(held, gradients, parameters)
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Open the link to a life of a role; addresses mean nothing here.
-
-        Raises:
-            JobFailed: it is not there.
-        """
         peer = self.network.endpoints.get(role)
         if peer is None or peer.closed or 0 <= incarnation != peer.incarnation:
             self.unreached.add(role)
@@ -222,16 +212,15 @@ class VirtualEndpoint(Endpoint):
             self._reach(peer)
 
     def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of the peer that the link is to; -1 without a link."""
         link = self.links.get(peer)
         return -1 if link is None or link.gone else link.peer.incarnation
 
     def has_sent(self, role: str) -> bool:
-        """Return whether anything has left on the link to a peer."""
+        """Return whether a message has left on the link to a peer."""
         return role in self.links and self.links[role].last >= 0.0
 
     def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
-        """Have a link to a peer, who sees ours replace that of our life before with our first word."""
+        """Open the link to a peer, which replaces that of an earlier incarnation when the first message arrives."""
         link = self.links[peer.role] = VirtualLink(self, peer)
         theirs = peer.links.setdefault(self.role, VirtualLink(peer, self))
         if theirs.peer is self:
@@ -241,7 +230,7 @@ class VirtualEndpoint(Endpoint):
         return link
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; it arrives after the link's latency and its bytes' time to leave here and enter there."""
+        """Send a message: it arrives after the latency and its time in the two ports."""
         if self.closed:
             return
         network = self.network
@@ -264,9 +253,9 @@ class VirtualEndpoint(Endpoint):
             self._leave(what)
 
     def _does_in_memory(self, to: str, message: Message, payload: Payload | None) -> bool:
-        """Return whether a shard's memory takes the message, so that it is not sent."""
+        """Return whether a shard's memory takes the message in place of a link."""
         network = self.network
-        if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.taken:
+        if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.requests:
             network.before_send(self.role, to, message)
             if not self.ended:
                 memory.take(self, message, payload)
@@ -277,7 +266,7 @@ class VirtualEndpoint(Endpoint):
         return False
 
     def lend(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> Payload | None:
-        """A payload as a peer is to find it; what it has asked for, as that is now."""
+        """Return a payload for a peer: an answer is a copy, a push stays where it is."""
         if payload is None or self.network.phantom or not isinstance(message, Bulk):
             return payload
         arena = peer.arena if message.is_reply else self.arena
@@ -285,13 +274,14 @@ class VirtualEndpoint(Endpoint):
         return whole.clone() if message.is_reply else whole
 
     def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
-        """The work for a message is done: it leaves now, unless its sender dies of it, or the link has ended."""
+        """Send a message once the work for it is done, unless its sender dies then or the link has ended."""
         link, arrival = what
         network, peer = self.network, link.peer
         if network.before_send is not _nothing:
             network.before_send(self.role, peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
         if self.ended or link.gone:
             return
+        # this runs once for each of millions of messages: names of this function are faster than attributes
         payload, inside, clock = arrival.payload, network.inside, network.clock
         line = network.model if inside is None or self.host < 0 or self.host != peer.host else inside
         self._count(peer, arrival.event, payload, network.shares and line is inside)  # type: ignore[arg-type]  # as above
@@ -299,14 +289,14 @@ class VirtualEndpoint(Endpoint):
         arrives, last = carry(self.port, peer.port, clock.time, takes, line.latency), link.last
         if not network.plain:
             arrives = network.delay(link, arrival, arrives, takes, line.latency)
-        link.last = arrives = arrives if arrives > last else last
+        link.last = arrives = arrives if arrives > last else last  # jitter must not change a link's order
         clock.call_at(arrives, peer.take, what, peer.arriving)
 
     def _count(self, peer: VirtualEndpoint, message: Message, payload: Payload | None, shares: bool) -> None:
-        """Count what leaves here and enters there; inside a host a payload is read where it lies."""
+        """Count the bytes of a message on both sides; inside a host the payload is read in place."""
         frame, behind = wire.size(message), 0 if payload is None else payload.nbytes
         if not (self.network.phantom or isinstance(message, Bulk)):
-            frame -= behind  # it is in the message, too
+            frame -= behind  # the message itself holds the payload
         size, kind, received = frame if shares else frame + behind, message.traffic, peer.traffic
         self.traffic.sent[kind] += size
         received.received[kind] += size
@@ -314,20 +304,20 @@ class VirtualEndpoint(Endpoint):
             received.shared_memory[kind] += behind
 
     def take(self, what: tuple[VirtualLink, Arrival]) -> None:
-        """Deliver what arrives now, unless this role is dead or has dropped the sender."""
+        """Deliver a message, unless this role is dead or has dropped the sender."""
         theirs, arrival = what
         if self.closed or (theirs.back.gone if theirs.back is not None else not self._succeeds(theirs)):
             return
-        self._hand(theirs.own, arrival if arrival.payload is None else self._landed(arrival))
+        self._hand(theirs.sender, arrival if arrival.payload is None else self._landed(arrival))
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
-        """Have what this role has done in a memory, whatever has become of the process that it belongs to."""
+        """Deliver the answer of a memory, also where the process of its shard has died."""
         if not self.closed:
             sender, arrival = what
             self._hand(sender, self._landed(arrival))
 
     def _landed(self, arrival: Arrival) -> Arrival:
-        """Return the arrival with its bytes in the buffer that was asked for."""
+        """Copy the bytes of an answer to where they were asked for."""
         event = arrival.event
         if not isinstance(event, SlotReply) or arrival.payload is None:
             return arrival
@@ -335,11 +325,11 @@ class VirtualEndpoint(Endpoint):
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
-        """Return whether a message is from a later incarnation than the link's, which is then gone.
+        """Return whether a message is of a later incarnation than the link's, which it replaces.
 
-        Otherwise it was on its way since a former life.
+        A message of an earlier incarnation is late, and counts for nothing.
         """
-        sender = theirs.own
+        sender = theirs.sender
         before = self.links[sender.role].peer
         if sender.incarnation < before.incarnation:
             return False
@@ -349,7 +339,7 @@ class VirtualEndpoint(Endpoint):
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
-        """Hand an arrival to this role: at once, or when a machine has done its work with those before."""
+        """Deliver an arrival: at once, or to a machine once its work for those before is done."""
         if self.work is not None:
             if self._queues and (self._waiting or self.thread.works()):
                 self._waiting.append((sender, arrival))
@@ -360,7 +350,7 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """Hand on what waits, once work is done; a former life's word counts no more where the next has come."""
+        """Deliver the next arrival that waits, unless a later incarnation of its sender has come."""
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -378,14 +368,13 @@ class VirtualEndpoint(Endpoint):
         self.deliver(arrival)
 
     def drop(self, peer: str, reason: str) -> None:
-        """Close the link to a peer, on both sides."""
         link = self.links.get(peer)
         if link is not None and not link.gone:
             link.peer._hear_of_end(self, f"{self.role} closed the link: {reason}", link.last)
             self._end_link(link.peer, reason, self.network.clock.time + self.network.model.latency)
 
     def close(self) -> None:
-        """End this role: every peer is told `Lost` after all that was sent before."""
+        """End this role: every peer hears `Lost` after its last message."""
         if self.closed:
             return
         self.closed = True
@@ -400,7 +389,7 @@ class VirtualEndpoint(Endpoint):
             self.network.left(self.role, self.incarnation)
 
     def die(self) -> None:
-        """End this role as kill -9 does: what it had no time to say is not said."""
+        """End this role as kill -9 does: messages that wait for work are never sent."""
         self.thread.stop()
         self.closed = True
         self._end()
@@ -411,12 +400,13 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
+        # a caller has a link to this role, whose own link is still to the caller's earlier incarnation
         peers = (*(link.peer for link in self.links.values()), *self.callers)
         for peer in {id(peer): peer for peer in peers}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Hear that a peer has ended its link: a latency later, after all it has sent, and not across an outage."""
+        """Lose a peer that has ended its link: a latency later, after its last message, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)
@@ -439,36 +429,34 @@ class VirtualMemory:
     """Memory of a shard in which replicas make updates themselves, one after another. It outlives the shard's process.
 
     Args:
-        network: on which they are.
-        role: the shard.
-        taken: the messages that are not sent, but done here.
-        answers: what comes of them.
-        may: whether a role may do that now, or waits for others to have done something.
-        do: does it; returns what the shard would answer.
+        requests: kinds of messages that are done here in place of being sent.
+        answers: kinds of messages that answer them.
+        may: returns whether a role's message can be acted on now.
+        do: acts on a message; returns the shard's effects.
 
     Attributes:
-        turns: who has the lock, and who waits for it, each for what it is to do.
+        turns: the message of the role that has the lock, and those of the roles that wait for it.
     """
 
     def __init__(
         self,
         network: VirtualNetwork,
         role: str,
-        taken: Collection[type],
+        requests: Collection[type],
         answers: Collection[type],
         may: Callable[[str, Message], bool],
         do: Callable[[str, Message, Payload | None], Iterable[Effect]],
     ) -> None:
-        self.role, self.taken, self.answers = role, taken, answers
+        self.role, self.requests, self.answers = role, requests, answers
         self._network, self._may, self._do = network, may, do
         self.turns: deque[Turn] = deque()
         self._early: list[Turn] = []
-        """Messages that could not be acted on in their turn yet."""
+        """Messages whose turn came before they could be acted on."""
         self._behind: dict[VirtualEndpoint, list[Turn]] = {}
-        """Acts of each role from its push on, which wait for its turn."""
+        """Messages of each role whose push waits, that push first."""
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Have a role do something, as soon as it has the lock."""
+        """Have a role act on its message once it has the lock."""
         turn = sender, message, sender.lend(sender, message, payload)
         if sender in self._behind or (payload is not None and not self._may(sender.role, message)):
             self._behind.setdefault(sender, []).append(turn)
@@ -478,13 +466,13 @@ class VirtualMemory:
             self._begin()
 
     def _begin(self) -> None:
-        """Whoever is the first has the lock, and works."""
+        """Begin the turn of the first role, which has the lock and works."""
         sender, message, payload = self.turns[0]
         seconds = 0.0 if sender.work is None else sender.work.passing(message, payload)
         sender.thread.do(seconds, self._end, None)
 
     def _end(self, _: None) -> None:
-        """Publish what was done, and pass the lock on."""
+        """End a turn: act on its message, and pass the lock on."""
         turn = self.turns.popleft()
         left = [] if self._done(turn) else [turn]
         goes_on = bool(self.turns)
@@ -494,11 +482,11 @@ class VirtualMemory:
             self._begin()
 
     def look(self) -> None:
-        """Something has changed: do what could not be done before it."""
+        """Act on the messages that waited for a change; the shard has just changed."""
         early, self._early = self._early, []
         self._early = [turn for turn in early if not self._done(turn)]
         idle = not self.turns
-        for sender in [one for one, turns in self._behind.items() if self._may(one.role, turns[0][1])]:
+        for sender in [role for role, turns in self._behind.items() if self._may(role.role, turns[0][1])]:
             self.turns += self._behind.pop(sender)
         if idle and self.turns:
             self._begin()
@@ -517,19 +505,19 @@ class VirtualMemory:
         return True
 
     def answer(self, to: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Answer at once; whoever has asked works to have it where it wants it."""
+        """Answer at once; the receiver works to bring the bytes to its vector."""
         shard = self._network.endpoints[self.role]
         payload = shard.lend(to, message, payload)
         self._network.before_send(self.role, to.role, message)
         answer = (shard, Arrival(self.role, message, payload))
         if seconds := 0.0 if to.work is None else to.work.landing(payload):
-            to.traffic.shared_memory[message.traffic] += payload.nbytes  # type: ignore[union-attr]  # what lands is bytes
+            to.traffic.shared_memory[message.traffic] += payload.nbytes  # type: ignore[union-attr]  # only bytes cost seconds
             to.thread.do(seconds, to.find, answer)
         else:
             self._network.clock.call_at(self._network.clock.time, to.find, answer)
 
     def leave(self, dead: VirtualEndpoint) -> None:
-        """Whoever dies gives back the lock, and has done nothing."""
+        """Drop the messages of a dead role, and release its lock."""
         held = bool(self.turns) and self.turns[0][0] is dead
         self.turns = deque(turn for turn in self.turns if turn[0] is not dead)
         self._early = [turn for turn in self._early if turn[0] is not dead]
@@ -539,12 +527,8 @@ class VirtualMemory:
 
 
 Turn = tuple[VirtualEndpoint, Message, Payload | None]
-"""A message that a role is to act on in a shard's memory."""
+"""Turn of a role in a shard's memory, with its message."""
 
 
 def _nothing(sender: str, to: str, message: Message) -> None:
-    """No fault, no checker."""
-
-
-def _nobody(role: str, incarnation: int) -> None:
-    """Nobody is told of an end."""
+    """Do nothing: no fault, no checker."""

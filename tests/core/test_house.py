@@ -29,6 +29,42 @@ def test_a_file_says_what_it_is() -> None:
     assert not wrong, f"open each with one line that says what it is: {wrong}"
 
 
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """The classes of the package, by name."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for nodes in nodes_of().values():
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+CLASSES = classes()
+
+
+def bases_of(node: ast.ClassDef) -> set[str]:
+    return {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
+
+
+def documented(node: ast.ClassDef) -> set[str]:
+    """Methods that a class, or one that it inherits from, documents."""
+    methods = {m.name for m in node.body if isinstance(m, ast.FunctionDef) and ast.get_docstring(m)}
+    bases = [base for name in bases_of(node) - {node.name} for base in CLASSES.get(name, [])]
+    return methods.union(*map(documented, bases))
+
+
+PROTOCOLS = [node for nodes in CLASSES.values() for node in nodes if "Protocol" in bases_of(node)]
+OF_PROTOCOLS = set[str]().union(*map(documented, PROTOCOLS))
+
+
+def undocumented(node: ast.AST) -> set[str]:
+    """Public methods that a class adds without a word; those of a base or of a protocol are documented there."""
+    if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+        return set()
+    methods = {m.name for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")}
+    return methods - documented(node) - OF_PROTOCOLS
+
+
 def test_functions_fit_a_screen_and_what_is_public_is_documented() -> None:
     long, silent = [], []
     for name, nodes in nodes_of().items():
@@ -39,6 +75,7 @@ def test_functions_fit_a_screen_and_what_is_public_is_documented() -> None:
         for node in trees()[name].body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 silent += [f"{name}: {node.name}"] * (not ast.get_docstring(node))
+        silent += [f"{name}: {node.name}.{method}" for node in nodes for method in undocumented(node)]
     assert not long, f"{FUNCTION_LINES} are allowed, cut them: {long}"
     assert not silent, f"they are public and have no docstring: {silent}"
 
@@ -116,19 +153,6 @@ def test_what_the_type_checker_is_told_to_ignore_has_its_reason() -> None:
 IGNORE = "# type: ignore"
 DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum", "IntEnum")
 """Bases whose classes declare their fields."""
-
-
-def classes() -> dict[str, list[ast.ClassDef]]:
-    """The classes of the package, by name."""
-    found: dict[str, list[ast.ClassDef]] = {}
-    for nodes in nodes_of().values():
-        for node in nodes:
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(node)
-    return found
-
-
-CLASSES = classes()
 
 
 TWICE = {

@@ -16,8 +16,7 @@ from distbelief.coordination.allotments import Allotment, Allotments, own_number
 from distbelief.core.ledger import Ledger, PushTaken
 from distbelief.core.portions import OWN, PORTION_LIMIT, Dealer, Portion, Position, RoundDealer
 from distbelief.errors import RemoteProtocolError, UsageError
-from distbelief.replica.pushes import Pushes
-from distbelief.replica.work import WorkQueue
+from distbelief.replica.work import Pushes, WorkQueue
 
 names = st.sampled_from(["replica 0", "replica 1", "replica 2"])
 

@@ -71,12 +71,12 @@ def test_a_machine_takes_each_message_from_those_who_say_it_and_from_nobody_else
             if other in said_by:
                 machine._answers.to(sender, event)
             else:
-                with pytest.raises(RemoteProtocolError, match=f"{sender} has no say in {event.__name__}; it is for"):
+                with pytest.raises(RemoteProtocolError, match=f"{sender} may not send {event.__name__}; it is for"):
                     machine._answers.to(sender, event)
 
 
 def test_a_machine_cannot_be_made_that_answers_what_no_table_lets_it_hear() -> None:
-    with pytest.raises(LocalProtocolError, match="a shard answers Progress, which no table lets it hear"):
+    with pytest.raises(LocalProtocolError, match="a shard answers Progress, which no table sends to it"):
         Answers("a shard", heard_by(Kind.SHARD, SERVED), {dealing.Progress: never})
     with pytest.raises(LocalProtocolError, match="a shard answers Operate, "):
         Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Push: never, operations.Operate: never})
@@ -91,7 +91,7 @@ def test_who_takes_gradients_otherwise_has_no_answer_to_a_push_and_to_progress()
     """A machine of a batch method is made without them: they are not taken out of another's."""
     for name, event in (("shard in batches", pushing.Push), ("sandblaster", dealing.Progress)):
         machine = MACHINES[name][0]
-        with pytest.raises(RemoteProtocolError, match=f"has no answer to {event.__name__}"):
+        with pytest.raises(RemoteProtocolError, match=f"does not take {event.__name__}"):
             machine._answers.to("replica 0", event)
     answers = Answers("a shard", heard_by(Kind.SHARD, SERVED), {pushing.Fetch: never})
     assert answers.to("replica 0", pushing.Fetch) is never

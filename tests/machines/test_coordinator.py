@@ -806,9 +806,9 @@ def test_a_script_that_begins_is_told_the_earliest_epoch_with_minibatches_left_a
     [
         ("replica 7", progress(), "replica 7 reports progress and is no member"),
         ("replica 0", progress(steps=3), "replica 0 reports 3 more steps than it was dealt"),
-        ("replica 0", dealing.Drain(), "the coordinator has no answer to Drain"),
-        ("replica 0", membership.Stop("mine"), "replica 0 has no say in Stop; it is for supervisor"),
-        ("shard 0", progress(), "shard 0 has no say in Progress; it is for replica"),
+        ("replica 0", dealing.Drain(), "the coordinator does not take Drain"),
+        ("replica 0", membership.Stop("mine"), "replica 0 may not send Stop; it is for supervisor"),
+        ("shard 0", progress(), "shard 0 may not send Progress; it is for replica"),
         ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, False), "replica 0 reports -1 steps"),
         (
             "replica 0",

@@ -230,8 +230,8 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
 
 WRONG: dict[str, tuple[str, Any]] = {
     "there is no vector 'nobody'": ("coordinator", Operate(9, (Copy("nobody", "x"),))),
-    "has no say in Operate": ("replica 0", Operate(9, ())),
-    "a shard has no answer to Push": ("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
+    "may not send Operate": ("replica 0", Operate(9, ())),
+    "a shard does not take Push": ("replica 0", pushing.Push(0, 0, MOVING, 0, 1, Version(0, 0), 1, 1)),
     "which does not hold that": ("replica 0", operations.Contribute(0, 0, 4, 0, 1, 0, 0)),
     "of evaluation 9; shard 0 is at 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 9, 0, 0)),
     "part 1, of evaluation 1": ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 1)),

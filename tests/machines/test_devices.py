@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbelief.core import roles
 from distbelief.core.conversations.partitioning import Boundary
-from distbelief.core.effects import RECEIVE, Batch, Receive, Send
+from distbelief.core.effects import RECEIVE, Batch, Receive, Send, Steps
 from distbelief.core.settings import Settings
 from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.replica.steps import Steps
 from distbelief.runtime.split_model import SplitModel
 from distbelief.split.options import Split
 from distbelief.split.plan import apply

@@ -56,7 +56,7 @@ def test_a_push_is_handed_on_by_reference_and_a_phantom_passes() -> None:
 def test_a_role_takes_part_once_at_a_time() -> None:
     network = Inline()
     first = network.endpoint("a")
-    with pytest.raises(LocalProtocolError, match="a takes part already"):
+    with pytest.raises(LocalProtocolError, match="a has an endpoint already"):
         network.endpoint("a")
     first.close()
     network.endpoint("a")

@@ -14,8 +14,7 @@ from made import made
 from distbelief.core.optimizer import LEARNING_RATES, Optimizer
 from distbelief.core.settings import Plan
 from distbelief.record.restore import SavedParts
-from distbelief.server.optimizers import OPTIMIZERS
-from distbelief.server.partial import WHOLE_STEPS
+from distbelief.server.optimizers import OPTIMIZERS, WHOLE_STEPS
 from distbelief.server.passed import PassedLayout, PassedSlice
 from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from distbelief.transport import patience
-from distbelief.transport.patience import CROWDED_SECONDS, LOOK_SECONDS, REST_LIMIT, Patience
+from distbelief.transport import sockets
+from distbelief.transport.sockets import CROWDED_SECONDS, LOOK_SECONDS, REST_LIMIT, Patience
 
 EVENTS = [(7, 1)]
 QUICK, CROWDED = CROWDED_SECONDS / 2, CROWDED_SECONDS * 2
@@ -22,7 +22,7 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, yield_seconds: float = QUICK) -> None:
         self.now, self.yield_seconds, self.comes = 0.0, yield_seconds, 0
         self.looks, self.slept = 0, list[float | None]()
-        monkeypatch.setattr(patience, "monotonic", lambda: self.now)
+        monkeypatch.setattr(sockets, "monotonic", lambda: self.now)
         monkeypatch.setattr(os, "sched_yield", self.sched_yield)
         self.patience = Patience(self)  # type: ignore[arg-type]
 

@@ -12,8 +12,7 @@ from distbelief.core.events import Event, Lost
 from distbelief.core.messages import Message, Version
 from distbelief.errors import UsageError
 from distbelief.runtime.clock import VirtualClock
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts, VirtualHost
+from distbelief.transport.cluster_model import Hosts, NetworkModel, VirtualHost
 from distbelief.transport.virtual import MEMORY, VirtualNetwork
 
 INSTANT = NetworkModel(latency=0.25, bandwidth=float("inf"))

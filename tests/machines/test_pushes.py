@@ -9,7 +9,7 @@ import pytest
 from distbelief.core.conversations.pushing import Pushed
 from distbelief.core.effects import Send
 from distbelief.core.messages import Version
-from distbelief.replica.pushes import Pushes
+from distbelief.replica.work import Pushes
 
 SHARDS = ("shard 0", "shard 1")
 

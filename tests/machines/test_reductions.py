@@ -160,7 +160,7 @@ def test_who_waits_for_another_is_not_kept() -> None:
 def test_a_machine_that_shows_writes_in_another_order_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before there is any memory: at the door of a job, and where a window or a split replica would use some."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    named = "needs an x86-64 processor, and this is aarch64; "
+    named = "needs a processor that makes writes visible in their order, such as x86-64, and this is aarch64; "
     with pytest.raises(UsageError, match=f"--transport shared: .* {named}use --transport tcp"):
         db.Local().settings(db.Job("digits", db.Allreduce()))
     with pytest.raises(UsageError, match=named):

@@ -291,7 +291,7 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
         ),
         (pushing.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
         (initialising.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
-        (membership.Leave(), None, "a shard has no answer to Leave"),
+        (membership.Leave(), None, "a shard does not take Leave"),
     ],
     ids=[
         "gap",
@@ -393,7 +393,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
     ahead = pushing.Fetch(0, 0, MOVING, tick=1)
     assert one.handle("replica 0", ahead, None) == []
     with pytest.raises(
-        RemoteProtocolError, match=rf"replica 0 fetches \[0, {MOVING}\) of shard 0 again, and waits for that already"
+        RemoteProtocolError, match=rf"replica 0 fetches \[0, {MOVING}\) of shard 0 again, while its first fetch waits"
     ):
         one.handle("replica 0", ahead, None)
     assert one.handle("replica 0", pushing.Fetch(0, 0, MOVING, tick=1, incarnation=1), None) == []

@@ -22,7 +22,7 @@ from distbelief.network.shares import FEW, FairShares, Flow
 from distbelief.runtime.clock import VirtualClock
 from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.routed import RoutedNetwork
 from distbelief.transport.virtual import HEADER, MEMORY
 

@@ -37,7 +37,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
 from distbelief.replica.downpour import DownpourReplica
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.script import LoopRequest
+from distbelief.replica.served_replica import LoopRequest
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -174,7 +174,7 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
         ("coordinator", membership.Refused("there is nothing to train on"), UsageError, "nothing to train on"),
         ("coordinator", membership.Stop("enough"), JobFailed, "replica 0: the job was ended: enough"),
         ("coordinator", events.Lost("killed"), JobFailed, r"replica 0: coordinator is gone \(killed\)"),
-        ("coordinator", membership.Here(), LocalProtocolError, "replica 0 has no use for Here from coordinator"),
+        ("coordinator", membership.Here(), LocalProtocolError, "replica 0 cannot take Here from coordinator"),
     ],
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:

@@ -12,7 +12,7 @@ from distbelief.core.settings import Settings
 from distbelief.runtime.clock import VirtualClock
 from distbelief.sharding.layout import Range
 from distbelief.testing import Pair, check_transport
-from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.cluster_model import NetworkModel, Outage
 from distbelief.transport.virtual import HEADER, VirtualNetwork
 
 STORMS = tuple(Outage(start, start + 0.3, ("replica 0",)) for start in (0.0, 1e-3, 0.1, 0.25, 1.0, 2.0, 2.3, 10.0))

@@ -87,7 +87,7 @@ def test_a_shard_that_does_not_rule_waits_for_the_one_that_does() -> None:
     ("sender", "settings"), [("shard 1", {"strategy": "synchronous"}), ("shard 0", {"strategy": "bounded"})]
 )
 def test_nobody_but_the_first_shard_rules(sender: str, settings: dict[str, str]) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"{sender} rules a round, and does not rule this job"):
+    with pytest.raises(RemoteProtocolError, match=f"{sender} sent a ruling, and is not the shard that rules this job"):
         Told(1, **settings).hear(sender, Ruling(0, (), ()))
 
 

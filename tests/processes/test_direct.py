@@ -36,7 +36,7 @@ from distbelief.server.slice import TorchSlice
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
-from distbelief.transport.locks import Locks
+from distbelief.transport.shared import Locks
 
 DIRECT, SERVED = Local(path="direct"), Local(path="served")
 EPOCHS = 3

@@ -26,7 +26,7 @@ from distbelief.places.evaluate import evaluate
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Hogwild, Locking
-from distbelief.transport.locks import Locks
+from distbelief.transport.shared import Locks
 
 LOCKED = [
     Locking(replicas=3, shards=5),

@@ -14,12 +14,12 @@ import pytest
 
 from distbelief.errors import JobFailed
 from distbelief.fabric import waiting
-from distbelief.transport import locks
-from distbelief.transport.locks import Locks
+from distbelief.transport import shared
+from distbelief.transport.shared import Locks
 
 HOLDER = """
 import os, sys
-from distbelief.transport.locks import Locks
+from distbelief.transport.shared import Locks
 held = Locks(os.open(sys.argv[1], os.O_RDWR))
 held.take(3, lambda: False)
 print(os.getpid(), flush=True)
@@ -38,7 +38,7 @@ def test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it(
         assert holder.stdout
         assert int(holder.stdout.readline()) == holder.pid
         seconds = (0.01 * tick for tick in range(10**6))  # one look at the clock after another
-        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
         monkeypatch.setattr(waiting, "sleep", bool)
         own = Locks(descriptor)
         with pytest.raises(JobFailed, match=rf"waited 60 s for lock 3, which process {holder.pid} holds"):

@@ -31,7 +31,7 @@ SITES = {
     "the kernel": f"import distbelief.transport.tcp as tcp\ntcp.SILENCE_SECONDS = {SILENCE}.0\ntcp.TcpEndpoint._feel "
     "= lambda "
     "*_: None\n",
-    "the pulse": f"import distbelief.transport.pulse as pulse\npulse.LEAST_SECONDS = {SILENCE}.0\n",
+    "the pulse": f"import distbelief.transport.tcp as tcp\ntcp.LEAST_SECONDS = {SILENCE}.0\n",
 }
 """Run by every Python process as it starts: those of a job are not the test's own to patch."""
 

@@ -171,7 +171,7 @@ def test_the_job_ends_in_peace_where_the_scripts_leave_their_loops(tmp_path: Pat
 LEFT: dict[str, tuple[Any, str, str]] = {
     "one partition alone": (
         Downpour(replicas=1), "if number == 5 and replica.partition == 1: break",
-        "the script of replica 0.1 has gone on from a minibatch, or has left the loop, and that of replica 0.0",
+        "the script of replica 0.1 has ended a minibatch, or has left the loop, while that of replica 0.0",
     ),
     "a group": (Allreduce(replicas=1), "if number == 5: break", "left before its end, of a split replica: with"),
 }  # fmt: skip
@@ -187,5 +187,5 @@ def test_a_loop_that_split_replicas_cannot_leave_so_ends_the_job(tmp_path: Path,
 def test_who_waits_for_the_norm_of_another_that_has_left_is_told_so(tmp_path: Path) -> None:
     act = "loss.backward()\n    if number == 5 and replica.partition == 1: break"
     strategy = Downpour(replicas=1, partitions=2)
-    with pytest.raises(UsageError, match=r"the script of replica 0\.1 has gone on from a minibatch, or has"):
+    with pytest.raises(UsageError, match=r"the script of replica 0\.1 has ended a minibatch, or has"):
         launch(tmp_path, strategy, epochs=jobs.MANY, clip_norm=0.5, inside=STEP.replace("loss.backward()", act))

@@ -36,7 +36,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach, draw_outages, draw_revivals
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 OPTIONS = ("replicas", "optimizer", "algorithm", "bucket_mb", "buffers", "on_death", "per_host", "restarts")
 

@@ -30,7 +30,7 @@ from distbelief.strategies import Allreduce, Single
 from distbelief.strategies.grouped.replica import CHUNK
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.testing.simulations import attach, draw_compute, draw_network, draw_revivals
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 SEEDS_AT_ONCE = 50
 SPLITS = {

@@ -41,7 +41,7 @@ from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings, draw_compute, draw_network, draw_outages, draw_revivals, ways
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 CHUNK = 250
 FLOORS = {

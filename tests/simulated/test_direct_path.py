@@ -28,7 +28,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings
-from distbelief.transport.processors import Hosts
+from distbelief.transport.cluster_model import Hosts
 
 STEADY = ComputeModel(step=1e-3, spread="constant")
 STRATEGIES = {

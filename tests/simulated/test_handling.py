@@ -25,8 +25,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT, STATES, Handling, HandlingCosts, touched
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts
+from distbelief.transport.cluster_model import Hosts, NetworkModel
 from distbelief.transport.virtual import HEADER
 
 UNIT = Handling(message=0.0, memory=1.0)

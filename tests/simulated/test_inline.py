@@ -36,8 +36,8 @@ from distbelief.tasks import Task, as_data
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.simulations import attach
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.inline import Inline
-from distbelief.transport.network_model import NetworkModel
 
 Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]

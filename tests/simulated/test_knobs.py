@@ -30,7 +30,7 @@ from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach
-from distbelief.transport.network_model import NetworkModel, Outage
+from distbelief.transport.cluster_model import NetworkModel, Outage
 
 
 class Traffic:
@@ -279,7 +279,7 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
             {},
             "outage from -1.0 s until 1.0 s: it must begin",
         ),
-        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ()),))), {}, "nobody is on its side; name a role"),
+        (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ()),))), {}, "no role is on its side; name one"),
         (
             Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ("replica 3",)),))),
             {},

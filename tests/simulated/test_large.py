@@ -34,7 +34,7 @@ from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 CALM = Simulated(
     network=NetworkModel(latency=0.0, bandwidth=float("inf")), compute=ComputeModel(spread="constant"), handling=INSTANT

@@ -17,7 +17,7 @@ from distbelief.strategies import Downpour
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 MANY = SEEDS >= 1000
 """Whether laws are held with many numbers of replicas, for long."""

@@ -18,7 +18,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import LeavingHost
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
 from distbelief.testing.accounting import Accounting
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 WAYS: dict[str, Any] = {
     "downpour": Downpour(3, 2),

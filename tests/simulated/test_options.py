@@ -37,8 +37,7 @@ from distbelief.strategies import STRATEGIES, Allreduce, Downpour, Hogwild, Stra
 from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 from distbelief.testing.simulations import attach
-from distbelief.transport.network_model import NetworkModel, Outage
-from distbelief.transport.processors import Hosts
+from distbelief.transport.cluster_model import Hosts, NetworkModel, Outage
 
 SAMPLES = 40
 TESTS = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.strategies import Downpour
 from distbelief.tasks import Task
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 SLOW_LINK = Simulated(network=NetworkModel(latency=5e-3, bandwidth=1e5, jitter=3.0))
 

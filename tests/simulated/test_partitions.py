@@ -30,7 +30,7 @@ from distbelief.strategies.parameter_server.options import ServedWithOptimizer
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings, draw_compute, draw_network, draw_revivals
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 CHUNK = 50
 SPLITS = {
@@ -464,5 +464,5 @@ def test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever(
                 run.simulation.network.endpoints[pair[who]].drop(pair[1 - who], "it was cut")
 
     run.watch(SimpleNamespace(sent=lambda *_: None, delivered=cut))  # type: ignore[arg-type]  # a checker
-    with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] is gone .*it was cut"):
+    with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] broke .*it was cut"):
         run.simulation.run()

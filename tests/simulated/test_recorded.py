@@ -47,7 +47,7 @@ from distbelief.strategies import (
     Softsync,
     Synchronous,
 )
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.virtual import VirtualEndpoint
 
 RENEWS = bool(os.environ.get("DISTBELIEF_RENEW"))

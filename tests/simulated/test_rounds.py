@@ -21,7 +21,7 @@ from distbelief.job import Job
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Synchronous
 from distbelief.testing.accounting import Accounting
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 SAMPLES, EPOCHS, RATE = 43, 8, 0.1
 LATE = NetworkModel(latency=1e-3, jitter=20.0, delay_chance=0.2, delay=3e-2)

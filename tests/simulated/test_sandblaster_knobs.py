@@ -32,7 +32,7 @@ from distbelief.strategies.sandblaster.work_units import RESERVE
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.virtual import VirtualEndpoint
 
 INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)

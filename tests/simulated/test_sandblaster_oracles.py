@@ -30,7 +30,7 @@ from distbelief.strategies.sandblaster.recursion import CurvaturePair
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.virtual import VirtualEndpoint
 
 SHAKY = Simulated(

@@ -26,7 +26,7 @@ from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import Endings
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 SAMPLES, ITERATIONS = 83, 5
 KINDS: list[dict[str, Any]] = [

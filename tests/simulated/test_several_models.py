@@ -37,7 +37,7 @@ from distbelief.strategies.context import Stage
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings, draw_compute, draw_network
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 UNEVEN = Simulated(
     compute=ComputeModel(spread="lognormal", slow={0: 3.0}), network=NetworkModel(latency=1e-3, jitter=2.0)

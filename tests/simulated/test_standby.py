@@ -29,7 +29,7 @@ from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
 from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 STRATEGIES = [
     Downpour(3, 2, standby=1), Downpour(3, 2, push_every=2, fetch_every=2, prefetch=1, standby=1), Softsync(4, 2, n=2,

@@ -18,7 +18,7 @@ from distbelief.places.place import Effect, Ended, Event, Kill, Moved, Said, Sta
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Synchronous
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 WAYS: dict[str, Any] = {
     "downpour": Downpour(2, 2, standby=1, restarts=2),

@@ -24,7 +24,7 @@ from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Downpour
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 GOLDEN = Path(__file__).with_name("golden.json")
 # no logarithms in here, which another C library may round otherwise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.job import OnDevice
 from distbelief.split.options import SplitSteps
-from distbelief.transport.network_model import NetworkModel
+from distbelief.transport.cluster_model import NetworkModel
 
 MOST_REPLICAS = 256
 """Limit of a plan's replicas, so that it takes seconds."""

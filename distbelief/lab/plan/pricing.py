@@ -31,8 +31,7 @@ from distbelief.record.summary import PARTS, moved
 from distbelief.strategies.base import is_alone
 from distbelief.tasks import Data, Task, as_data
 from distbelief.tasks.worker import build_model
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts
+from distbelief.transport.cluster_model import Hosts, NetworkModel
 
 STEPS, LEAST_STEPS = 24, 4
 """Steps of each replica in a priced job, and the least with many replicas."""

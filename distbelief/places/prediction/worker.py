@@ -18,7 +18,7 @@ from torch import Tensor
 
 from distbelief.codecs.file import ModelFile
 from distbelief.core import roles
-from distbelief.core.effects import RECEIVE, Batch, Receive, Send
+from distbelief.core.effects import RECEIVE, Batch, Receive, Send, Steps
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError, limit
 from distbelief.fabric.crossings import Crossings, segment_bytes
@@ -30,7 +30,6 @@ from distbelief.places.processes.spec import Surroundings
 from distbelief.record.restore import load_weights
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.replica.steps import Steps
 from distbelief.sharding.layout import ITEM_SIZES
 from distbelief.split.tracing import examples
 from distbelief.strategies import Single

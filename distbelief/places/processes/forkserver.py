@@ -23,7 +23,7 @@ from typing import Any
 
 from distbelief.core.values import check_text
 from distbelief.errors import UsageError, limit
-from distbelief.transport.nameless import nameless, socket_folder
+from distbelief.transport.addresses import nameless, socket_folder
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Signals that the processes of a job leave to their supervisor."""

@@ -73,8 +73,7 @@ from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.on_disk import build_on_disk, zeros_on_disk
 from distbelief.tasks.worker import build_model, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
-from distbelief.transport.locks import Locks
-from distbelief.transport.shared import SharedEndpoint
+from distbelief.transport.shared import Locks, SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 

@@ -24,7 +24,7 @@ from distbelief.places.processes.output import open_streams
 from distbelief.places.processes.script import file_of, is_module, module_spec
 from distbelief.places.processes.spec import Surroundings
 from distbelief.runtime.loop import PLAYED
-from distbelief.transport.nameless import share_descriptors
+from distbelief.transport.addresses import share_descriptors
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""

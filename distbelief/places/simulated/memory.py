@@ -4,10 +4,9 @@ themselves what they would else tell it; the processes that play it for everybod
 
 from __future__ import annotations
 
-from distbelief.core.conversations import initialising, pushing
+from distbelief.core.conversations import initialising
 from distbelief.core.effects import Effect, Payload
 from distbelief.core.events import Event
-from distbelief.core.messages import Message
 from distbelief.runtime import direct
 from distbelief.server.shard import Shard
 from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
@@ -30,14 +29,9 @@ class ShardInMemory:
         self._goes_on = before is not None and not before.shard.waits()
         self.shard: Shard = before.shard if before is not None and self._goes_on else shard
         if not self._goes_on:
-            made = VirtualMemory(network, shard.role, direct.DIRECT, direct.ANSWERS, self._may, shard.handle)
+            made = VirtualMemory(network, shard.role, direct.DIRECT, direct.ANSWERS, self.shard.may_take, shard.handle)
             network.memories[shard.role] = made
         self._memory = network.memories[shard.role]
-
-    def _may(self, who: str, message: Message) -> bool:
-        if isinstance(message, pushing.Push):
-            return self.shard.policy.may_push(who)
-        return not isinstance(message, pushing.Fetch) or self.shard.may_fetch(who, message.tick)
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
         """Take one event; replicas may do then what they could not before."""

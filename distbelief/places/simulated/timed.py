@@ -10,7 +10,7 @@ from distbelief.core.effects import Batch
 from distbelief.places.compute_model import Stopwatch
 from distbelief.runtime.player import Answer, Compute
 from distbelief.strategies.context import StepTiming
-from distbelief.transport.processors import Thread
+from distbelief.transport.cluster_model import Thread
 
 
 def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTiming) -> Compute:

@@ -21,8 +21,7 @@ from distbelief.places.simulated.handling import Handling
 from distbelief.places.topologies import topology
 from distbelief.strategies import Strategy
 from distbelief.strategies.base import AUTO, path_of
-from distbelief.transport.network_model import NetworkModel
-from distbelief.transport.processors import Hosts
+from distbelief.transport.cluster_model import Hosts, NetworkModel
 
 PHANTOM_LACKS: Mapping[str, str] = {
     "target_accuracy": "that could reach it",

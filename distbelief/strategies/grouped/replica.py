@@ -45,6 +45,7 @@ from distbelief.core.effects import (
     ReduceGradients,
     Save,
     Send,
+    Steps,
     Story,
     Wake,
 )
@@ -58,11 +59,10 @@ from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares
 from distbelief.fabric.messages import Messages
 from distbelief.replica.links import unwanted
-from distbelief.replica.script import LoopRequest, end_minibatch, save
+from distbelief.replica.served_replica import LoopRequest, end_minibatch, save
 from distbelief.replica.siblings import Siblings
-from distbelief.replica.split_compute import SplitCompute, gradient
-from distbelief.replica.steps import Steps
-from distbelief.replica.work import check_loss, report_seconds
+from distbelief.replica.split_compute import SplitCompute
+from distbelief.replica.work import check_loss, gradient, report_seconds
 from distbelief.schedules.schedule import Schedule
 from distbelief.strategies.grouped.settings import Reducing, reduction
 from distbelief.strategies.grouped.whole import Whole
@@ -508,7 +508,7 @@ class AllreduceReplica:
         Raises:
             LossNotFinite: it is not a finite number.
         """
-        check_loss(self.role, loss, batch, step, what, self._settings.optimizer.lr)
+        check_loss(self.role, loss, batch, step, what, self._settings)
         self._loss += loss
         self._losses += 1
 

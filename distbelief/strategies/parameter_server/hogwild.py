@@ -13,7 +13,7 @@ from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
-from distbelief.replica.hogwild import HogwildReplica
+from distbelief.replica.downpour import HogwildReplica
 from distbelief.runtime.player import Answer, PlayedRole, Worker
 from distbelief.server import optimizers
 from distbelief.server.layerwise import Group

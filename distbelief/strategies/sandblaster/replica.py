@@ -17,12 +17,10 @@ from collections import deque
 from collections.abc import Generator
 
 from distbelief.core.conversations import dealing, initialising, operations, pushing
-from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send
+from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send, Steps
 from distbelief.core.settings import Settings
 from distbelief.replica.served_replica import ServedReplica, ServerView
-from distbelief.replica.split_compute import gradient
-from distbelief.replica.steps import Steps
-from distbelief.replica.work import WorkQueue
+from distbelief.replica.work import WorkQueue, gradient
 from distbelief.sharding.layout import Range
 
 

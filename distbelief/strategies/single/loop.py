@@ -162,7 +162,7 @@ class SingleLoop:
     def _step(self, batch: Batch) -> None:
         computed = self._timed.compute(batch)
         if computed.loss is not None:
-            check_loss(roles.SINGLE, computed.loss, batch, self._steps, "loss", self.settings.optimizer.lr)
+            check_loss(roles.SINGLE, computed.loss, batch, self._steps, "loss", self.settings)
         begin, times = self._now(), self._times
         self._timed.update()
         times.steps, times.compute = times.steps + 1, times.compute + computed.seconds

@@ -68,7 +68,7 @@ MUTANTS = [
         '        if incarnation < known:\n'
         '            return Judgement(Taking.REFUSE, f"{who} incarnation {incarnation} was replaced by {known}")\n', "",
         ("tests/machines/test_shard.py::test_a_push_of_the_dead_is_neither_applied_nor_acknowledged",)),
-    Mutant("a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/pushes.py",
+    Mutant("a-push-is-done-when-its-first-shard-says-so", ONCE, "replica/work.py",
         "while waiting and not waiting[0].sent:", "while waiting and (not waiting[0].sent or waiting[0] is push):",
         (DOWNPOUR_SWEEP,), seconds=15),
     Mutant(
@@ -144,7 +144,7 @@ MUTANTS = [
         "            past = at\n",
         (BY_SEED,),
     ),
-    Mutant("a-dropped-gradient-is-not-made-again", BACKUP, "replica/pushes.py",
+    Mutant("a-dropped-gradient-is-not-made-again", BACKUP, "replica/work.py",
         "            self._dropped.append((self._steps, steps))\n", "            pass\n",
         (f"{CONSISTENCY}::test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again",)),
     Mutant("a-round-waits-for-one-backup-worker-less", BACKUP, "core/rounds.py",
@@ -160,11 +160,11 @@ MUTANTS = [
         "min(self.members.values()))", "max(self.members.values()))",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",)),
     Mutant("with-a-cadence-parameters-may-be-as-old-as-they-like", BOUNDED, "replica/downpour.py",
-        "return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._bound",
+        "return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._policy.bound",
         "return step % self._pushing.fetch_every == 0",
         (f"{CONSISTENCY}::test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied",)),
     Mutant("with-a-bound-every-step-fetches", BOUNDED, "replica/downpour.py",
-        "self.server.held.floor < tick - self._bound", "self._bound < math.inf",
+        "self.server.held.floor < tick - self._policy.bound", "self._policy.bound < math.inf",
         (f"{CONSISTENCY}::test_an_infinite_bound_is_downpour",)),
     Mutant("softsync-adds-where-it-is-to-average", OPTIM, "core/consistency.py",
         "return PlannedUpdate(samples, 1.0 / count, (),", "return PlannedUpdate(samples, 1.0, (),",
@@ -191,9 +191,9 @@ MUTANTS = [
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            yield from self._await_parameters(*self._models)\n"
-        "            self._vectors.swap(0)\n"
+        "            self._replica.vectors.swap(0)\n"
         "            return\n", "            yield from self._await_parameters(*self._models)\n"
-        "            self._vectors.swap(0)\n"
+        "            self._replica.vectors.swap(0)\n"
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            return\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",)),

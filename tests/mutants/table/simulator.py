@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant("a-word-that-waits-is-taken-for-one-of-the-next-life", COSTS, "transport/virtual.py",
         "if self.links[sender.role].peer is sender or isinstance(arrival.event, Lost):", "if sender is not None:",
         ("tests/simulated/test_sweep.py::test_a_word_of_a_former_life_that_waits_is_not_taken_for_one_of_the_next",)),
-    Mutant("every-role-of-a-host-has-all-its-cores", COSTS, "transport/processors.py",
+    Mutant("every-role-of-a-host-has-all-its-cores", COSTS, "transport/cluster_model.py",
         "return slowed * busy / working", "return slowed",
         (
             "tests/machines/test_processors.py::test_those_who_work_share_the_cores_evenly",

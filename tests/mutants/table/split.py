@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("an-argument-without-a-place-is-left-out", SCRIPTED, "runtime/split_model.py",
         "return *call.args, *call.kwargs.values()", "return call.args",
         (f"{SCRIPTS}::test_arguments_by_name_are_those_of_the_whole_model",)),
-    Mutant("what-crosses-has-any-shape", "crossing-shapes", "replica/part.py",
+    Mutant("what-crosses-has-any-shape", "crossing-shapes", "replica/split_compute.py",
         "if crossing.direction is Pass.FORWARD and tensor", "if crossing.direction is None and tensor",
         (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",)),
     Mutant("a-number-of-the-example-is-that-of-every-call", TRACED, "split/tidying.py",

@@ -1,4 +1,4 @@
-"""Processors of a virtual cluster's roles: a machine each, or a host's cores. A role does one thing at a time."""
+"""Model of a simulated cluster: its network, and the processors of its roles, which do one thing at a time."""
 
 from __future__ import annotations
 
@@ -20,24 +20,74 @@ Argument = TypeVar("Argument")
 Then = Callable[[Argument], None]
 
 
+class Outage(CheckedStruct, frozen=True):
+    """Time, in seconds, in which the roles of one side cannot reach those of the other."""
+
+    start: float
+    stop: float
+    side: tuple[str, ...]
+    """Roles of one side; all others are on the other side."""
+
+    def check(self) -> None:
+        """Refuse an impossible outage, with a `UsageError`."""
+        if not 0 <= self.start < self.stop < float("inf"):
+            raise UsageError(
+                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end"
+            )
+        if not self.side:
+            raise UsageError(
+                f"network outage from {self.start} s until {self.stop} s: no role is on its side; name one, such as "
+                "'replica 1'"
+            )
+
+
+class NetworkModel(CheckedStruct, frozen=True):
+    """Model of a network. Times in seconds, rates in bytes per second."""
+
+    latency: float = 50e-6
+    bandwidth: float = 1.25e9
+    jitter: float = 0.0
+    """Largest extra delay of a message, as a fraction of the latency; drawn uniformly."""
+    delay_chance: float = 0.0
+    """Chance that a message takes `delay` longer, as by loss and retransmission."""
+    delay: float = 0.0
+    reduction: float = 0.0
+    """Seconds to add one byte of a gradient to another where it arrives."""
+    local_latency: float = 0.0
+    """Latency between two roles of one host; 0 for that of all links, or of shared memory on `Hosts`."""
+    local_bandwidth: float = 0.0
+    """Bandwidth between two roles of one host; 0 for that of all links, or no limit in the memory of `Hosts`."""
+    outages: tuple[Outage, ...] = ()
+
+    def check(self) -> None:
+        """Refuse an impossible network, with a `UsageError`."""
+        for name in ("latency", "jitter", "delay", "reduction", "local_latency"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"network {name} {getattr(self, name)} must be 0 or more, and finite")
+        if not self.local_bandwidth >= 0:
+            raise UsageError(f"network local_bandwidth {self.local_bandwidth} must be 0 or more")
+        if not self.bandwidth > 0:
+            raise UsageError(f"network bandwidth {self.bandwidth} must be more than 0")
+        if not 0 <= self.delay_chance <= 1:
+            raise UsageError(f"network delay chance {self.delay_chance} must be between 0 and 1")
+        for outage in self.outages:
+            outage.check()
+
+
 class Hosts(CheckedStruct, frozen=True):
-    """Machines whose cores several roles share; shards and standbys are spread, the coordinator is on the first."""
+    """Machines whose cores several roles share: shards and standbys are spread, the coordinator is on the first."""
 
     cores: int = 1
     """Cores of each host."""
     replicas: int = 0
     """Replicas on each host; 0 for one host with all roles."""
     together: float = 1.0
-    """The speed of a core while all cores of its host work, of that of one that works alone."""
+    """Speed of a core while all cores of its host work, as a share of its speed alone."""
     busy: float = 0.0
-    """Seconds of a step that need a core; the rest is slept, as where steps are padded. 0 for all of it."""
+    """Seconds of a step that need a core, 0 for all; the rest is sleep, as in padded steps."""
 
     def check(self) -> None:
-        """Refuse impossible hosts.
-
-        Raises:
-            UsageError: naming the value.
-        """
+        """Refuse impossible hosts, with a `UsageError`."""
         if self.cores < 1:
             raise UsageError(f"hosts with {self.cores} cores: must be 1 or more")
         if self.replicas < 0:
@@ -57,7 +107,7 @@ class Hosts(CheckedStruct, frozen=True):
             raise UsageError(f"hosts on which a step is busy for {self.busy} s: must be 0 or more, and finite")
 
     def place(self, role: str, replicas: int) -> int:
-        """The number of the host that a role is on, in a job of so many replicas.
+        """Return the number of a role's host, in a job of so many replicas.
 
         >>> [Hosts(replicas=2).place(role, 4) for role in ("replica 1", "replica 2", "shard 1", "standby 1", "shard 2",
         ...     "coordinator")]
@@ -72,52 +122,52 @@ class Hosts(CheckedStruct, frozen=True):
 
 
 class MessageCosts(Protocol):
-    """Cost of messages to one role, in seconds."""
+    """Seconds that one role works for its messages."""
 
     def taking(self, event: Event, payload: Payload | None) -> float:
-        """Because of what it is told."""
+        """Return the cost of an arrival."""
         ...
 
     def saying(self, message: Message, payload: Payload | None) -> float:
-        """For what it says."""
+        """Return the cost of a message that it sends."""
         ...
 
     def passing(self, message: Message, payload: Payload | None) -> float:
-        """For what it does in memory in the place of saying it."""
+        """Return the cost of what it does in memory in place of sending a message."""
         ...
 
     def landing(self, payload: Payload | None) -> float:
-        """To have the answer to that where it wants it."""
+        """Return the cost of bringing an answer in memory to its vector."""
         ...
 
     def copy(self, length: int) -> float:
-        """For so many bytes that are copied, or added to others."""
+        """Return the cost of copying so many bytes, or adding them to others."""
         ...
 
     def update(self, length: int) -> float:
-        """For an optimizer's step on so many bytes of parameters."""
+        """Return the cost of an optimizer's step on so many bytes of parameters."""
         ...
 
 
 class SimulatorClock(Protocol):
-    """The simulator's clock, as networks and processors need it."""
+    """Clock of the simulator, as networks and processors need it."""
 
     time: float
 
     def call_at(
         self, moment: float, function: Then[Argument], argument: Argument, queue: deque[Any] | None = None
     ) -> None:
-        """Call a function at a moment; of a queue most are asked for in the order of their moments."""
+        """Call a function at a moment; most calls of one queue come in the order of their moments."""
 
     def forget(self, queue: deque[Any]) -> None:
-        """Call nobody of a queue any more."""
+        """Cancel the calls of a queue."""
 
 
 class Thread(ABC):
-    """One role's: what it is given to do it does in that order, one after the other."""
+    """Thread of one role: it does its work in order, one piece after the other."""
 
     worked: float
-    """Seconds of work that it was given, beside steps."""
+    """Seconds of work so far, without steps."""
 
     @abstractmethod
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
@@ -129,7 +179,7 @@ class Thread(ABC):
 
     @abstractmethod
     def owe(self, seconds: float) -> None:
-        """Work for so many seconds, for which nobody waits but what comes after."""
+        """Work for so many seconds, which delays only what comes after."""
 
     @abstractmethod
     def works(self) -> bool:
@@ -137,7 +187,7 @@ class Thread(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Do nothing more, and call nobody: the role is dead."""
+        """Drop all work and its calls: the role is dead."""
 
 
 class OwnThread(Thread):
@@ -154,10 +204,9 @@ class OwnThread(Thread):
     def __init__(self, clock: SimulatorClock) -> None:
         self._clock, self._free, self.worked = clock, 0.0, 0.0
         self._queue = deque[Any]()
-        """The clock's queue of whom it is to call: what is given later is done later."""
+        """Queue of the clock with this thread's calls, which come in their order."""
 
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Work, and then call."""
         self.worked += seconds
         clock, free = self._clock, self._free
         now = clock.time
@@ -165,34 +214,28 @@ class OwnThread(Thread):
         clock.call_at(free, then, argument, self._queue)
 
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Make a step, and then call."""
-        worked = self.worked  # in which steps do not count
+        worked = self.worked  # steps do not count
         self.do(seconds, then, argument)
         self.worked = worked
 
     def owe(self, seconds: float) -> None:
-        """Work."""
         self.worked += seconds
         now, free = self._clock.time, self._free
         self._free = (free if free > now else now) + seconds
 
     def works(self) -> bool:
-        """Return whether work is left, or a call that is due."""
         return self._free > self._clock.time or bool(self._queue)
 
     def stop(self) -> None:
-        """Do nothing more."""
         self._clock.forget(self._queue)
 
 
 class VirtualHost:
-    """A machine whose cores several roles share: all with work go at one speed, each on one core at most.
+    """Machine whose cores several roles share: all that work have one speed, each on one core at most.
 
     Args:
-        clock: of the simulation.
-        cores: it has.
-        together: the speed of a core while all work, of that of one that works alone.
-        busy: seconds of a step in which it needs a core; 0 for all of it.
+        together: speed of a core while all work, as a share of its speed alone.
+        busy: seconds of a step that need a core; 0 for all of it.
 
     >>> from distbelief.runtime.clock import VirtualClock
     >>> clock = VirtualClock(); host = VirtualHost(clock, cores=2)
@@ -207,9 +250,10 @@ class VirtualHost:
     def __init__(self, clock: SimulatorClock, cores: int, together: float = 1.0, busy: float = 0.0) -> None:
         self._clock, self._cores, self._together, self.busy = clock, cores, together, busy
         self._working: list[tuple[float, int, SharedThread]] = []
-        """Threads that work, a heap by the work each will have been given when its own is done."""
-        self._given = self._since = 0.0
-        """Seconds of work that somebody who had always worked would have been given, and when that was so."""
+        """Heap of the threads that work, by the virtual time at which each is done."""
+        # virtual time goes on by a working thread's speed: as all have the same speed, an end never moves in it
+        self._virtual = self._since = 0.0
+        """Virtual time, and the moment at which it was computed."""
         self._order = self._plans = 0
 
     def thread(self) -> SharedThread:
@@ -217,14 +261,14 @@ class VirtualHost:
         return SharedThread(self, self._clock)
 
     def begin(self, thread: SharedThread, seconds: float) -> None:
-        """A role begins to work for so many seconds."""
+        """Begin the work of a role, of so many seconds."""
         self._pass()
         self._order += 1
-        heapq.heappush(self._working, (self._given + seconds, self._order, thread))
+        heapq.heappush(self._working, (self._virtual + seconds, self._order, thread))
         self._plan()
 
     def end(self, thread: SharedThread) -> None:
-        """A role works no more."""
+        """End the work of a role."""
         self._pass()
         self._working = [entry for entry in self._working if entry[2] is not thread]
         heapq.heapify(self._working)
@@ -235,23 +279,23 @@ class VirtualHost:
         return speed(roles, self._cores, self._together)
 
     def _pass(self) -> None:
-        """Give those who work what is theirs of the time that has passed."""
+        """Bring virtual time to now."""
         now = self._clock.time
         if self._working:
-            self._given += (now - self._since) * self.speed(len(self._working))
+            self._virtual += (now - self._since) * self.speed(len(self._working))
         self._since = now
 
     def _plan(self) -> None:
-        """Be called when the next is done, as things stand."""
+        """Ask the clock for a call when the next thread is done, which a later plan replaces."""
         self._plans += 1
         if self._working:
-            left = max(0.0, self._working[0][0] - self._given)
+            left = max(0.0, self._working[0][0] - self._virtual)
             self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
 
     def _end_first(self, plan: int) -> None:
-        if plan == self._plans:
+        if plan == self._plans:  # else a role has begun or ended work since, and there is a later plan
             self._pass()
-            self._given, _, thread = heapq.heappop(self._working)
+            self._virtual, _, thread = heapq.heappop(self._working)
             self._plan()
             thread.go_on()
 
@@ -259,15 +303,11 @@ class VirtualHost:
 def speed(working: float, cores: int, together: float) -> float:
     """Return the mean speed of each role that works on a host, in seconds of work a second.
 
-    Args:
-        working: how many.
-        cores: of the host.
-        together: the speed of a core while all work, of that of one that works alone.
-
     >>> [speed(working, 2, 0.9) for working in (1, 2, 3)]
     [1.0, 0.9, 0.6]
     """
     busy = min(working, cores)
+    # linear from one busy core, at full speed, to all of them
     slowed = 1.0 - (1.0 - together) * (busy - 1) / max(cores - 1, 1)
     return slowed * busy / working
 
@@ -278,16 +318,14 @@ class SharedThread(Thread):
     def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
         self._given: deque[tuple[float, float, Then[Any] | None, Any]] = deque()
-        """Pieces of work: seconds of work, the least seconds until it is over, and what is called then."""
+        """Pieces of work: their seconds, the least seconds until the end, and the call then."""
         self._began = self.worked = 0.0
 
     def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
-        """Work, and then call."""
         self.worked += seconds
         self._add(seconds, 0.0, then, argument)
 
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Work as long as a step is busy, sleep for what is left of it, and then call."""
         self._add(min(self._host.busy or seconds, seconds), seconds, then, argument)
 
     def _add(self, work: float, least: float, then: Then[Argument] | None, argument: Argument) -> None:
@@ -300,21 +338,18 @@ class SharedThread(Thread):
         self._host.begin(self, self._given[0][0])
 
     def owe(self, seconds: float) -> None:
-        """Work."""
         self.do(seconds, None, None)
 
     def works(self) -> bool:
-        """Return whether work is left."""
         return bool(self._given)
 
     def stop(self) -> None:
-        """Do nothing more."""
         if self._given:
             self._given.clear()
             self._host.end(self)
 
     def go_on(self) -> None:
-        """The work of the first piece is done."""
+        """End the first piece, whose work is done; a step may still sleep."""
         piece = self._given[0]
         if (end := self._began + piece[1]) > self._clock.time:
             self._clock.call_at(end, self._end, piece)
@@ -322,7 +357,7 @@ class SharedThread(Thread):
             self._end(piece)
 
     def _end(self, piece: tuple[float, float, Then[Any] | None, Any]) -> None:
-        """The first piece is over, unless its role has died meanwhile."""
+        """End the first piece, unless its role has died meanwhile, and begin the next."""
         if not self._given or self._given[0] is not piece:
             return
         _, _, then, argument = self._given.popleft()
