@@ -1,4 +1,4 @@
-"""Replicas and evaluators whose parameters are the shards', wherever they are played."""
+"""Replicas and evaluators that fetch their parameters from shards."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from distbelief.transport.base import Arena
 
 
 def served(context: Context, story: HasStory) -> PlayedRole:
-    """Return what a replica plays that shards serve, by its story: it computes gradients on what it fetches.
+    """Return a replica that computes gradients on parameters of the shards, given its story.
 
-    A partition of a split replica does not know what to clip its part of a gradient to; its story does.
+    The worker of a partition does not clip: the norm of the whole gradient is known only to its story.
     """
     clip_norm = context.settings.clip_norm if context.part is None else 0.0
     return PlayedRole(story, Worker(_attach(context), context.computes(clip_norm)))
 
 
 def served_reader(context: Context) -> Worker:
-    """Return who measures for the evaluator, with what the shards answer."""
+    """Return the evaluator's worker, which measures the parameters that the shards answer with."""
     flat = context.module
     land = _landing(flat)
 
     def attach(plan: Plan, arena: Arena) -> None:
         land(plan, arena)
-        if flat.device.type == "cpu":  # a device takes frozen parameters with the first swap, when they have landed
-            flat.swap(0)  # what the model was built with goes before anything lands
+        # On a CPU, free the memory that the model was built in before the parameters land. A device takes the frozen
+        # parameters with its first swap, which can only be after they have landed.
+        if flat.device.type == "cpu":
+            flat.swap(0)
 
     return Worker(attach, measure=lambda: measure(context.task, flat.module))
 
 
 def _attach(context: Context) -> Callable[[Plan, Arena], None]:
-    """Have the module's parameters lie where answers land, or on the shards' own memory."""
+    """Return how the module's parameters are bound: where answers land, or to the shards' own memory."""
     if context.flat is None:
         return Worker().attach
     flat, memory = context.flat, context.stage.memory
@@ -56,7 +58,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
 
 
 def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
-    """Have a model that writes to its parameters go on from a copy of the shards' memory; what is frozen, once."""
+    """Return a function that copies the shards' memory for a model that writes to it; the frozen part only once."""
     begun: set[int] = set()
 
     def copied(landing: int) -> int:

@@ -182,7 +182,7 @@ def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so()
     single = dataclasses.replace(task(), model=lambda: nn.Linear(6, 3), train=lambda: TensorData(*rounded()))
     run, _ = play(task=single, iterations=60, tolerance=0.0)
     notes = [record.text for record in run.records if isinstance(record, records.Note)]
-    assert any("begins anew from the steepest descent" in note for note in notes)
+    assert any("restarts with steepest descent" in note for note in notes)
     ended = next(record.reason for record in run.records if isinstance(record, records.Finished))
     assert "no step along the steepest descent lowers the loss" in ended
 

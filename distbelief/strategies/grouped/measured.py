@@ -1,4 +1,4 @@
-"""The whole model of a split replica, put together where it is measured."""
+"""The whole model of a split replica, assembled where it is measured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from distbelief.tasks.worker import check_measure, measure
 
 
 class WholeModel:
-    """A model that is made when it is first needed, and computes on what the partitions have last sent of theirs, in a
-    vector that lies in a file: who measures need not have room for the whole.
+    """A whole model, built when first needed, that computes on the values last sent by the partitions.
+
+    These lie in a file, so that the process that measures need not have memory for the whole.
 
     Args:
-        task: that it is measured on.
-        make: makes the whole model, with its large tensors in files.
-        layout: of the model, split.
+        task: has the test set.
+        make: builds the whole model, with its large tensors in files.
+        layout: the split model's.
     """
 
     def __init__(self, task: Task, make: Callable[[], nn.Module], layout: Layout) -> None:
@@ -37,7 +38,7 @@ class WholeModel:
 
     @functools.cached_property
     def _vector(self) -> torch.Tensor:
-        """Return the vector of the parameters; what the model was built with is gone."""
+        """The vector of the parameters, in a file; what the model was built in is freed."""
         vector = zeros_on_disk(self._layout.total)
         self._flat.bind([], [vector])
         self._flat.swap(0)
@@ -47,26 +48,27 @@ class WholeModel:
         """Refuse a model that cannot be measured.
 
         Raises:
-            TrainingError: as `check_measure`.
+            TrainingError: see `check_measure`.
         """
         check_measure(self._task, self._flat.module)
 
     def collect(self, start: int, data: bytes) -> None:
-        """A part of the flat vector, from byte `start` on."""
+        """Take a part of the flat vector, from byte `start` on."""
         vector = self._vector
         if data:
             vector[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def measure(self) -> Measured:
-        """Measure what was collected, on the test set."""
+        """Measure the collected model on the test set."""
         with torch.no_grad():
-            self._flat.swap(0)  # pieces of tensors that are cut are copied
+            self._flat.swap(0)  # tensors that are cut over partitions are copied together
         return measure(self._task, self._flat.module)
 
 
 def measured_model(context: Context) -> WholeModel | None:
-    """The whole model of a split replica, of the partition that leads it; None where that holds the model itself. The
-    first replica refuses a model that cannot be measured.
+    """Return the whole model of a split replica, for the partition that leads it; None where it is not split.
+
+    The job's first replica, before it joins, refuses a model that cannot be measured.
     """
     first = context.measured and roles.index_of(context.role) == 0 and roles.is_lead(context.role)
     checks = first and context.flat is not None and not context.incarnation

@@ -1,4 +1,4 @@
-"""Players of the roles of a job whose replicas form groups."""
+"""Players of strategies whose replicas form groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distbelief.strategies.players import COORDINATOR_STATE, Players
 
 
 def coordinator(settings: Settings, measures: bool, start: StartingPoint) -> Coordinator:
-    """Return what the coordinator plays: the replicas hold the parameters, and rounds are dealt to all of them."""
+    """Return a coordinator whose replicas hold the parameters, and which deals rounds to all of them."""
     holders = GroupHolders()
     job = Coordinator(settings, measures, start, holders, RoundWork(holders), GROUPED)
-    job.evaluations.tried = True  # by the first replica, before it joins
+    job.evaluations.tried = True  # the first replica has checked this before it joins
     return job
 
 

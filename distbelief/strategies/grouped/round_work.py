@@ -1,5 +1,5 @@
-"""Work of a group: round batches, dealt to all of it at once; what is dealt and not done when it breaks up is dealt
-again, so that every minibatch is in exactly one update, whoever dies.
+"""Work of a group: round batches, each dealt to all members. Rounds that are not done when a group breaks up are dealt
+again, so that every minibatch is in exactly one update.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distbelief.strategies.grouped.settings import reduction
 
 
 class RoundWork(DealtWork):
-    """Deals rounds to a group; see `coordination.coordinator.DealtWork`.
+    """Dealer of rounds to a group.
 
     Args:
         holders: the group.
@@ -27,24 +27,24 @@ class RoundWork(DealtWork):
     def __init__(self, holders: GroupHolders) -> None:
         self._holders = holders
         self._losses: dict[str, tuple[float, int]] = {}
-        """Sum of the losses that each has reported, and how many they are, of rounds that not all have made."""
+        """Sum and number of the losses that each member has reported for rounds that some have not made."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """A member has made rounds, or holds what its group begins with."""
+        """Return handlers of members that report rounds, or that have taken their group's state."""
         return {dealing.Progress: partial(self._progress, job), initialising.Restored: partial(self._restored, job)}
 
     def begin(self, job: Coordinator) -> RoundBatches:
-        """From where the newest checkpoint stands."""
+        """Return the job's rounds, from the newest checkpoint on."""
         assert job.plan is not None
         return RoundBatches(job.plan, job.saving.position, job.saving.samples, reduction(job.settings).accumulate)
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Two round batches at a time, as far as nothing is due before; none while a model is measured or saved."""
+        """Deal two round batches ahead, up to the next evaluation or checkpoint; none while one is under way."""
         data, group = dealt(job), self._holders.group
         effects: list[Effect] = []
         if not self._holders.whole or job.saving.holds or job.evaluations.pending:
             return effects
-        if data.finished:  # at the checkpoint to which all have gone back
+        if data.finished:  # the job went back to a checkpoint at the end of the data
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         while data.out <= ROUNDS_LIMIT:
             before = job.until_due(data, data.width(group))
@@ -54,7 +54,7 @@ class RoundWork(DealtWork):
         return effects
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """Break off the rounds that are under way: the group is formed anew, to end with it."""
+        """Break off the rounds that are under way: all replicas end with the same number."""
         return self._holders.regroup(job) if dealt(job).out else []
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
@@ -62,7 +62,7 @@ class RoundWork(DealtWork):
         self._losses[sender] = loss + event.loss, losses + event.losses
         holders = self._holders
         if not holders.whole or sender not in holders.group:
-            return []  # of a group that has broken up: who halts says how far it is
+            return []  # a late report of a group that broke up: its members report their rounds when they halt
         holders.rounds[sender] += event.pushes
         return self._settle(job, min(holders.rounds[role] for role in holders.group))
 
@@ -75,7 +75,7 @@ class RoundWork(DealtWork):
         return [*effects, *self._holders.welcome(job), *job.go_on()]
 
     def _settle(self, job: Coordinator, rounds: int, recalls: bool = False) -> list[Effect]:
-        """So many rounds are made by all of the group; where it is new, what else was dealt is dealt again."""
+        """Note that all members have made so many rounds; in a new group, deal the rest again."""
         data, before = dealt(job), dealt(job).minibatches
         shares = data.settle(rounds - data.rounds)
         if recalls:

@@ -1,4 +1,4 @@
-"""A replica that holds the whole model: its parameters in one flat vector, stepped as a shard steps its slice."""
+"""The model of a replica in a group: its parameters in one flat vector, updated as a shard's slice is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distbelief.tasks.flat import FlatModule
 
 
 class _Stepped(TorchSlice):
-    """The slice of a replica that holds everything: the model's own buffers are in it, and take no update."""
+    """The slice of a replica that holds everything; it contains the model's buffers, which no update changes."""
 
     def __init__(self, plan: Plan, vector: torch.Tensor, partition: int) -> None:
         moving = plan.layout.partitions[partition].moving.size
@@ -34,10 +34,9 @@ class TorchWhole(Whole):
 
     Args:
         flat: the model.
-        carrier: that adds up its gradients.
-        overlaps: whether each bucket is ready as soon as its last gradient is made: only where every step is one
-            backward pass.
-        partition: whose part of the model it is, where that is split.
+        carrier: adds up the gradients.
+        overlaps: whether a bucket is ready once its last gradient is: only where a step is one backward pass.
+        partition: number of the partition, where the model is split.
     """
 
     def __init__(
@@ -45,40 +44,40 @@ class TorchWhole(Whole):
     ) -> None:
         super().__init__(flat.layout)
         self.flat, self._partition = flat, partition
-        self._own = flat.layout.partitions[partition]
+        self._ranges = flat.layout.partitions[partition]
         self._carrier = carrier or Carrier(flat.device)
         self._overlaps = overlaps
         self._gradients: Gradients | None = None
         self._slice: TorchSlice | None = None
         self._vector = torch.empty(0, dtype=torch.uint8)
-        """In which the model lives, once it is bound."""
+        """The model's parameters, once it is bound."""
         self._applied = "", torch.empty(0)
-        """Kind and tensor that the next update is made with."""
+        """Name and tensor of the gradient for the next update."""
 
     @property
     def gradients(self) -> Gradients:
-        """Its gradients, once it is bound."""
+        """The model's gradients, once it is bound."""
         assert self._gradients is not None
         return self._gradients
 
     @property
     def slice(self) -> TorchSlice:
-        """Its parameters and their optimizer, once it is bound."""
+        """The parameters and their optimizer, once the model is bound."""
         assert self._slice is not None
         return self._slice
 
     def digest(self) -> str:
         """Return a digest of the parameters' bytes."""
-        vector = torch.zeros(self._own.all.size, dtype=torch.uint8)
+        vector = torch.zeros(self._ranges.all.size, dtype=torch.uint8)
         self.flat.write(vector)
         return blake2b(vector.numpy().data, digest_size=16).hexdigest()
 
     def bind(self, plan: Plan) -> None:
-        """Have the model live in the flat vector from here on."""
+        """Move the model's parameters into the flat vector."""
         layout, device, partition = plan.layout, self.flat.device, self._partition
-        partitions, moving = plan.settings.partitions, self._own.moving.size
+        partitions, moving = plan.settings.partitions, self._ranges.moving.size
         plan = msgspec.structs.replace(plan, assignments=cut(layout, partitions, partitions))
-        vector = torch.zeros(self._own.all.size, dtype=torch.uint8, device=device)
+        vector = torch.zeros(self._ranges.all.size, dtype=torch.uint8, device=device)
         self.flat.write(vector)
         self._vector = vector
         self.flat.bind([], [vector])
@@ -94,17 +93,17 @@ class TorchWhole(Whole):
         self.gradients.weigh(weight, first, last)
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
+        """Bring the step's gradient into the vector; with a round's last one, also the buffers."""
         self.flat.take_buffers(self._vector)
         self.gradients.gather()
 
     def take_written(self) -> None:
-        """Go on from what the script has written to its parameters."""
+        """Take what the script has written to the model's parameters."""
         self.flat.write(self._vector)
         self.slice.moved()
 
     def contribute_nothing(self) -> None:
-        """Have zeros there."""
+        """Contribute zeros: this replica has no minibatch in the round."""
         self.flat.take_buffers(self._vector)
         self.gradients.contribute_nothing()
 
@@ -113,68 +112,68 @@ class TorchWhole(Whole):
         return self.gradients.norm()
 
     def clip(self, norm: float) -> None:
-        """Clip the sum to the job's norm, where this is its own."""
+        """Clip the sum of the gradients, given its norm."""
         self._applied = self.gradients.clip(norm)
 
     def squares(self) -> Squares:
-        """With the sum: what the parts that are here add to the norms of the layers that are cut."""
+        """Return the squares of the parts that are here of layers cut over partitions, after the update to come."""
         name, clipped = self._applied
         return self.slice.squares_with(name, 0, clipped)
 
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
-        """Make one optimizer step with the sum."""
+        """Make an optimizer step with the sum."""
         name, clipped = self._applied
         covered = self.gradients.covered() if alone else ()
         self.slice.apply(name, 0, clipped, factor, covered, norms)
         self.flat.swap(0)
 
     def adopt_buffers(self) -> None:
-        """Take the buffers in the vector as the model's own."""
+        """Copy the buffers in the vector to the model."""
         self.gradients.adopt_buffers()
 
-    # everything
+    # state
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Everything it holds, by name."""
+        """Return all its tensors by name."""
         self.flat.take_buffers(self._vector)
         return self.slice.arrays()
 
     def values(self, start: int, stop: int) -> bytes:
-        """Copy a range of the flat vector."""
-        base = self._own.all.start
+        """Return a copy of a range of the flat vector."""
+        base = self._ranges.all.start
         return self._vector[start - base : stop - base].cpu().numpy().tobytes()
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
+        """Restore what `arrays` returned."""
         self.slice.load(dict(arrays))
         self.flat.swap(0)
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
+        """List name, dtype, shape and length in bytes of each array of the state."""
         arrays = self.arrays().items()
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes) for name, t in arrays]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """A copy of bytes [start, stop) of one of these arrays."""
+        """Return a copy of bytes [start, stop) of an array."""
         return self.arrays()[name].detach().reshape(-1).view(torch.uint8)[start:stop].cpu().numpy().tobytes()
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
-        """Take what another holds."""
+        """Take the state of another replica."""
         device = self.flat.device
         self.load(
             {name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()}
         )
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        """A copy of a range of the vector."""
+        """Return a copy of a range of the vector of gradients."""
         return self.gradients.slot[start:stop].cpu().numpy().tobytes()
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        """Add to a range of the vector, or put there."""
+        """Add data to a range of the vector, or overwrite it."""
         if data:
-            here = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
-            there = _from_bytes(bytearray(data), bucket.dtype).to(here.device)
-            here.add_(there) if adds else here.copy_(there)
+            target = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
+            values = _from_bytes(bytearray(data), bucket.dtype).to(target.device)
+            target.add_(values) if adds else target.copy_(values)
 
 
 def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
@@ -184,21 +183,26 @@ def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
 
 
 class Gradients:
-    """The gradients of a model, and the sum of the group's.
+    """The gradients of a model, and the sum of those of the group.
 
     Args:
-        plan: of the job.
-        partition: whose part of the model it is, where that is split.
-        parameters: of the model, in the order of the layout.
-        vector: in which the model lives, 1-D uint8.
-        carrier: of them, which has their vectors.
-        overlaps: whether each bucket is ready as soon as its last gradient is made.
+        plan: the job's.
+        partition: number of the partition, where the model is split.
+        parameters: the model's, in the order of the layout.
+        vector: the memory of the model, 1-D uint8.
+        carrier: adds up the gradients, and has their vectors.
+        overlaps: whether a bucket is ready once its last gradient is.
     """
 
     def __init__(
-        self, plan: Plan, partition: int, parameters: Sequence[torch.Tensor], vector: torch.Tensor,
-        carrier: Carrier, overlaps: bool,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        partition: int,
+        parameters: Sequence[torch.Tensor],
+        vector: torch.Tensor,
+        carrier: Carrier,
+        overlaps: bool,
+    ) -> None:
         layout, options = plan.layout, reduction(plan.settings)
         ranges = layout.partitions[partition]
         base = ranges.all.start
@@ -206,7 +210,7 @@ class Gradients:
         both = (*trained_buckets, *(of_buffers(layout, partition) if options.buffers == "broadcast" else ()))
         self.slot, self.sum = carrier.open(ranges.moving.size, both)
         self._landing = None if self.sum.device == vector.device else torch.empty_like(self.sum, device=vector.device)
-        """Copy of the sum on the model's device, where it is added up in the memory of the host."""
+        """Copy of the sum on the model's device, where the sum is made in the host's memory."""
         self._ready, self._overlaps = carrier.ready, overlaps
         self._parameters, self._clip, self._trained = parameters, plan.settings.clip_norm, ranges.trained.size
         trained = [entry for entry in layout.trained_entries if entry.piece.partition == partition]
@@ -228,15 +232,15 @@ class Gradients:
         self._moving = ranges.moving
         if overlaps:
             for number, parameter in enumerate(parameters):
-                parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._made(number))
+                parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._take(number))
 
     def weigh(self, weight: float, first: bool, last: bool) -> None:
-        """Set the weight of the next gradient; whether it is its round's first, which is written, and its last."""
+        """Set the weight of the next gradient, and whether it is the round's first, which is written, and its last."""
         self._weight, self._first, self._last = weight, first, last
         self._missing, self._left = [True] * len(self._views), list(self._counts)
 
-    def _made(self, number: int) -> None:
-        """A parameter's gradient is made: bring it into the vector, and tell where that was the last of its bucket."""
+    def _take(self, number: int) -> None:
+        """Bring a parameter's gradient into the vector; after the last of a bucket, the carrier may add that up."""
         view, gradient = self._views[number], self._parameters[number].grad
         self._missing[number] = False
         self._has[number] = gradient is not None or (self._has[number] and not self._first)
@@ -258,26 +262,27 @@ class Gradients:
                 self._ready(bucket)
 
     def gather(self) -> None:
-        """Have the gradient of the step in the vector, and with the last of a round the buffers behind it."""
+        """Bring the step's gradient into the vector; with a round's last one, also the buffers."""
         with torch.no_grad():
             for number, missing in enumerate(self._missing):
                 if missing:
-                    self._made(number)
+                    self._take(number)
         if self._last:
-            self._tell_rest()
+            self._release()
 
     def covered(self) -> tuple[Range, ...]:
-        """Return the ranges with a gradient of this replica in this round, buffers too; none where all have."""
+        """Return the ranges for which this replica has a gradient in the round, with buffers; () for all."""
         if all(self._has):
             return ()
         return self._moving.without(section for section, has in zip(self._ranges, self._has, strict=True) if not has)
 
     def contribute_nothing(self) -> None:
-        """Have zeros there."""
+        """Contribute zeros: this replica has no minibatch in the round."""
         self.slot[: self._trained].zero_()
-        self._tell_rest(everything=True)
+        self._release(everything=True)
 
-    def _tell_rest(self, everything: bool = False) -> None:
+    def _release(self, everything: bool = False) -> None:
+        """Hand the carrier the buffers, and the buckets that it does not have."""
         for buffer, slot, _ in self._buffers:
             slot.copy_(buffer)
         for bucket in range(0 if everything or not self._overlaps else len(self._counts), self._all):
@@ -291,7 +296,7 @@ class Gradients:
         return float(torch.linalg.vector_norm(torch.stack(parts)))
 
     def clip(self, norm: float) -> tuple[str, torch.Tensor]:
-        """Clip the sum to the job's norm, once; returns it on the model's device, and a name for that memory."""
+        """Clip the sum, given its norm; return a name for its memory, and the sum on the model's device."""
         name, clipped = "sum", self.sum
         if self._clip and (shrinks := self._clip / (norm + 1e-6)) < 1:  # as torch's clip_grad_norm_
             self.slot[: self._trained].copy_(self.sum[: self._trained])
@@ -301,11 +306,11 @@ class Gradients:
         return (name, clipped) if self._landing is None else ("landing", self._landing.copy_(clipped))
 
     def adopt_buffers(self) -> None:
-        """Take the buffers in the vector as the model's own."""
-        for buffer, _, there in self._buffers:
-            buffer.copy_(there)
+        """Copy the buffers in the vector to the model."""
+        for buffer, _, source in self._buffers:
+            buffer.copy_(source)
 
 
 def typed(vector: torch.Tensor, start: int, stop: int, dtype: str) -> torch.Tensor:
-    """Bytes [start, stop) of a vector, as values of a dtype."""
+    """Return bytes [start, stop) of a vector as values of a dtype."""
     return vector[start:stop].view(getattr(torch, dtype))

@@ -14,77 +14,81 @@ if TYPE_CHECKING:
 
 
 class Whole:
-    """The model of one replica; this one holds nothing, for simulations that compute nothing.
+    """The model of a replica as its client sees it; this one holds nothing, for simulations that compute nothing.
 
     Ranges are of the flat vector, in bytes.
 
     Args:
-        layout: of the model.
+        layout: the model's.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
     def digest(self) -> str:
-        """Return a digest of the initial parameters: equal ones have the same."""
+        """Return a digest of the parameters' bytes, by which replicas with equal parameters are recognised."""
         return "phantom"
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """Set the weight of the next gradient, its share of its round; and whether it is the first there, or last."""
+        """Set the weight of the next gradient in its round, and whether it is the round's first, and its last."""
 
     def gather(self) -> None:
-        """Add the step's gradient to the round's vector, zero where there is none, with the buffers behind it."""
+        """Add the step's gradient to the round's vector; with the last one, put the buffers behind it."""
 
     def take_written(self) -> None:
-        """Go on from what the script has written to its parameters."""
+        """Take what the script has written to the model's parameters."""
 
     def contribute_nothing(self) -> None:
-        """Have zeros there: this replica has no minibatch in the round."""
+        """Contribute zeros: this replica has no minibatch in the round."""
 
     def norm(self) -> float:
         """Return the norm of the sum, where the job clips it; else 0."""
         return 0.0
 
     def clip(self, norm: float) -> None:
-        """Clip the sum, whose norm in the whole model is this, once and before the update."""
+        """Clip the sum of the gradients, given its norm over the whole model."""
 
     def squares(self) -> Squares:
-        """With the sum: what the parts that are here add to the norms of the layers that are cut."""
+        """Return the squares of the parts that are here of layers cut over partitions, after the update to come."""
         return ()
 
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
-        """Make one optimizer step with the sum, at `factor` times the learning rate; `norms` are those of the layers
-        that are cut, as a whole. Of a replica that is `alone` it leaves out parameters without a gradient.
+        """Make an optimizer step with the sum, at `factor` times the learning rate.
+
+        Args:
+            factor: of the learning rate.
+            norms: of the layers that are cut over partitions, each as a whole.
+            alone: leave out parameters without a gradient, as plain PyTorch does: no other replica has one for them.
         """
 
     def adopt_buffers(self) -> None:
-        """Take the buffers in the vector as the model's own."""
+        """Copy the buffers in the vector to the model."""
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Everything it holds, by name: views, not copies."""
+        """Return all its tensors by name; these are views, not copies."""
         return {}
 
     def values(self, start: int, stop: int) -> bytes:
-        """Copy a range of the flat vector."""
+        """Return a copy of a range of the flat vector."""
         return b""
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        """Take back what `arrays` gave."""
+        """Restore what `arrays` returned."""
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """List all arrays to be sent: name, dtype, shape and length in bytes of each."""
+        """List name, dtype, shape and length in bytes of each array of the state."""
         return []
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """A copy of bytes [start, stop) of one of these arrays."""
+        """Return a copy of bytes [start, stop) of an array."""
         return b""
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
-        """Take what another holds: dtype, shape and bytes of each array."""
+        """Take the state of another replica: dtype, shape and bytes of each array."""
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        """A copy of a range of the vector."""
+        """Return a copy of a range of the vector of gradients."""
         return b""
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        """Add to a range of the vector, or put there."""
+        """Add data to a range of the vector, or overwrite it."""

@@ -1,6 +1,5 @@
-"""A replica of a group: it computes, and adds up its gradients with the others' by a carrier of its process.
-
-A simulated one has none: the story sends pieces of its gradients over the virtual network.
+"""Players of strategies whose replicas form groups. A process adds up gradients with a carrier; a simulated replica has
+none, and its client sends pieces over the virtual network.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from distbelief.schedules.allreduce import PLACED, by_host
 from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica
+from distbelief.strategies.grouped.replica import AllreduceReplica, Surroundings
 from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.whole import Whole
@@ -29,11 +28,11 @@ from distbelief.transport.virtual import HEADER
 
 
 def replica(context: Context) -> PlayedRole:
-    """Return what a replica plays."""
+    """Return a replica of a group, with its worker."""
     stage, split, partition = context.stage, context.split, roles.partition_of(context.role)
     model, flat = measured_model(context), context.flat
     carried = carrier(stage, context.role, context.settings) if isinstance(stage, ProcessStage) else None
-    # in a user's own loop, and of a split model, a step may be several backward passes
+    # a script's step, and that of a split model, may be several backward passes
     overlaps = carried is not None and split is None and context.loop is None
     whole = Whole(context.vectors.layout) if flat is None else TorchWhole(flat, carried, overlaps, partition)
 
@@ -49,31 +48,35 @@ def replica(context: Context) -> PlayedRole:
 
     if carried:
         stage.count(carried.traffic)
-    story = AllreduceReplica(
-        context.role, whole, context.samples, context.incarnation,
-        split.siblings.address if split else stage.listen(), reduces=carried is not None, gradual=split is None,
-        store=carried.store if carried else "", choose=choose, split=split,
-        collect=model.collect if model else lambda *_: None, fault=(lambda: carried.fault) if carried else str,
+    surroundings = Surroundings(
+        split.siblings.address if split else stage.listen(),
+        reduces=carried is not None,
+        gradual=split is None,
+        store=carried.store if carried else "",
+        choose=choose,
+        split=split,
+        collect=model.collect if model else lambda *_: None,
+        fault=(lambda: carried.fault) if carried else str,
         loop=context.loop,
-    )  # fmt: skip
-    return PlayedRole(
-        story,
-        Worker(
-            attach,
-            context.computes(0.0),  # the sum is clipped
-            model.measure if model else lambda: measure(context.task, context.module.module),
-            *((carried.form, carried.reduce) if carried else ()),
-        ),
     )
+    worker = Worker(
+        attach,
+        context.computes(0.0),  # the sum is clipped
+        model.measure if model else lambda: measure(context.task, context.module.module),
+        *((carried.form, carried.reduce) if carried else ()),
+    )
+    return PlayedRole(AllreduceReplica(context.role, whole, context.samples, context.incarnation, surroundings), worker)
 
 
 def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
-    """Return what adds up the gradients of a replica: memory inside a host; torch's process group, which encrypts
-    nothing, in the clear; role links where they are encrypted, or a schedule is named. Nothing does where there is one
-    replica, and nobody may join it.
+    """Return the carrier that adds up a replica's gradients.
+
+    Inside a host this is shared memory, and between hosts torch's process group. That one encrypts nothing, and has its
+    own algorithms: role links carry encrypted gradients, and follow a schedule that is named.
     """
     index, options, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
-    if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):  # and no guest joins
+    # one replica needs no carrier; where links are encrypted guests may join it, unless it is split
+    if settings.replicas == 1 and (settings.partitions > 1 or not stage.encrypted):
         return Carrier(device)
     if stage.transport == "shared":
         return SharedMemory(stage.descriptor(), index, settings.replicas)
@@ -85,7 +88,7 @@ def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
 
 
 def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int) -> str:
-    """The cheapest algorithm for a bucket on this network."""
+    """Return the cheapest algorithm for a bucket on the simulated network."""
     network, inside = stage.endpoint.network.model, stage.endpoint.network.inside
     link = LinkModel(network.latency, network.bandwidth, stage.addition, HEADER)
     within = LinkModel(inside.latency, inside.bandwidth, stage.addition, HEADER) if inside else None
@@ -93,10 +96,10 @@ def cheapest_here(stage: VirtualStage, bucket: Bucket, ranks: int, per_host: int
 
 
 def time_steps(stage: VirtualStage, plan: Plan, partition: int) -> None:
-    """Time a step: a whole replica's first bucket is ready before its end; of the others the story asks the clock.
+    """Set the time of a simulated step beyond its computation.
 
-    A step takes longer by the copying of its gradient into the vector that is added up, and by its share of the update
-    after its round.
+    A step copies its gradient into the vector that is added up, and pays its share of the update after the round. The
+    first bucket of a whole replica is ready before the step's end; the client times the others.
     """
     options = reduction(plan.settings)
     if plan.settings.partitions == 1:

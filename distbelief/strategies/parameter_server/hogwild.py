@@ -1,4 +1,4 @@
-"""Players of the roles of hogwild: a replica's model lives in the memory of the shard, and it steps that in place."""
+"""Players of hogwild: each replica's model lies in the shard's memory, and is updated there."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from distbelief.transport.base import Arena
 
 
 class Step(NamedTuple):
-    """A part of an update: how many bytes it writes to, and the step itself."""
+    """A part of an update: the number of bytes that it writes, and the function that does it."""
 
     size: int
     act: Callable[[], object]
 
 
 class InPlace:
-    """One replica's optimizer, on a model that lives in the memory of the shard from here on.
+    """One replica's optimizer, on a model that is moved to the shard's memory.
 
     Args:
         flat: the model.
-        plan: of the job.
-        gradients: vectors in which its first values are sent.
-        memory: of the job.
-        index: of the replica.
-        apart: whether each parameter is stepped by itself.
+        plan: the job's.
+        gradients: vectors in which the first values are sent.
+        memory: the job's.
+        index: the replica's number.
+        apart: whether each parameter is a step of its own.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class InPlace:
         self.counts = Counts(layout.rows(room), plan.settings.replicas, index)
         self._plan, self._state, self._factor = plan, layout.state(room), 1.0
         self._counted: list[torch.Tensor] = []
-        """Each parameter's count of the steps that were made, by whomever, where the rate depends on that."""
+        """Copies, one for each parameter, of the count of all updates, where the learning rate depends on it."""
         self._varies = plan.settings.rate_varies
         entries = list(zip(plan.layout.trained_entries, flat.trained, strict=True))
-        dense = [one for one in entries if not plan.layout.is_sparse(one[0])]
-        steps = [[one] for one in dense] if apart else [dense]
+        dense = [pair for pair in entries if not plan.layout.is_sparse(pair[0])]
+        steps = [[pair] for pair in dense] if apart else [dense]
         self._dense = [Step(sum(entry.size for entry, _ in some), self._optimizer(some)) for some in steps if some]
-        self._rows = [(*one, self._optimizer([one], rows=True)) for one in entries if plan.layout.is_sparse(one[0])]
+        self._rows = [(*pair, self._optimizer([pair], rows=True)) for pair in entries if plan.layout.is_sparse(pair[0])]
         if self._rows:
-            # the default, of which torch warns where nobody has said so
+            # this is the default, but torch warns unless it is set
             torch.sparse.check_sparse_tensor_invariants.disable()
 
     def _optimizer(self, some: list[tuple[Entry, torch.Tensor]], rows: bool = False) -> Callable[[], object]:
-        """A step of torch's optimizer on some parameters, with its state in the memory, at the learning rate of now."""
+        """Return a step of torch's optimizer on some parameters, with its state in the memory."""
         settings, groups = self._plan.settings, dict[int, Group]()
         for entry, parameter in some:
             group = groups.setdefault(
@@ -91,7 +91,7 @@ class InPlace:
         return step if settings.rate_varies else stepper
 
     def _state_of(self, entry: Entry, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the optimizer's state of a parameter: views of that of its section, and a count of its own."""
+        """Yield the optimizer state of a parameter: views of its section's state, and a count."""
         for number, section in enumerate(self._plan.layout.sections):
             if not section.start <= entry.start < section.stop:
                 continue
@@ -109,13 +109,13 @@ class InPlace:
                     yield key, value[start : start + parameter.numel()].view(parameter.shape)
 
     def steps(self) -> list[Step]:
-        """The update with the gradient of the step, in its parts; a parameter without one is left alone."""
+        """Return the parts of the update with the current gradient; parameters without one are left alone."""
         if self._varies:
             self._factor = self._plan.factor(self.counts.total(SAMPLES))
         if self._counted:
-            made = self.counts.total(UPDATES)
+            updates = self.counts.total(UPDATES)
             for count in self._counted:
-                count.fill_(made)
+                count.fill_(updates)
         touched = [
             Step(self._touched(entry, parameter.grad), step)
             for entry, parameter, step in self._rows
@@ -124,36 +124,34 @@ class InPlace:
         return [*self._dense, *touched]
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> int:
-        """Return the bytes of the rows of a gradient."""
+        """Return the number of bytes in the rows of a gradient."""
         if not gradient.is_sparse:
             raise TrainingError(
-                f"the gradient of {entry.tensor.name!r} is dense, and its module says sparse=True: use it as an "
-                "embedding only"
+                f"the gradient of {entry.tensor.name!r} is dense, but its module has sparse=True: use it only as an "
+                "embedding"
             )
         return entry.size // entry.shape[0] * gradient._nnz()
 
 
 class PhantomInPlace:
-    """A phantom of it: the lengths of an update's parts, and its counts."""
+    """A phantom of it: the lengths of an update's parts, and the counts of updates."""
 
     def __init__(self, plan: Plan, memory: Memory, index: int) -> None:
         if any(plan.layout.is_sparse(entry) for entry in plan.layout.trained_entries):
-            raise UsageError(
-                "--phantom computes no gradients, and which rows an update writes to is in them: leave it off"
-            )
+            raise UsageError("--phantom computes no gradients, which say what rows an update writes to: leave it off")
         self.counts = phantom_counts(plan, memory, index)
         self._steps = [Step(entry.size, lambda: None) for entry in plan.layout.trained_entries]
 
     def steps(self) -> list[Step]:
-        """An update that changes nothing, in its parts."""
+        """Return the parts of an update that changes nothing."""
         return self._steps
 
 
 class HogwildWorker:
-    """Computes and steps for one life of a replica.
+    """Worker of one life of a replica: it computes and updates.
 
     Args:
-        context: of the replica.
+        context: the replica's.
     """
 
     def __init__(self, context: Context) -> None:
@@ -161,10 +159,10 @@ class HogwildWorker:
         self._compute = context.computes(context.settings.clip_norm)
         self._virtual = context.stage if isinstance(context.stage, VirtualStage) else None
         self.held: InPlace | PhantomInPlace | None = None
-        """Model that it steps, once it has that."""
+        """The model that it updates, once it is attached."""
 
     def attach(self, plan: Plan, arena: Arena) -> None:
-        """Have the model live in the memory."""
+        """Move the model to the shared memory."""
         flat, memory = self._context.flat, self._context.stage.memory
         assert memory is not None
         self.held = (
@@ -174,13 +172,13 @@ class HogwildWorker:
         )
 
     def compute(self, batch: Batch, answer: Answer) -> Computed | None:
-        """Compute a gradient at the parameters as they are."""
+        """Compute a gradient at the present parameters."""
         assert self.held is not None
         self.held.counts.look()
         return self._compute(batch, answer)
 
     def update(self, samples: int, answer: Callable[[bool], None]) -> bool | None:
-        """Step the parameters with it, and count that."""
+        """Update the parameters with the gradient, and count that."""
         held, stage = self.held, self._virtual
         assert held is not None
         if stage is None:
@@ -193,7 +191,7 @@ class HogwildWorker:
         return None
 
     def _next(self, stage: VirtualStage, left: deque[Step], samples: int, answer: Callable[[bool], None]) -> None:
-        """Make the next part of a simulated update at the moment when its time has passed: others may be in between."""
+        """Make the parts of a simulated update one by one, each when its time has passed: others may come between."""
         if not left:
             assert self.held is not None
             self.held.counts.add(samples)
@@ -212,23 +210,23 @@ class HogwildWorker:
 
 
 def replica(context: Context) -> PlayedRole:
-    """Return what a replica plays."""
+    """Return a replica that updates the shard's memory."""
     worker = HogwildWorker(context)
     story = HogwildReplica(context.role, context.vectors, context.samples, context.incarnation)
     return PlayedRole(story, Worker(worker.attach, worker.compute, update=worker.update))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
-    """Refuse a model that cannot be stepped in place.
+    """Refuse a model that cannot be updated in place.
 
     Raises:
-        UsageError: naming the part of it, and the remedy.
+        UsageError: names the parameter and the remedy.
     """
     layout: Layout = layout_of(model)
     for entry in layout.trained_entries:
         if entry.tensor.dtype in ("bfloat16", "float16"):
             raise UsageError(
-                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, whose steps need float32 masters: "
+                f"parameter {entry.tensor.name!r} is {entry.tensor.dtype}, which needs a float32 master: "
                 f"{settings.strategy.name} has none; use float32"
             )
     check_rows(layout, settings)

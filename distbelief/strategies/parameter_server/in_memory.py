@@ -1,5 +1,5 @@
-"""Strategies whose replicas, processes of one machine, update one memory themselves: hogwild without locks (Niu et al.
-2011), locking with those of the shards.
+"""Strategies whose replicas update the memory that they share, on one machine: hogwild without locks (Niu et al. 2011),
+locking under the shards' locks.
 """
 
 from __future__ import annotations
@@ -21,141 +21,137 @@ if TYPE_CHECKING:
 
 LOCKS = ("shard", "round-robin")
 GONE = {
-    "none": "updates without locks are those of strategy hogwild: train with that",
+    "none": "updates without locks are strategy hogwild: use that",
     "global": "one lock for all parameters is --locks shard --shards 1, the default: leave it off",
 }
-"""Choices that there were, and what there is instead."""
+"""Values of earlier versions, and their replacement."""
 STEPPED = ("sgd", "momentum", "nesterov", "adagrad")
-"""Optimizers that keep at most one number for each element: several would have to be of one moment."""
+"""Optimizers with at most one number of state for each element: several could be of different updates."""
 
 
 @dataclass(frozen=True)
 class InMemory(Replicated):
-    """A strategy whose replicas make the updates, where the parameters lie."""
+    """A strategy whose replicas update the parameters in place."""
 
     meaningless: ClassVar[Mapping[str, str]] = {
-        "path": "its replicas make the updates in any case",
-        "device": "it computes in memory that all replicas share, the host's: use cpu",
+        "path": "its replicas always make the updates",
+        "device": "its replicas share the host's memory: use cpu",
         "listen": "its replicas update the memory of one machine",
-        "script": "a loop steps when it likes, and would see parameters change between any two of its lines: give it a "
-        "task",
+        "script": "between two lines of a script, other replicas could change its parameters: give it a task",
         **dict.fromkeys(
             ("data", "order"), "its replicas are processes of one machine, with the same data: use downpour"
         ),
         **dict.fromkeys(
             ("partitions", "split", "schedule", "microbatches", "chunks"),
-            "replicas update one memory that holds the whole model, so that none is split",
+            "replicas update one memory that holds the whole model, which cannot be split",
         ),
     }
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Theirs."""
+        """Return True: the replicas update shared memory."""
         return True
 
     def check(self, settings: Settings) -> None:
-        """Refuse more replicas than one memory can have."""
+        """Refuse more replicas than can share a memory."""
         if self.replicas > SHARING:
             raise UsageError(f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard")
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse a network.
+        """Refuse links over a network.
 
         Raises:
-            UsageError: naming the option.
+            UsageError: names the option.
         """
         if machine.carrier != "shared":
             option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
-            raise UsageError(
-                f"{option}: strategy {self.name} is of one machine, whose memory its replicas update; leave it off"
-            )
+            raise UsageError(f"{option}: the replicas of {self.name} update the memory of one machine: leave it off")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse more hosts than one.
+        """Refuse several hosts.
 
         Raises:
-            UsageError: naming the hosts.
+            UsageError: names their size.
         """
         check_local_links(cluster)
         if cluster.host_replicas and cluster.host_replicas < settings.replicas:
             raise UsageError(
-                f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} update one memory, on one "
-                "host; leave it off"
+                f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} replicas share memory, and must "
+                "be on one host; leave it off"
             )
 
 
 @dataclass(frozen=True)
 class Hogwild(InMemory):
-    """No locks: an update may overwrite part of another, and a gradient may be computed while parameters change."""
+    """No locks: updates may overwrite parts of each other, and parameters may change while a gradient is computed."""
 
     name: ClassVar[str] = "hogwild"
     meaningless: ClassVar[Mapping[str, str]] = {
-        "fixed_point": "rounding a parameter would undo what others add to it at the same time; use downpour",
+        "fixed_point": "rounding a parameter would undo what other replicas add at the same time: use downpour",
     }
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """Optimizer with which every replica steps the parameters: sgd, momentum, nesterov or adagrad."""
+    """Optimizer of every replica: sgd, momentum, nesterov or adagrad."""
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays them."""
+        """Return the players of hogwild."""
         from distbelief.strategies.parameter_server.hogwild import PLAYERS
 
         return PLAYERS
 
     def check(self, settings: Settings) -> None:
-        """Refuse an optimizer whose steps replicas cannot make by themselves, in one memory."""
+        """Refuse an optimizer that replicas cannot step in shared memory."""
         super().check(settings)
         if self.optimizer.name not in STEPPED:
             raise UsageError(
-                f"--optimizer {self.optimizer.name}: its step needs several numbers of one moment, which memory that "
-                f"others write to does not have; strategy {self.name} steps with {', '.join(STEPPED)}, a server "
-                "(downpour) with any"
+                f"--optimizer {self.optimizer.name}: needs several numbers of the same moment, which shared memory "
+                f"does not have; use {', '.join(STEPPED)}, or strategy downpour, which steps with any"
             )
         if self.optimizer.options.get("dampening"):
             raise UsageError(
-                "--optimizer-options dampening: torch leaves it out of the first step, and nobody here knows which is "
-                "the first; leave it off"
+                "--optimizer-options dampening: torch leaves it out of the first step, and no replica knows which step "
+                "is the first: leave it off"
             )
 
 
 @dataclass(frozen=True)
 class Locking(InMemory):
-    """Updates under the shards' locks: none is lost, and every one is whole at each shard. Nor do the parameters change
-    with which a gradient is computed.
+    """Updates under the shards' locks: none is lost, each is whole at every shard, and parameters do not change while a
+    gradient is computed.
     """
 
     name: ClassVar[str] = "locking"
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
-    """Optimizer with which a replica steps the parameters, under a shard's lock."""
+    """Optimizer with which a replica updates the parameters, under a shard's lock."""
     locks: str = "shard"
-    """Locks of an update: shard (each shard's for its part), or round-robin (the one shard's, one replica after another
-    in a fixed order)."""
+    """Locks of an update: shard (each shard's for its part), or round-robin (the lock of the one shard, which replicas
+    take in a fixed order)."""
     shards: int = 1
-    """Shards of the parameters, each with a lock of its own; 1 is one lock for all."""
+    """Shards of the parameters, each with its lock; 1 is one lock for everything."""
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays them."""
+        """Return the players of parameter servers."""
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Nothing: a replica has the shard's machine make its update, under the shard's lock."""
+        """Return "": a replica makes its update with the shard's machine, under the shard's lock."""
         return ""
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse more hosts than one, and the speed of sums that nobody makes."""
+        """Refuse several hosts, and the speed of sums: no gradients are summed."""
         super().check_virtual(settings, cluster)
         Strategy.check_virtual(self, settings, cluster)
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Every push is applied at once, or in its turn."""
+        """Return the policy: apply every push at once, or in its turn."""
         return RoundRobin(self.replicas) if self.locks == "round-robin" else Policy()
 
     def check(self, settings: Settings) -> None:
-        """Refuse locks that are none."""
+        """Refuse locks that do not exist."""
         super().check(settings)
         at_least(self, 1, ("shards",), {})
         if why := GONE.get(self.locks):
@@ -163,4 +159,4 @@ class Locking(InMemory):
         if self.locks not in LOCKS:
             raise unknown("--locks", self.locks, LOCKS)
         if self.locks == "round-robin" and self.shards != 1:
-            raise UsageError(f"--shards {self.shards} with --locks round-robin: its order is of one lock; leave it off")
+            raise UsageError(f"--shards {self.shards}: --locks round-robin orders a single lock: leave it off")

@@ -1,4 +1,4 @@
-"""Players of the roles of a job on a parameter server."""
+"""Players of parameter servers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """Return what the coordinator plays: shards hold the parameters, and portions are dealt."""
+    """Return a coordinator whose shards hold the parameters, and which deals portions."""
     return Coordinator(settings, evaluator, start, ShardHolders(), PortionWork())
 
 
 def replica(context: Context) -> PlayedRole:
-    """Return what a replica plays."""
+    """Return a replica that pushes and fetches."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
     return served(context, DownpourReplica(role, vectors, samples, incarnation, context.split, context.loop))
 

@@ -1,4 +1,4 @@
-"""Batches: which portions of the training set each batch of a job is made of."""
+"""Batches of a job, as portions of the training set."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from distbelief.strategies.sandblaster.settings import Descent
 
 
 class BatchWindows:
-    """The batches of a job, 0, 1, 2, ...: each the whole training set, or a window that moves over it, pass after pass.
+    """The batches of a job: each is the whole training set, or a window that moves over it, pass after pass.
 
-    The training set is cut into `portions` portions, in the order of its seeded permutation of each pass. Consecutive
-    windows overlap.
+    Each pass shuffles the training set by the seed, and cuts it into portions. Consecutive windows overlap.
 
     Args:
-        descent: of the job.
-        samples: in the training set.
+        descent: the job's.
+        samples: number of samples in the training set.
         portion_size: samples in a portion; the last of a pass may be smaller.
 
     >>> batches = BatchWindows(Descent(send_every=2), samples=50, portion_size=10)
@@ -33,18 +32,18 @@ class BatchWindows:
         self._shared = max(1, round(self._size * descent.overlap)) if self._size else 0
         if self._size and self._size < 2 * self._shared + 1:
             raise UsageError(
-                f"--batch-size {descent.batch_size} is {self._size} portions of {portion_size} (--portion-size), "
-                f"of which {self._shared} are shared with the batch before and as many with the next: it needs one "
-                "more at least"
+                f"--batch-size {descent.batch_size} is {self._size} portions of {portion_size} (--portion-size); "
+                f"{self._shared} are shared with the batch before and as many with the next, so it needs at least one "
+                "more"
             )
 
     @property
     def whole(self) -> bool:
-        """Return whether every batch is the whole training set."""
+        """True if every batch is the whole training set."""
         return not self._size
 
     def work_units(self, batch: int) -> list[WorkUnit]:
-        """The work units of a batch, in order; always cut alike."""
+        """Return the work units of a batch, in order; the same at each call."""
         if self.whole:
             return self._cut(0, self.portions, 0)
         first = batch * (self._size - self._shared)
@@ -52,7 +51,7 @@ class BatchWindows:
         return [work_unit for part in range(3) for work_unit in self._cut(edges[part], edges[part + 1], part)]
 
     def _cut(self, start: int, stop: int, part: int) -> list[WorkUnit]:
-        """Portions `start` to `stop` of the endless row of passes, as work units, none of which is in two passes."""
+        """Return portions `start` to `stop`, counted over all passes, as work units that each lie in one pass."""
         cut = []
         while start < stop:
             epoch, first = divmod(start, self.portions)

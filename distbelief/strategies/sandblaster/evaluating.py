@@ -1,4 +1,4 @@
-"""The evaluations of a job: of which batch, which work units are done, by whom, and what their losses add up to."""
+"""Evaluations of a batch method: the work units of each, which of them are done, and the sum of their losses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distbelief.strategies.sandblaster.work_units import WorkUnits
 
 
 class Evaluating(DataDealer):
-    """Deals the work units of one evaluation after another.
+    """Dealer of one evaluation after another, in work units.
 
     Args:
-        plan: of the job.
-        position: from where it goes on.
-        samples: that were computed before.
-        evaluation: the number of the last one, of whatever was before; numbers only grow.
+        plan: the job's.
+        position: where the job goes on.
+        samples: number of samples that were computed before.
+        evaluation: number of the last evaluation before this dealer; numbers only grow.
     """
 
     units = "portions"
@@ -38,7 +38,7 @@ class Evaluating(DataDealer):
         self.samples, self.pushes, self.minibatches = samples, 0, 0
         self.evaluation = max(evaluation, int(self.state.pop("evaluations", 0)))
         self.again = 0
-        """Work units that were dealt to one more, since somebody last set it to 0."""
+        """Work units that were dealt a second time, since this was last reset."""
         self._iterations = plan.settings.epochs
         self._batches = BatchWindows(self.descent, plan.samples, self._size)
         self._cut: list[WorkUnit] = []
@@ -47,30 +47,30 @@ class Evaluating(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """Return whether all iterations are done."""
+        """True if all iterations are done."""
         return self.epochs >= self._iterations
 
     def position(self) -> Position:
-        """Return where the job stands, after its last iteration."""
+        """Return the position after the last iteration, for a checkpoint."""
         return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
 
     def advance(self, iteration: int, state: Json) -> None:
-        """An iteration is done."""
+        """Note the end of an iteration."""
         self.epochs, self.state = iteration, state
 
     def begin(self, batch: int, members: Iterable[str]) -> operations.Gather:
-        """Begin the next evaluation, of a batch; returns what the shards are to do."""
+        """Begin the next evaluation, on a batch; return the command for the shards."""
         self.evaluation += 1
         self._cut, self._losses = self._batches.work_units(batch), {}
         self._work_units = WorkUnits(len(self._cut), sorted(members, key=roles.index_of), self.descent.backup_portions)
         return operations.Gather(self.evaluation, self.descent.sums, self.descent.deterministic)
 
     def abandon(self) -> None:
-        """Nobody is to compute anything more of this evaluation."""
+        """Drop the evaluation that is under way."""
         self._work_units = None
 
     def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
-        """Give work to those who have room for it: first one work unit to each, then another in reserve."""
+        """Deal work units to replicas with room for them: one to each, then others in reserve."""
         effects: list[Effect] = []
         if self._work_units is None or withheld:
             return effects
@@ -85,16 +85,16 @@ class Evaluating(DataDealer):
         return effects
 
     def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:
-        """Take a report: the work unit that is done for the first time, if it is, and whoever else holds it is told.
+        """Take a report; return the work unit if this is its first, and messages to others that hold it.
 
         Raises:
-            RemoteProtocolError: there is no such work unit, or no such evaluation yet.
+            RemoteProtocolError: there is no such work unit or evaluation.
         """
         if event.evaluation > self.evaluation or (
             event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)
         ):
             raise RemoteProtocolError(
-                f"{sender} has done work unit {event.number} of evaluation {event.evaluation}, which there is not"
+                f"{sender} reports work unit {event.number} of evaluation {event.evaluation}, which does not exist"
             )
         if (
             self._work_units is None
@@ -110,12 +110,12 @@ class Evaluating(DataDealer):
         return work_unit, [Send(role, operations.Withdraw(event.evaluation, event.number)) for role in others]
 
     def samples_of(self, work_unit: WorkUnit) -> int:
-        """Samples in a work unit; the last portion of a pass may be smaller."""
+        """Return the number of samples in a work unit; the last portion of a pass may be smaller."""
         first, count = work_unit.portion.first, work_unit.portion.count
         return min((first + count) * self._size, self._all) - first * self._size
 
     def take(self) -> LossSum | None:
-        """The sum of the evaluation, once all its work units are done."""
+        """Return the sum of the evaluation once all its work units are done, else None."""
         if self._work_units is None or self._work_units.left:
             return None
         self.again += self._work_units.again
@@ -123,22 +123,22 @@ class Evaluating(DataDealer):
         parts = [0] * len(self.descent.sums)
         for work_unit in self._cut:
             parts[work_unit.part] += self.samples_of(work_unit)
-        loss = math.fsum(self._losses.values())  # which rounds once, whatever their order
+        loss = math.fsum(self._losses.values())  # exact, so that the order of reports does not matter
         return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
     def held(self, role: str) -> int:
-        """Return how many portions a replica was dealt and has not done."""
+        """Return how many portions a replica holds."""
         return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
 
     def lost(self, role: str) -> int:
-        """A replica is gone, or holds nothing any more; returns how many portions it held."""
+        """Take back what a replica holds, as it is gone; return the number of portions."""
         held = self.held(role)
         if self._work_units is not None:
             self._work_units.lost(role)
         return held
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that each work unit of an evaluation is done once, or to be done."""
+        """Assert that each work unit of an evaluation is either done or left."""
         if self._work_units is not None:
             left, done = self._work_units.left, len(self._losses)
             assert left + done == len(self._cut), f"{left} work units are left, {done} done of {len(self._cut)}"

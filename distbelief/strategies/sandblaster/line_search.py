@@ -1,7 +1,6 @@
-"""The line search: a story that yields a step to try and is sent the loss there and its slope along the direction.
+"""The line search: a generator that yields a step to try, and is sent the loss there and the slope along the direction.
 
-It returns the step that it found, which is always the last one that it tried; or None where none lowers the loss
-enough.
+It returns the step that it accepts, which is always the last that it tried, or None if no step lowers the loss enough.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NARROW = 1e-9
 
 
 class SearchPoint(NamedTuple):
-    """A step, the loss there and the slope there."""
+    """A step, with the loss and the slope there."""
 
     step: float
     loss: float
@@ -41,11 +40,12 @@ Search = Generator[float, tuple[float, float], SearchPoint | None]
 
 def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
     loss, slope = yield step
+    # a loss that is not finite counts as infinite, so that the search goes back to smaller steps
     return SearchPoint(step, loss if math.isfinite(loss) else math.inf, slope)
 
 
 def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
-    """Return the minimum of the cubic through two trials, within bounds, or their middle (Nocedal and Wright, 3.59).
+    """Return the minimum of the cubic through two trials, or the middle of the bounds (Nocedal and Wright, 3.59).
 
     >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
     1.0
@@ -68,7 +68,7 @@ def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
 def wolfe(start: SearchStart) -> Search:
     """Find a step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, 3.5 and 3.6).
 
-    Where the trials run out or the bracket is too narrow, the best step that lowers the loss enough will do.
+    When trials run out or the bracket is too narrow, accept the best step that lowers the loss enough.
 
     >>> search = wolfe(SearchStart(loss=1.0, slope=-2.0, first=3.0)); next(search)
     3.0
@@ -109,7 +109,7 @@ def _zoom(
     enough: Callable[[SearchPoint], bool],
     flat: Callable[[SearchPoint], bool],
 ) -> Search:
-    """Narrow a bracket in which there is such a step."""
+    """Narrow a bracket that contains such a step."""
     low, high = sorted(bracket, key=lambda trial: trial.loss)
     last, slow = bracket[-1], False
     while tried < TRIALS and abs(high.step - low.step) * start.largest >= NARROW:

@@ -1,6 +1,6 @@
-"""The batch methods: how each makes a direction of the gradient and its history, and what it learns of a step.
+"""The batch methods: how each makes a direction from the gradient and its history, and what it learns from a step.
 
-`learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
+`learn` is a generator: it yields commands, is sent their scalars, and returns a note for the user, or "".
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from distbelief.strategies.sandblaster.settings import Descent
 
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8
-"""A pair whose s.y is no larger than this, times |s|^2, tells no curvature and is skipped."""
+"""A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 
 Terms = tuple[tuple[float, str], ...]
 Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """Commands that make the direction, the loss's slope along it, the first step, and a bound on its components."""
+    """The command that makes a direction, the loss's slope along it, the first step, and its largest component."""
 
     command: AnyCommand
     slope: float
@@ -39,44 +39,44 @@ class Direction(NamedTuple):
 
 
 class Method(Protocol):
-    """One batch method."""
+    """A batch method."""
 
     largest: float
     """The largest component of the gradient."""
     curvature: float
-    """c2 of its Wolfe conditions."""
+    """c2 of the Wolfe conditions."""
 
     @property
     def step_name(self) -> str:
-        """The vector that is to hold the step of an iteration."""
+        """Name of the vector for an iteration's step."""
         ...
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return what must be known before the first direction."""
+        """Return commands whose scalars the first direction needs."""
         ...
 
     def begin(self, scalars: list[float]) -> None:
-        """The answer to that."""
+        """Take the scalars of `asks`."""
 
     def direction(self) -> Direction:
-        """The next direction."""
+        """Return the next direction."""
         ...
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
+        """Learn from a step, which the command `step` makes, and from the gradient's change, a combination `change`."""
         ...
 
     def forget(self) -> bool:
-        """Begin anew from the steepest descent; whether anything was forgotten."""
+        """Restart with steepest descent; return whether there was anything to forget."""
         ...
 
     def state(self) -> Json:
-        """Return what it goes on with."""
+        """Return the state with which it goes on after a checkpoint."""
         ...
 
 
 class GradientDescent:
-    """Steepest descent on whole batches: d = -g; a search tries first the step that changes the loss as the last."""
+    """Steepest descent: d = -g. A search first tries a step that would change the loss as much as the last one did."""
 
     curvature, step_name = CURVATURE, "s"
 
@@ -86,11 +86,11 @@ class GradientDescent:
         self.largest = self._sum = self._square = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient."""
+        """Return commands for the norms of the gradient."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient."""
+        """Take the norms of the gradient."""
         self.largest, self._sum, self._square = scalars
 
     def _first(self, slope: float) -> float:
@@ -99,22 +99,22 @@ class GradientDescent:
         return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
 
     def direction(self) -> Direction:
-        """Down the gradient."""
+        """Return the direction down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """The new gradient's norms are all there is to learn."""
+        """Learn the norms of the new gradient."""
         self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
     def forget(self) -> bool:
-        """Nothing but the length of the last step."""
+        """Forget the last change of the loss."""
         forgotten, self._last = bool(self._last), 0.0
         return forgotten
 
     def state(self) -> Json:
-        """The length of the last step."""
+        """Return the last change of the loss."""
         return {"last": self._last}
 
 
@@ -130,23 +130,23 @@ class ConjugateGradient(GradientDescent):
         self._along = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient, and how far the last direction points along it."""
+        """Return commands for the gradient's norms and its product with the last direction."""
         return (*super().asks(), Dots(((G, self._old),))) if self._beta else super().asks()
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient, and the last direction."""
+        """Take the gradient's norms and its product with the last direction."""
         self._along = scalars[3] if self._beta else 0.0
         super().begin(scalars[:3])
 
     def direction(self) -> Direction:
-        """Make the gradient conjugate to the last direction; the steepest descent where that leads upwards."""
+        """Return the conjugate direction, or steepest descent if that leads upwards."""
         slope = -self._square + self._beta * self._along
         if not self._beta or slope >= 0:
             return super().direction()
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Beta, of the old gradient and the new."""
+        """Learn beta from the old gradient and the new one."""
         self._last = point.step * direction.slope
         old = self._square
         dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
@@ -156,18 +156,18 @@ class ConjugateGradient(GradientDescent):
         return ""
 
     def forget(self) -> bool:
-        """The last direction."""
+        """Forget the last direction."""
         forgotten = super().forget() or bool(self._beta)
         self._beta = 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Beta, and the length of the last step."""
+        """Return beta and the last change of the loss."""
         return {**super().state(), "beta": self._beta}
 
 
 class Lbfgs:
-    """L-BFGS, vector-free: the direction combines 2m + 1 vectors, whose factors come of their dot products."""
+    """L-BFGS, vector-free: a direction combines 2m + 1 vectors, with factors computed from their dot products."""
 
     curvature = CURVATURE
 
@@ -183,25 +183,25 @@ class Lbfgs:
 
     @property
     def _free(self) -> int:
-        """Return a slot for the next pair: one more than pairs, for the oldest stays until the newest is good."""
+        """Slot of the next pair. There is one more slot than pairs: the oldest pair stays until the new one is good."""
         return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
 
     @property
     def step_name(self) -> str:
-        """The vector of the next pair."""
+        """Name of the step's vector in the next pair."""
         return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient, and every dot product of the history."""
+        """Return commands for the gradient's norms and all dot products of the history."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient and the history."""
+        """Take the gradient's norms and the dot products of the history."""
         self.largest, self._sum, *products = scalars
         self._gram.learn(all_products(self._pairs, G), products)
 
     def direction(self) -> Direction:
-        """-H g."""
+        """Return -H g."""
         factors = coefficients(self._gram, self._pairs, G)
         slope = sum(factor * self._gram[name, G] for name, factor in factors.items())
         step = self._descent.step
@@ -210,7 +210,7 @@ class Lbfgs:
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
+        """Add a curvature pair; if the step shows no curvature, learn only the products of the new gradient."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
         pairs, new = [*map(CurvaturePair.of, kept), CurvaturePair.of(slot)], CurvaturePair.of(slot)
@@ -220,7 +220,8 @@ class Lbfgs:
         ss, sy, yy = values[:3]
         note = ""
         if not (sy > FLAT * ss and yy > 0):
-            products, note = gradient_products(self._pairs, G), "the step tells no curvature: it is not in the history"
+            note = "the step shows no curvature and is left out of the history"
+            products = gradient_products(self._pairs, G)
             values = yield (Dots(tuple(products)),)
         else:
             self._slots = [*kept, slot]
@@ -228,12 +229,12 @@ class Lbfgs:
         return note
 
     def forget(self) -> bool:
-        """The history."""
+        """Forget the history."""
         forgotten, self._slots = bool(self._slots), []
         return forgotten
 
     def state(self) -> Json:
-        """Return which slots hold pairs, oldest first."""
+        """Return the slots of the pairs, oldest first."""
         return {"slots": list(self._slots)}
 
 
@@ -245,5 +246,5 @@ METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]
 
 
 def method_of(descent: Descent, state: Json) -> Method:
-    """The method of a job, with what it goes on with."""
+    """Return a job's method, in the state with which it goes on."""
     return METHODS[descent.method](descent, state)

@@ -1,4 +1,4 @@
-"""Players of the roles of a job that trains in large batches, and the models that it can train."""
+"""Players of batch methods, and the models that these can train."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """Return what the coordinator plays: shards hold the parameters, and the work units of batches are dealt."""
+    """Return a coordinator whose shards hold the parameters, and which deals the work units of batches."""
     return Coordinator(settings, evaluator, start, ShardHolders(), BatchWork(), BATCHED)
 
 
 def replica(context: Context) -> PlayedRole:
-    """Return what a replica plays."""
+    """Return a replica that computes work units."""
     role, vectors, samples = context.role, context.vectors, context.samples
     return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
-    """Refuse a model whose loss on a batch is not the sum of those on its portions.
+    """Refuse a model whose loss on a batch is not the sum over its portions.
 
     Raises:
-        UsageError: naming the part of it, and the remedy.
+        UsageError: names the module and the remedy.
     """
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise UsageError(
-                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, "
-                "and changes with every"
-                f" evaluation; strategy {settings.strategy.name} needs a model without batch norm, such as one with "
-                "group norm or layer norm"
+                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum over its portions, and "
+                f"changes with each evaluation; strategy {settings.strategy.name} needs a model without batch norm, "
+                "such as one with group norm or layer norm"
             )
 
 

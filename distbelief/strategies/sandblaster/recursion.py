@@ -1,8 +1,8 @@
-"""L-BFGS direction, vector-free: the two-loop recursion on a Gram matrix of scalars.
+"""L-BFGS direction, vector-free: the two-loop recursion on a matrix of dot products.
 
-The history is curvature pairs (s, y): the step of an iteration, and the change of the gradient over it. The direction
-is -H g, with H the inverse Hessian that the pairs tell, from gamma times the identity (Nocedal and Wright, algorithm
-7.4).
+The history is a list of curvature pairs (s, y): an iteration's step, and the change of the gradient over it. The
+direction is -H g; H is the inverse Hessian that the pairs give, from gamma times the identity (Nocedal and Wright,
+algorithm 7.4).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distbelief.core.conversations.operations import HISTORY
 
 
 class CurvaturePair(NamedTuple):
-    """The names of the vectors of one curvature pair.
+    """Names of the two vectors of a curvature pair.
 
     >>> CurvaturePair.of(3)
     CurvaturePair(s='history.s3', y='history.y3')
@@ -25,12 +25,12 @@ class CurvaturePair(NamedTuple):
 
     @classmethod
     def of(cls, slot: int) -> CurvaturePair:
-        """Return the pair of a slot; each vector is used again when its pair is too old."""
+        """Return the pair of a slot; a slot is used again once its pair is too old."""
         return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
 
 
 class Gram:
-    """The dot products that are known of named vectors.
+    """The known dot products of named vectors.
 
     >>> gram = Gram(); gram.learn([("s", "y")], [2.0]); gram["y", "s"]
     2.0
@@ -40,7 +40,7 @@ class Gram:
         self._known: dict[tuple[str, str], float] = {}
 
     def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
-        """Take dot products in."""
+        """Add dot products."""
         for (left, right), value in zip(pairs, values, strict=True):
             self._known[left, right] = self._known[right, left] = value
 
@@ -49,7 +49,7 @@ class Gram:
 
 
 def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
-    """The dot products that a new pair, the last, and a new gradient add to what is known: 6m where there are m pairs.
+    """Return the products that the last pair and a new gradient add to the known ones: 6m for m pairs.
 
     >>> len(new_products([CurvaturePair.of(i) for i in range(10)], "g"))
     60
@@ -62,12 +62,12 @@ def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[st
 
 
 def gradient_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
-    """Those that a new gradient adds."""
+    """Return the products that a new gradient adds."""
     return [(gradient, gradient), *((gradient, name) for pair in pairs for name in pair)]
 
 
 def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
-    """All that a direction is made of."""
+    """Return all products that a direction needs."""
     return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [
         (gradient, gradient)
     ]
@@ -77,9 +77,9 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
     """Combine history and gradient into the direction: the two-loop recursion on scalars (Chen et al. 2014).
 
     Args:
-        gram: knows all dot products of these vectors.
+        gram: has all dot products of these vectors.
         pairs: oldest first.
-        gradient: its name.
+        gradient: name of the gradient.
 
     >>> coefficients(Gram(), [], "g")
     {'g': -1.0}

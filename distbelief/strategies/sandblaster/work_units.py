@@ -1,9 +1,8 @@
-"""Work units: who computes what of a batch, so that the slow and the dead hold nobody up, and each counts once.
+"""Work units of an evaluation, dealt so that slow and dead replicas delay nobody, and that each counts once.
 
-Each replica begins with a run of consecutive work units of its own, the same in every evaluation, and is dealt them one
-after another, some in reserve (so that it need not wait). Who has none left takes half of what is left of the longest
-run. When all are dealt, what is not done is dealt once more, to whoever has nothing to do: the first result counts.
-What a dead replica held is dealt again.
+Each replica has a run of consecutive work units, the same in every evaluation, and is dealt them in order, some in
+reserve. When its run is empty it takes half of the longest run that is left. Once all are dealt, idle replicas get
+copies of work units that are not done: the first result counts. A dead replica's work units are dealt again.
 """
 
 from __future__ import annotations
@@ -12,34 +11,33 @@ from collections import deque
 from collections.abc import Iterable
 
 RESERVE = 3
-"""Work units that a replica holds at most: one on its way to the shards, the one it computes, and the next. Fewer when
-few
-are left for each, so that nobody sits on one that another could begin.
+"""Most work units that a replica holds: one on its way to the shards, the current one, and the next. Near the end it is
+fewer, so that no work unit lies in reserve while another replica is idle.
 """
 
 
 class WorkUnits:
-    """Deals the work units 0 to `count - 1` of one evaluation.
+    """Dealer of work units 0 to `count - 1` of one evaluation.
 
     Args:
-        count: of work units.
-        members: the replicas, in an order that does not change.
-        copies: how many more replicas may be dealt a work unit that another one holds.
+        count: number of work units.
+        members: the replicas, always in the same order.
+        copies: number of other replicas that may be dealt the same work unit.
 
     >>> work_units = WorkUnits(2, ["replica 0", "replica 1"], copies=1)
     >>> work_units.deal("replica 0"), work_units.deal("replica 1"), work_units.deal("replica 0")
     (0, 1, None)
-    >>> work_units.done(0, "replica 0"), work_units.deal("replica 0"), work_units.done(1,
-    ...     "replica 0"), work_units.done(1,
-    ...     "replica 1")
-    (True, 1, True, False)
+    >>> work_units.done(0, "replica 0"), work_units.deal("replica 0")
+    (True, 1)
+    >>> work_units.done(1, "replica 0"), work_units.done(1, "replica 1")
+    (True, False)
     """
 
     def __init__(self, count: int, members: Iterable[str], copies: int) -> None:
         self.left = count
-        """Number that is not done."""
+        """Number of work units that are not done."""
         self.again = 0
-        """Number that was dealt to one more."""
+        """Number of copies that were dealt."""
         self._copies, self._fresh_left = copies, count
         self._done = bytearray(count)
         members = list(members)
@@ -48,10 +46,10 @@ class WorkUnits:
         self._unheld: deque[int] = deque(range(0 if members else count))
         self._held: dict[str, list[int]] = {}
         self._holders: dict[int, list[str]] = {}
-        self._open: deque[int] = deque()  # dealt, and may be dealt to one more
+        self._open: deque[int] = deque()  # dealt, and may be copied
 
     def deal(self, who: str) -> int | None:
-        """The next work unit for a replica that has room for one; None where there is none for it."""
+        """Return the next work unit for a replica; None where it has enough, or there is none."""
         held = self._held.setdefault(who, [])
         if len(held) > min(RESERVE - 1, self._fresh_left // len(self._held)):
             return None
@@ -64,32 +62,32 @@ class WorkUnits:
         return number
 
     def _fresh(self, who: str) -> int | None:
-        """One that nobody holds."""
+        """Return a work unit that nobody holds."""
         while self._unheld:
             if not self._done[number := self._unheld.popleft()]:
                 return self._begin(number)
         first, stop = self._runs.get(who, (0, 0))
         if first == stop and self._runs:
-            whose = max(self._runs, key=lambda other: self._runs[other][1] - self._runs[other][0])
-            start, end = self._runs[whose]
+            longest = max(self._runs, key=lambda other: self._runs[other][1] - self._runs[other][0])
+            start, end = self._runs[longest]
             if start == end:
                 self._runs.clear()
                 return None
             first, stop = (start + end) // 2, end
-            self._runs[whose] = start, first
+            self._runs[longest] = start, first
         if first == stop:
             return None
         self._runs[who] = first + 1, stop
         return self._begin(first)
 
     def _begin(self, number: int) -> int:
-        """One that nobody held is dealt."""
+        """Note that a work unit is dealt for the first time."""
         self._open.append(number)
         self._fresh_left -= 1
         return number
 
     def _copy(self, who: str) -> int | None:
-        """One that another replica holds, those dealt first before others."""
+        """Return a work unit that another replica holds, the one that was dealt first."""
         for _ in range(len(self._open)):
             number = self._open.popleft()
             holders = self._holders.get(number, [])
@@ -102,7 +100,7 @@ class WorkUnits:
         return None
 
     def done(self, number: int, who: str) -> bool:
-        """A replica has done a work unit; whether it is the first."""
+        """Note that a replica has done a work unit; return whether it is the first to do so."""
         if who in (holders := self._holders.get(number, [])):
             holders.remove(who)
             self._held[who].remove(number)
@@ -113,14 +111,14 @@ class WorkUnits:
         return True
 
     def withdraw(self, number: int) -> list[str]:
-        """Take a work unit that is done from all who hold it; returns who they are."""
+        """Take a work unit that is done from its other holders; return these."""
         holders = self._holders.pop(number, [])
         for who in holders:
             self._held[who].remove(number)
         return holders
 
     def lost(self, who: str) -> int:
-        """A replica is gone; what nobody else holds is dealt again. Returns how many work units that is."""
+        """Take back the work units of a dead replica; return how many nobody else holds."""
         again = 0
         for number in self._held.pop(who, []):
             self._holders[number].remove(who)
@@ -129,11 +127,11 @@ class WorkUnits:
                 self._fresh_left += 1
                 again += 1
             else:
-                self._open.append(number)  # it may be dealt to one more in the dead one's place
+                self._open.append(number)  # another replica may take the dead one's place
         if (run := self._runs.pop(who, None)) is not None:
             self._unheld.extend(range(*run))
         return again
 
     def held(self, who: str) -> list[int]:
-        """The work units that a replica holds."""
+        """Return the work units that a replica holds."""
         return self._held.get(who, [])

@@ -38,7 +38,7 @@ MUTANTS = [
         "math.hypot(*(part.norm for part in parts))", "norm",
         (f"{COLUMNS}::test_split_replicas_are_sequential_sgd_on_the_union",), 20),
     Mutant("what-partitions-hold-is-measured-of-the-evaluation-before", SPLIT, "strategies/grouped/replica.py",
-        "yield from self._siblings.tell(asked, awaited=True)", "yield from self._siblings.tell(asked)",
+        "yield from self._siblings.tell(request, awaited=True)", "yield from self._siblings.tell(request)",
         (f"{COLUMNS}::test_it_is_measured_and_saved_as_whole_replicas_are",), 20),
     Mutant(
         "what-is-measured-is-sent-at-once", IN_PARTS, "strategies/grouped/replica.py",
@@ -53,8 +53,8 @@ MUTANTS = [
         20,
     ),
     Mutant("a-partition-goes-on-from-the-part-of-another", SPLIT, "strategies/grouped/replica.py",
-        "yield Load(told.checkpoint, told.plan, self._siblings.partition)",
-        "yield Load(told.checkpoint, told.plan, 0)",
+        "yield Load(assembly.checkpoint, assembly.plan, self._siblings.partition)",
+        "yield Load(assembly.checkpoint, assembly.plan, 0)",
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20),
     Mutant(
         "norms-of-a-shard-that-takes-over-are-100-times-theirs", PAPERS, "core/norms.py",
@@ -92,7 +92,7 @@ MUTANTS = [
         "self._settle(job, dealt(job).rounds, recalls=True)",
         (f"{ALL}::test_a_death_at_any_message_is_survived_by_the_others",), 10),
     Mutant("a-round-batch-of-the-last-group-is-made", EXACTLY_ONE, "strategies/grouped/replica.py",
-        "if not (isinstance(one, dealing.Deal) or self._siblings.follows)]", "if not self._siblings.follows]",
+        "if not (isinstance(item, dealing.Deal) or self._siblings.follows)]", "if not self._siblings.follows]",
         (f"{ALL}::test_who_comes_again_is_given_what_the_others_hold",), 10, hangs=True),
     Mutant("a-group-is-dealt-rounds-while-a-checkpoint-waits-for-them", EXACTLY_ONE,
         "strategies/grouped/round_work.py",
