@@ -1,6 +1,6 @@
-"""A machine's memory as plain data: what it holds, part by part, so that another of its kind becomes what it was.
+"""The state of a machine as plain data, from which another object of its class takes it over.
 
-No machine may depend on the order of a set: the other has it in another one.
+No machine may depend on the order of a set, which is different in another process.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ _MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, dequ
 
 
 def remember(value: Any, kinds: Mapping[str, type]) -> object:
-    """Turn a value into plain data: numbers, words, and lists that begin with the name of what they are.
+    """Turn a value into plain data: scalars, and lists that begin with the name of their class.
 
     Args:
-        value: a machine, or what one holds.
-        kinds: the classes that may be part of it, by name: messages, and those whose attributes are their memory, but
-            for such as are `forgotten`.
+        value: a machine, or an object in it.
+        kinds: classes that it may contain, by name: messages, and those whose state is their attributes, without the
+            values that are `forgotten`.
 
     Raises:
-        LocalProtocolError: there is something of another class in it.
+        LocalProtocolError: it contains another class.
     """
     name = type(value).__name__
     if isinstance(value, _PLAIN) and not isinstance(value, Enum):
         return value
     if type(value) is dict:
-        return ["dict", [[remember(key, kinds), remember(one, kinds)] for key, one in value.items()]]
+        return ["dict", [[remember(key, kinds), remember(item, kinds)] for key, item in value.items()]]
     if _MANY.get(name) is type(value):
-        return [name, [remember(one, kinds) for one in value]]
+        return [name, [remember(item, kinds) for item in value]]
     if kinds.get(name) is not type(value):
-        raise LocalProtocolError(f"a {name} cannot be remembered: name it among the kinds, or forget it")
+        raise LocalProtocolError(f"a {name} cannot be stored: name it among the kinds, or mark it as forgotten")
     if isinstance(value, msgspec.Struct | Settings | tuple | Enum):
         return [name, msgspec.msgpack.encode(value)]
-    kept = {attribute: one for attribute, one in vars(value).items() if not getattr(one, "forgotten", False)}
-    return [name, [[attribute, remember(one, kinds)] for attribute, one in kept.items()]]
+    kept = {attribute: item for attribute, item in vars(value).items() if not getattr(item, "forgotten", False)}
+    return [name, [[attribute, remember(item, kinds)] for attribute, item in kept.items()]]
 
 
 def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:
-    """Undo `remember`. Where `now` is an object of the class, that becomes it, so that whoever shares it sees it.
+    """Undo `remember`, in the object `now` if that has the class: then other references to it stay valid.
 
     >>> from distbelief.coordination.registry import Registry
     >>> registry, other, kinds = Registry(restarts=1), Registry(restarts=1), {"Registry": Registry}
@@ -58,13 +58,13 @@ def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> obj
         return memory
     name, held = memory
     if name == "dict":
-        return {recall(key, kinds): recall(one, kinds) for key, one in held}
+        return {recall(key, kinds): recall(item, kinds) for key, item in held}
     if name in _MANY:
-        return _MANY[name](recall(one, kinds) for one in held)
+        return _MANY[name](recall(item, kinds) for item in held)
     kind = kinds[name]
     if issubclass(kind, msgspec.Struct | Settings | tuple | Enum):
         return msgspec.msgpack.decode(held, type=kind, dec_hook=read_strategy)
     whole = now if type(now) is kind else kind.__new__(kind)
-    for attribute, one in held:
-        setattr(whole, attribute, recall(one, kinds, getattr(whole, attribute, None)))
+    for attribute, item in held:
+        setattr(whole, attribute, recall(item, kinds, getattr(whole, attribute, None)))
     return whole

@@ -1,6 +1,4 @@
-"""The pump: a thread that carries a process's links while it computes, so that a fetch over a network is in flight
-during a step.
-"""
+"""The pump: a thread that carries a process's links while it computes, so that a fetch overlaps with a step."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from distbelief.transport.base import NetworkEndpoint
 
 
 class Pump:
-    """Polls an endpoint in a thread of its own, but only inside `running`: an endpoint is used by one thread at a
-    time.
-    """
+    """Thread that polls an endpoint, but only inside `running`: an endpoint is used by one thread at a time."""
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self._endpoint = endpoint
@@ -28,7 +24,7 @@ class Pump:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Carry the links while the caller does something else; the caller must not touch the endpoint inside."""
+        """Carry the links while the caller does something else, without touching the endpoint."""
         self._stopping = False
         self._start.release()
         try:
@@ -50,6 +46,6 @@ class Pump:
             try:
                 while not self._stopping:
                     self._endpoint.poll(None)
-            except BaseException as error:  # told to the thread that waits for this one
+            except BaseException as error:  # raised in the thread that waits for this one
                 self._error = error
             self._stopped.release()

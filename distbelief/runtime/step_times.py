@@ -1,4 +1,4 @@
-"""Times of a replica's steps: computing, updating, communicating and waiting."""
+"""Times of a replica's steps: computation, updates, communication and waits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from distbelief.core import records, roles
 from distbelief.core.effects import Arrival, Computed
 
 COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
-"""Uses of a replica's time: a gradient, a share of one, an update of what it shares, other work for its step, a wait,
-or what is no part of a step, such as measuring its model.
+"""Uses of a replica's time: a gradient, a share of a gradient, an update of shared memory, other work for the step, a
+wait, and work outside of steps, such as measuring the model.
 """
 PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
 
 
 class StepTimes:
-    """Follows one replica from its first gradient to its last.
+    """Times of one replica, from its first gradient to its last.
 
     Args:
-        role: of the replica.
-        now: the time.
-        worked: seconds of work that were neither gradients nor waits, where time is simulated: what a thread works
-            there, somebody else may see as a wait. None where it is all that is left.
+        role: the replica.
+        now: the clock.
+        worked: in simulated time, seconds of work that were neither gradients nor waits. There a thread may work while
+            the client waits. None for real time, where this is the rest.
 
     >>> moments = iter([0.0, 2.0, 3.0, 6.0, 6.5, 8.5])
     >>> times = StepTimes("replica 0", lambda: next(moments), None)
@@ -36,7 +36,7 @@ class StepTimes:
     def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
         self._role, self._now, self._worked = role, now, worked
         self.doing = ""
-        """Present use of its time; "" before its first gradient."""
+        """Present use of the time; "" before the first gradient."""
         self._since = self._first_worked = self._before = 0.0
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
@@ -45,7 +45,7 @@ class StepTimes:
         self._last: tuple[float, ...] = ()
 
     def begin(self, doing: str) -> None:
-        """It does something else from now on."""
+        """Begin another use of the time."""
         if not self.doing:
             if doing not in (COMPUTE, SHARE):
                 return
@@ -59,15 +59,15 @@ class StepTimes:
         self.doing = doing
 
     def go_on(self, answer: object = None, sender: str = "") -> None:
-        """Note that what it asked for is answered, and that it goes on with its own work."""
-        if not self.doing or self.doing == SHARE:  # what is a share is computed in the story itself
+        """Note that an effect is answered, and that the replica goes on with its work."""
+        if not self.doing or self.doing == SHARE:  # a share goes on through several effects
             return
         before, self.doing = self.doing, WORK
         elapsed = self._pass(before)
         if type(answer) is Computed:
             self._steps += 1
             self._overflows, self._counted = self._overflows + answer.overflows, self._counted + answer.counted
-            # on cores that it shares, a simulated gradient takes longer than it is said to
+            # a gradient that shares its cores takes longer in simulated time than it reports
             slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0
             self._seconds += max(answer.seconds, slowed)
             self._end()
@@ -75,7 +75,7 @@ class StepTimes:
             self._waited[sender] = self._waited.get(sender, 0.0) + elapsed
 
     def tell(self) -> records.StepsTimed | None:
-        """All up to the end of the last gradient, once; None where there was none, or where another partition tells."""
+        """Return all times up to the last gradient, once; None where there was none, or the lead reports them."""
         if not self._last or roles.partition_of(self._role) > 0:
             return None
         (*parts, seconds, worked), self._last = self._last, ()
@@ -92,14 +92,14 @@ class StepTimes:
         return records.StepsTimed(self._role, self._steps, *spent, longest, self._overflows, self._counted)
 
     def _pass(self, doing: str) -> float:
-        """The time until now was spent on something."""
+        """Add the time since the last change to a use; return it."""
         now = self._now()
-        if elapsed := now - self._since:  # where time is simulated, most of the work takes none
+        if elapsed := now - self._since:  # in simulated time it is mostly 0
             self._since = now
             self._spent[doing] += elapsed
         return elapsed
 
     def _end(self) -> None:
-        """A gradient, or a share of one, is there."""
+        """Note the end of a gradient, or of a share of it."""
         worked = self._worked() - self._first_worked if self._worked else 0.0
         self._last = (*(self._spent[part] for part in PARTS), self._seconds, worked)

@@ -1,4 +1,4 @@
-"""Loads of a topology's links as text, and which is the busiest."""
+"""Loads of a topology's links, as text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from distbelief.schedules.price import LinkModel, price_on
 from distbelief.schedules.schedule import Schedule
 
 Traffic = Mapping[str, tuple[int, int, float]]
-"""Hosts of sender and receiver, and how much is sent, by who sends to whom."""
+"""Hosts of sender and receiver, and the amount, by the names of sender and receiver."""
 NAMED = 8
-"""Number of those who share the busiest link that are named."""
+"""Most users of the busiest link to be named."""
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:
-    """The loads of links under a schedule, by the host of each rank, and beside them those of two other orders.
+    """Describe the loads of links under a schedule with these hosts of its ranks, and with those in two other orders.
 
-    With the price of a megabyte, where `link` has the bandwidth of cables of which the topology says nothing.
+    With `link` it also prices a megabyte; `link` has the bandwidth of cables for which the topology has none.
     """
     topology, names = routes.topology, routes.topology.hosts
     used, length = list(dict.fromkeys(hosts)), max(1, schedule.length)
@@ -52,9 +52,9 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
 
 
 def load_lines(routes: Routes, traffic: Traffic, unit: str, usual: float = 0.0, more: str = "") -> list[str]:
-    """The busiest link and who shares it, and what each switch passes on.
+    """Describe the busiest link and its users, and the traffic through each switch.
 
-    Cables of which the topology says nothing have the usual bandwidth, else that of the fastest.
+    Cables without a bandwidth have the usual one, or the fastest of the topology.
     """
     topology, carried = routes.topology, loads(routes, traffic.values())
     busiest = busiest_link(topology, carried, usual)
@@ -65,7 +65,7 @@ def load_lines(routes: Routes, traffic: Traffic, unit: str, usual: float = 0.0, 
 
 
 def _switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
-    """A line for each switch that passes something on: what goes to it from its hosts and later switches, and back."""
+    """Yield a line for each switch with traffic: what its hosts and later switches send to it, and receive."""
     names = (*topology.hosts, *topology.switches)
     for switch, name in enumerate(topology.switches, len(topology.hosts)):
         rows = [

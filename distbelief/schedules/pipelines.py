@@ -1,7 +1,7 @@
-"""The algorithms of pipelines: how many microbatches a partition has in flight is all in which they differ.
+"""The algorithms of pipelines, which differ only in the number of microbatches that a partition has in flight.
 
-Every partition takes as many microbatches forward as may be in flight at it, then one back and the next one forward by
-turns, then the rest back.
+Each partition takes that many microbatches forward, then in turn one backward and the next forward, then the rest
+backward.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PIPELINES = ("sequential", "gpipe", "1f1b")
 
 
 def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
-    """The pipeline of an algorithm over the segments of a split model.
+    """Return the pipeline of an algorithm over the segments of a split model.
 
     - `sequential`: the minibatch goes through as a whole.
-    - `gpipe`: all microbatches go forward, then all back (Huang et al. 2018).
-    - `1f1b`: a partition has no more in flight than there are partitions from it to the turn (Narayanan et al. 2019,
-      2021).
+    - `gpipe`: all microbatches go forward, then all backward (Huang et al. 2018).
+    - `1f1b`: a partition has at most as many in flight as there are partitions from it to the last (Narayanan et al.
+      2019, 2021).
 
     Args:
         algorithm: one of `PIPELINES`.
@@ -28,7 +28,7 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
         microbatches: 1 or more; 1 for `sequential`.
 
     Raises:
-        UsageError: there is no such algorithm, or these do not go together.
+        UsageError: the algorithm does not exist, or cannot have so many microbatches.
 
     >>> from distbelief.schedules.pipeline import chain
     >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
@@ -42,7 +42,7 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
 
 
 def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
-    """Return how many microbatches a partition of a depth may have in flight.
+    """Return how many microbatches a partition at a depth may have in flight.
 
     >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
     (8, 2, 1)
@@ -51,7 +51,7 @@ def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
 
 
 def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask]:
-    """The tasks of a partition that may have so many microbatches in flight, at most all.
+    """Yield the tasks of a partition with so many microbatches in flight.
 
     >>> [(way.value, number) for way, number in partition_tasks(2, 2)]
     [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
@@ -64,7 +64,7 @@ def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask
 
 
 def named(schedule: str, microbatches: int) -> str:
-    """Return the name of a schedule: with auto, that of a minibatch which goes through as it is where it is whole.
+    """Return the name of a schedule; auto is `sequential` for a whole minibatch, else `1f1b`.
 
     >>> named("auto", 1), named("auto", 4), named("gpipe", 4)
     ('sequential', '1f1b', 'gpipe')
@@ -73,10 +73,10 @@ def named(schedule: str, microbatches: int) -> str:
 
 
 def check_pipeline(algorithm: str, microbatches: int) -> None:
-    """Refuse what is no pipeline, or has no meaning in one.
+    """Refuse an algorithm that does not exist, or cannot have so many microbatches.
 
     Raises:
-        UsageError: with the reason, or the nearest known name.
+        UsageError: gives the reason, or names the nearest algorithm.
     """
     if algorithm not in PIPELINES:
         raise unknown("schedule", algorithm, PIPELINES)
@@ -84,6 +84,6 @@ def check_pipeline(algorithm: str, microbatches: int) -> None:
         raise UsageError(f"{microbatches} microbatches: there must be 1 or more")
     if algorithm == "sequential" and microbatches > 1:
         raise UsageError(
-            f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or "
-            "gpipe or 1f1b"
+            f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or gpipe "
+            "or 1f1b"
         )

@@ -402,7 +402,7 @@ REFUSED = {
     "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
     "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
-    "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
+    "train mnist downpour --resume": "--resume needs the run folder: name it with --out",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "

@@ -24,17 +24,17 @@ BESIDE = {
     "5": "--history 5: is for --method lbfgs, and --method cg has no curvature pairs: leave it off",
     "train digits sandblaster --method gradient --history "
     "5": "--history 5: is for --method lbfgs, and --method gradient has no curvature pairs",
-    "train digits allreduce --per-host 2": "--per-host 2: says who is on one host, which --algorithm auto does not ask",
-    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not ask",
+    "train digits allreduce --per-host 2": "-per-host 2: sets the ranks of a host, which --algorithm auto does not use",
+    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not use",
     "train digits allreduce --algorithm ring": "--algorithm ring: shared memory needs no algorithm, as nothing is "
         "sent: leave it off, or use --transport tcp",
     "train digits allreduce --algorithm native --transport tcp "
     "--tls": "--algorithm native is torch's process group, which encrypts nothing: choose another, or auto",
-    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not ask",
+    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not use",
     "train digits allreduce --per-host 2 --algorithm tree --transport "
-    "tcp": "--algorithm tree does not ask: name hierarchical, or leave it off",
+    "tcp": "--algorithm tree does not use: choose hierarchical, or leave it off",
     "simulate digits allreduce --per-host 2 --algorithm "
-    "ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "ring": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
     "simulate digits allreduce --network "
     "local-latency=1us": "--network local-latency and local-bandwidth are of links inside a host: set --hosts or",
     "simulate digits downpour --network local-bandwidth=1GB": "put roles on one host with --hosts, or leave it off",
@@ -62,7 +62,7 @@ BESIDE = {
     "1": "--tolerance 1.0: --phantom computes no gradient to compare it with",
     "train digits downpour --lr-schedule "
     "backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
-    "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "draw ring --per-host 2": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
     "draw ring --network local-latency=1us": "--network local-latency: is in no price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: is in no price of hierarchical",
 }  # fmt: skip

@@ -142,6 +142,6 @@ class Endless(Downpour):
 
 
 def test_a_job_that_does_not_end_is_found() -> None:
-    with pytest.raises(LocalProtocolError, match="everybody waits") as found:
+    with pytest.raises(LocalProtocolError, match="every role waits") as found:
         check_faults(Endless(), 5)
     assert any("of check_faults" in note for note in found.value.__notes__)

@@ -101,7 +101,7 @@ class _StateArray(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class GroupSurroundings:
     """Surroundings of a replica: how it reaches its group, and what its process does for it."""
 
     address: str = ""
@@ -136,9 +136,9 @@ class AllreduceReplica:
     """
 
     def __init__(
-        self, role: str, whole: Whole, samples: int, incarnation: int = 0, surroundings: Surroundings | None = None
+        self, role: str, whole: Whole, samples: int, incarnation: int = 0, surroundings: GroupSurroundings | None = None
     ) -> None:
-        surroundings = surroundings or Surroundings()
+        surroundings = surroundings or GroupSurroundings()
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
         self.rounds = grouping.NOTHING

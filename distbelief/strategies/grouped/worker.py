@@ -18,7 +18,7 @@ from distbelief.schedules.allreduce import PLACED, by_host
 from distbelief.schedules.price import LinkModel, cheapest
 from distbelief.strategies.context import Context, ProcessStage, VirtualStage
 from distbelief.strategies.grouped.measured import measured_model
-from distbelief.strategies.grouped.replica import AllreduceReplica, Surroundings
+from distbelief.strategies.grouped.replica import AllreduceReplica, GroupSurroundings
 from distbelief.strategies.grouped.settings import GUESTS, reduction
 from distbelief.strategies.grouped.torch_whole import TorchWhole
 from distbelief.strategies.grouped.whole import Whole
@@ -48,7 +48,7 @@ def replica(context: Context) -> PlayedRole:
 
     if carried:
         stage.count(carried.traffic)
-    surroundings = Surroundings(
+    surroundings = GroupSurroundings(
         split.siblings.address if split else stage.listen(),
         reduces=carried is not None,
         gradual=split is None,

@@ -164,7 +164,7 @@ MUTANTS = [
         "        self._goes_back = False\n        if went", "        if went",
         (f"{SCRIPTS}::test_what_a_split_model_cannot_do_is_refused[going back twice]",)),
     Mutant("a-loss-leaves-no-gradient-of-before", SCRIPTED, "runtime/split_model.py",
-        "parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)", "parameter.grad = own",
+        "parameter.grad = scaled if parameter.grad is None else parameter.grad.add_(scaled)", "parameter.grad = scaled",
         (f"{SCRIPTS}::test_with_its_loss_a_model_goes_through_its_partitions_in_microbatches",)),
     Mutant("nobody-says-that-a-step-has-ended", SCRIPTED, "fabric/crossings.py",
         "        self._stamps[_word(OWN * self._partition + 2)] = self._step\n", "",
