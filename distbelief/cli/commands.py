@@ -36,11 +36,9 @@ from distbelief.places.topologies import topology
 from distbelief.places.view import View
 from distbelief.references import TASKS, check_task
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
-from distbelief.schedules.on_topology import draw_on
-from distbelief.schedules.pipeline import chain
+from distbelief.schedules.pipeline import PIPELINES, chain, check_pipeline, pipeline
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
-from distbelief.schedules.price import LinkModel
+from distbelief.schedules.price import LinkModel, draw_on
 from distbelief.split.options import MOST, Partitions, Split
 from distbelief.strategies import STRATEGIES, find
 

@@ -129,7 +129,7 @@ class VirtualClock:
             if moment >= queue[-1][0]:
                 queue.append((moment, order, function, argument, queue))
                 return
-            queue = None
+            queue = None  # this call is out of order: it goes into the heap by itself
         call = (moment, order, function, argument, queue)
         if queue is not None:
             queue.append(call)

@@ -59,6 +59,7 @@ class SharedShard:
         """Take the lock and read the last published state; return False if `interrupted` is true before that."""
         if not self._locks.take(self.shard.index, interrupted):
             return False
+        # other processes name the holder of the lock in their status
         self.held.sign(time.monotonic_ns())
         if self.known != self.held.changes:
             self._note, self.known = self.held.note(), self.held.changes
@@ -73,6 +74,7 @@ class SharedShard:
     def publish(self) -> None:
         """Publish changes, so that others go on from them."""
         note = _encode(self.shard.state())
+        # without a change there is nothing to publish, and nothing for others to read again
         if self.held.changed or note != self._note:
             self.held.publish(note)
             self._note, self.known = note, self.held.changes

@@ -43,8 +43,20 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
-from distbelief.runtime.player import BecomeRole, Player, Store, Worker, stay
-from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, WORK, StepTimes
+from distbelief.runtime.player import (
+    ASIDE,
+    COMPUTE,
+    SHARE,
+    UPDATE,
+    WAIT,
+    WORK,
+    BecomeRole,
+    Player,
+    StepTimes,
+    Store,
+    Worker,
+    stay,
+)
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
@@ -307,6 +319,7 @@ class Driver:
             self.clock.call_later(FAREWELL_SECONDS, self._end, player)
 
     def _perform_write(self, player: Player, effect: Save | Commit | Discard) -> None:
+        # messages that are ready must not wait for the disk
         player.endpoint.flush()
         done = next(player.past, None) if player.past is not None else None
         if done is not None:
@@ -387,6 +400,7 @@ class Driver:
             except StopIteration:
                 self._end_story(player)
                 return
+            # messages and waits are most of all effects: compare classes, which is faster than isinstance
             kind = type(effect)
             answer = None
             doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)
@@ -446,6 +460,7 @@ class Driver:
         return None
 
     def _reduce(self) -> None:
+        # a copy, because a client that goes on may begin its next reduction
         for player in tuple(self._reducing):
             done = False if player.ended else player.reduce(self.clock.glance, self.clock.now)
             if done is None:

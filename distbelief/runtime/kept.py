@@ -78,6 +78,7 @@ def packed(value: object, where: str) -> Any:
         kind = "counter" if isinstance(value, Counter) else "dict"
         items = value.items()
         return [kind, [[packed(key, f"a key of {where}"), packed(item, f"{where}[{key!r}]")] for key, item in items]]
+    # no subclasses: a named tuple would come back as a tuple
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return [type(value).__name__, [packed(item, f"{where}[{number}]") for number, item in enumerate(value)]]
     raise UsageError(f"keep(): {where} is {shown(value)}, of type {type(value).__name__}: it takes {TAKES}")

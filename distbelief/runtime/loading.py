@@ -107,6 +107,7 @@ class Ahead:
         """Return a minibatch and its number of samples from a worker, which may have loaded it already."""
         if wanted.batch.epoch > self._epoch:
             self._epoch = wanted.batch.epoch
+            # as torch does, so that a data set may change between epochs
             if not self._loader.persistent_workers:
                 self.close()
         for minibatch in (wanted, *ahead):

@@ -497,7 +497,7 @@ class Replica:
         while self._batch is not None and self._plan is not None and self._batch.epoch <= last:
             assert self._story is not None
             batch, read = self._batch, self._load(source, self._batch, self._plan.settings)
-            if read is None:
+            if read is None:  # the coordinator deals no more of this epoch
                 self._go_on(Computed(None, 0, 0.0, ended=True))
                 continue
             loaded, self._samples = read
@@ -782,6 +782,7 @@ class Replica:
             lambda whole, graph: layout_of(whole, groups, graph.pieces),
             self._stage.tell if roles.is_lead(self.role) and self.index == 0 else None,
         )
+        # the whole model is gone: the optimizer keeps only parameters that this partition has
         optimizer.hold(flat, names)
         self._stage.tell(PartBuilt(self.role, len(roles.replicas(self._settings.mesh))))
         self._models = [(model, None, None)]
@@ -806,12 +807,14 @@ class Replica:
         begun, batch, self._batch = time.perf_counter(), self._batch, None
         self._answer(actions)
         self._play_on()
+        # the client's time is no part of the script's step
         self._began += time.perf_counter() - begun
         self._void = self._batch is not batch
         return not self._void
 
     def _go_on(self, answer: Computed | None) -> None:
         self._batch = None
+        # stop the pump before the client goes on: only one thread may use the endpoint
         self._carried.close()
         self._answer(answer)
         self._play_on()

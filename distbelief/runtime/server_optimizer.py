@@ -248,6 +248,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
         Those held over for it count too; the minibatch's own do not if it has added nothing.
         """
+        # the script may have zeroed the gradient without this optimizer's knowledge
         if self._held:
             self._forget_dropped()
         held, self._held = self._held, 0

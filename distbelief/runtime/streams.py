@@ -94,6 +94,7 @@ class Stream:
         script_generator = mtrand.get_bit_generator()
         # an iterator cannot start again: go on with it
         if self._items is None or (back and (isinstance(stream, IterableDataset) or not hasattr(stream, "__next__"))):
+            # a generator of its own, so that a stream and the script do not draw each other's numbers
             mtrand.set_bit_generator(np.random.MT19937(0))
             seed_all(self._seed, batch.epoch, self._number)
             self._collate.epoch, self._collate.minibatches = batch.epoch, 0

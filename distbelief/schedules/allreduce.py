@@ -177,11 +177,7 @@ def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
-    """Refuse an algorithm that does not exist; `hierarchical:NAME` names the one between hosts.
-
-    Raises:
-        UsageError: names the nearest one.
-    """
+    """Refuse an algorithm that does not exist; `hierarchical:NAME` names the one between hosts."""
     outer, colon, inner = name.partition(":")
     if name in others:
         return

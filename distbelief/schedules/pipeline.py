@@ -11,7 +11,9 @@ The rules of a pipeline:
    until it is full. It is free once the last segment that uses its content is computed; a segment uses its inputs
    backward too.
 
-`schedules/pipelines` has the algorithms. A test executes pipelines symbolically: they must end with every gradient.
+The algorithms differ only in the number of microbatches that a partition has in flight: it takes that many forward,
+then in turn one backward and the next forward, then the rest backward. A test executes pipelines symbolically: they
+must end with every gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
 
 
 class Pass(Enum):
@@ -206,7 +208,7 @@ def chain(stages: int, size: int = 0) -> SegmentGraph:
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
     """The order of each partition's tasks, for a minibatch of so many microbatches.
 
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> gpipe = pipeline("gpipe", chain(2), 1)
     >>> [(task.direction.value, task.microbatch) for task in gpipe.orders[1]]
     [('forward', 0), ('backward', 0)]
@@ -262,3 +264,77 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         # So a sender finds a free slot: its source takes another microbatch forward only after one has come backward,
         # and with it all that was made of it. Only where no gradient comes backward may it have to wait.
         return self.in_flight[self.graph.boundaries[boundary].source]
+
+
+PIPELINES = ("sequential", "gpipe", "1f1b")
+
+
+def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
+    """Return the pipeline of an algorithm over the segments of a split model.
+
+    - `sequential`: the minibatch goes through as a whole.
+    - `gpipe`: all microbatches go forward, then all backward (Huang et al. 2018).
+    - `1f1b`: a partition has at most as many in flight as there are partitions from it to the last (Narayanan et al.
+      2019, 2021).
+
+    Args:
+        algorithm: one of `PIPELINES`.
+        graph: the segments and their partitions.
+        microbatches: 1 or more; 1 for `sequential`.
+
+    Raises:
+        UsageError: the algorithm does not exist, or cannot have so many microbatches.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    check_pipeline(algorithm, microbatches)
+    orders = tuple(
+        tuple(partition_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths
+    )
+    return Pipeline(algorithm, graph, microbatches, orders)
+
+
+def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
+    """Return how many microbatches a partition at a depth may have in flight.
+
+    >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
+    (8, 2, 1)
+    """
+    return microbatches if algorithm == "gpipe" else min(microbatches, depth)
+
+
+def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask]:
+    """Yield the tasks of a partition with so many microbatches in flight.
+
+    >>> [(way.value, number) for way, number in partition_tasks(2, 2)]
+    [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
+    """
+    for turn in range(microbatches + in_flight):
+        if turn >= in_flight:
+            yield PartitionTask(Pass.BACKWARD, turn - in_flight)
+        if turn < microbatches:
+            yield PartitionTask(Pass.FORWARD, turn)
+
+
+def named(schedule: str, microbatches: int) -> str:
+    """Return the name of a schedule; auto is `sequential` for a whole minibatch, else `1f1b`.
+
+    >>> named("auto", 1), named("auto", 4), named("gpipe", 4)
+    ('sequential', '1f1b', 'gpipe')
+    """
+    return schedule if schedule != "auto" else "1f1b" if microbatches > 1 else "sequential"
+
+
+def check_pipeline(algorithm: str, microbatches: int) -> None:
+    """Refuse an algorithm that does not exist, or cannot have so many microbatches."""
+    if algorithm not in PIPELINES:
+        raise unknown("schedule", algorithm, PIPELINES)
+    if microbatches < 1:
+        raise UsageError(f"{microbatches} microbatches: there must be 1 or more")
+    if algorithm == "sequential" and microbatches > 1:
+        raise UsageError(
+            f"{microbatches} microbatches in sequential, which sends a minibatch through as a whole: use 1, or gpipe "
+            "or 1f1b"
+        )

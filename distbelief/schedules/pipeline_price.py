@@ -55,7 +55,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
         """The share of all partitions' time in which they wait.
 
         >>> from distbelief.schedules.pipeline import chain
-        >>> from distbelief.schedules.pipelines import pipeline
+        >>> from distbelief.schedules.pipeline import pipeline
         >>> round(price_pipeline(pipeline("gpipe", chain(4), 4), [SegmentCost(1, 2)] * 4).idle, 3)
         0.429
         """
@@ -77,7 +77,7 @@ def price_pipeline(
         samples: number of samples in a microbatch, for the bytes that cross.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipeline import Pipeline
+from distbelief.schedules.pipeline import Pipeline, pipeline
 from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import LossFunction

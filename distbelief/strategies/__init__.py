@@ -8,10 +8,9 @@ from dataclasses import MISSING, fields
 from distbelief import references
 from distbelief.core.settings import Traits, know
 from distbelief.errors import UsageError, unknown
-from distbelief.strategies.allreduce.options import Allreduce
+from distbelief.strategies.allreduce import Allreduce
 from distbelief.strategies.base import Strategy
-from distbelief.strategies.parameter_server.in_memory import Hogwild, Locking
-from distbelief.strategies.parameter_server.options import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies.parameter_server.options import Bounded, Downpour, Hogwild, Locking, Softsync, Synchronous
 from distbelief.strategies.sandblaster.options import Sandblaster
 from distbelief.strategies.single.options import Single
 
@@ -58,11 +57,7 @@ def by_name(name: str) -> Strategy:
 
 
 def check_findable(strategy: Strategy) -> None:
-    """Refuse a strategy that other processes cannot import by its name.
-
-    Raises:
-        UsageError: gives the remedy.
-    """
+    """Refuse a strategy that other processes cannot import by its name."""
     kind = type(strategy)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__ or find(kind.name) is not kind:
         raise UsageError(

@@ -148,18 +148,10 @@ class Strategy(StrategyOptions):
         return f"strategy {self.name} has no shards whose memory its replicas could update"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse options that mean nothing to processes of one machine.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse options that mean nothing to processes of one machine."""
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse options that mean nothing on a simulated cluster.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse options that mean nothing on a simulated cluster."""
         if cluster.adds:
             raise UsageError(
                 "--network reduce: sets how fast replicas add up gradients, which they do with strategies allreduce "
@@ -225,11 +217,7 @@ class Partitioned(Partitions, Strategy):
     """A strategy whose model may be split over several processes."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests where replicas are split.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse guests where replicas are split."""
         if machine.listen and self.partitions > 1:
             raise UsageError(
                 f"--listen {machine.listen}: a guest is one process, and replicas are split over {self.partitions}; "

@@ -335,7 +335,10 @@ class Doubled(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (DataLoader(Nested(), batch_sampler=Own(SequentialSampler(Nested()), 2, False)), "with a Own: the job has its own order"),
+        (
+            DataLoader(Nested(), batch_sampler=Own(SequentialSampler(Nested()), 2, False)),
+            "with a Own: the job has its own order",
+        ),
         (
             DataLoader(Nested(), batch_size=None),
             r"batch_size=None\): .* set a batch_size",

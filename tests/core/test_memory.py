@@ -18,8 +18,7 @@ from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Journal, JournalEntry
-from distbelief.runtime.lasting import Session
-from distbelief.runtime.machine_memory import recall, remember
+from distbelief.runtime.lasting import Session, recall, remember
 
 
 class Part:

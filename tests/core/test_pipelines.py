@@ -19,6 +19,7 @@ from distbelief.cli import commands
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.lab.draw.pipeline import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
+    PIPELINES,
     Boundary,
     Crossing,
     PartitionSegment,
@@ -28,9 +29,9 @@ from distbelief.schedules.pipeline import (
     SegmentGraph,
     SegmentTask,
     chain,
+    pipeline,
 )
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 
 

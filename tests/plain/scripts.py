@@ -566,7 +566,7 @@ def optimizers() -> None:
     has("averaged_swapped", "SWA: the model goes on from the average", begin=swapped)
     add("optimizer", "sharpness_aware", "SAM: a gradient beside the weights, which are put back", sharpness_aware)
     has("lookahead", "Lookahead: the weights go back half of their way", begin=look_ahead)
-    said = {"says": "the script has written to '0.weight' after its last step: the run's model.safetensors .*yourself.*\n"}
+    said = {"says": "the script has written to '0.weight' after its last step: the run's model.safe.*yourself.*\n"}
     has("clipped_by_numpy", "Weights are clipped by numpy after each step", begin=each(clip_array), of=said)
     has("clipped_by_no_grad", "Weights are clipped in no_grad after each step", begin=each(clip), of=said)
     has("written_by_data", "A weight's .data is written to once",

@@ -22,8 +22,7 @@ from distbelief.runtime.player import PlayedRole
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
-from distbelief.strategies.players import Players
-from distbelief.strategies.served import served
+from distbelief.strategies.players import Players, served
 from distbelief.tasks import Task
 from distbelief.testing.strategies import (
     Knob,

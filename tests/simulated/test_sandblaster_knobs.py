@@ -27,8 +27,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.batches import BatchWindows
-from distbelief.strategies.sandblaster.work_units import RESERVE
+from distbelief.strategies.sandblaster.evaluating import RESERVE, BatchWindows
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach

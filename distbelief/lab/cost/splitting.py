@@ -21,9 +21,8 @@ from distbelief.lab.cost.profile import busy_notes, clock_of
 from distbelief.lab.cost.turns import Turns
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Pipeline
+from distbelief.schedules.pipeline import Pipeline, pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, price_pipeline
-from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.choosing import choose
 from distbelief.split.graph import SplitGraph, TransferKind

@@ -19,7 +19,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     side.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> print(draw_pipeline(pipeline("1f1b", chain(2), 3)))
     1f1b, 2 partitions, 3 microbatches: 6 crossings; partitions wait 25 % of the time where all takes as long
       partition 0  F0 F1 .  B0 F2 B1 .  B2    2 in flight
@@ -59,7 +59,7 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
         price: of it, in seconds.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> made = pipeline("gpipe", chain(2), 2)
     >>> draw_svg(made, price_pipeline(made, [SegmentCost(1e-3, 2e-3)] * 2)).count("<rect")
     9

@@ -58,8 +58,7 @@ from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import text_of, worker_traceback
 from distbelief.runtime.player import Answer, Compute, PlayedRole, Shown
-from distbelief.runtime.pump import Pump
-from distbelief.runtime.script_story import ScriptStage
+from distbelief.runtime.script_story import Pump, ScriptStage
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.split.graph import SplitGraph

@@ -38,11 +38,7 @@ class Reducing(StrategyOptions):
     """Replicas on each host, for hierarchical and for auto over TLS; 0 puts all on one host."""
 
     def check(self, settings: Settings) -> None:
-        """Refuse options that no job can have.
-
-        Raises:
-            UsageError: names the option, its value and the valid ones.
-        """
+        """Refuse options that no job can have."""
         at_least(self, 1, ("accumulate",), {})
         at_least(self, 0, ("per_host",), {})
         for name, known in CHOICES.items():

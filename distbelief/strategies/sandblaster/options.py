@@ -51,11 +51,7 @@ class Sandblaster(Descent, Splittable, Served):
         return dataclasses.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse a tolerance where no gradient is computed.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse a tolerance where no gradient is computed."""
         super().check_virtual(settings, cluster)
         if cluster.phantom and self.tolerance not in (type(self).tolerance, 0):
             raise UsageError(

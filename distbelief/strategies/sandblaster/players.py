@@ -12,12 +12,11 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.player import PlayedRole
 from distbelief.strategies.context import Context
-from distbelief.strategies.players import Players, Servers
+from distbelief.strategies.players import Players, Servers, served
 from distbelief.strategies.sandblaster.batch_work import BatchWork
 from distbelief.strategies.sandblaster.replica import WorkUnitReplica
 from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
-from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
@@ -32,11 +31,7 @@ def replica(context: Context) -> PlayedRole:
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
-    """Refuse a model whose loss on a batch is not the sum over its portions.
-
-    Raises:
-        UsageError: names the module and the remedy.
-    """
+    """Refuse a model whose loss on a batch is not the sum over its portions."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise UsageError(

@@ -73,11 +73,7 @@ class Descent(StrategyOptions):
         return EvaluationPolicy()
 
     def check(self, settings: Settings) -> None:
-        """Refuse options that no job can have.
-
-        Raises:
-            UsageError: names the option, its value and the valid ones.
-        """
+        """Refuse options that no job can have."""
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
         if self.line_search not in LINE_SEARCHES:

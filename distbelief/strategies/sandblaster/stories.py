@@ -13,8 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Json
-from distbelief.strategies.sandblaster.line_search import SearchPoint, SearchStart, wolfe
-from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
+from distbelief.strategies.sandblaster.methods import (
+    Direction,
+    Method,
+    SearchPoint,
+    SearchStart,
+    Terms,
+    method_of,
+    wolfe,
+)
 from distbelief.strategies.sandblaster.settings import Descent
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"

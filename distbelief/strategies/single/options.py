@@ -59,11 +59,7 @@ class Single(Partitioned, Scaled):
         return SingleLoop(context)
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse options of several processes.
-
-        Raises:
-            UsageError: names the option.
-        """
+        """Refuse options of several processes."""
         if self.partitions > 1:
             super().check_machine(settings, machine)
             return
@@ -75,11 +71,7 @@ class Single(Partitioned, Scaled):
             raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse options of several machines.
-
-        Raises:
-            UsageError: names the option.
-        """
+        """Refuse options of several machines."""
         if self.partitions > 1:
             super().check_virtual(settings, cluster)
             return

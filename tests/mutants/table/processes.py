@@ -579,7 +579,7 @@ MUTANTS = [
             OWN_TESTS + "test_what_is_fetched_is_copied_into_tensors_that_stay_and_whatever_refers_to_them_follows",
             OWN_TESTS + "test_a_step_between_forward_and_backward_is_seen_by_autograd",
         )),
-    Mutant("what-a-group-adds-up-stays-in-its-vector", OWNED, "strategies/grouped/torch_whole.py",
+    Mutant("what-a-group-adds-up-stays-in-its-vector", OWNED, "strategies/grouped/whole.py",
         "covered, norms)\n        self.flat.swap(0)\n", "covered, norms)\n",
         (
             LAUNCH + "test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew"

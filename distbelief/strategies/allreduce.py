@@ -54,11 +54,7 @@ class Allreduce(Reducing, Splittable, Scaled):
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests over unencrypted links, and algorithms and hosts that mean nothing to the carrier.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse guests over unencrypted links, and algorithms and hosts that mean nothing to the carrier."""
         if machine.listen and not machine.encrypted:
             raise UsageError(
                 f"--listen {machine.listen}: guests of {self.name} need encrypted links: leave --insecure off; at an "
@@ -79,11 +75,7 @@ class Allreduce(Reducing, Splittable, Scaled):
         super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse algorithms that are not simulated, and hosts that mean nothing to the algorithm.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse algorithms that are not simulated, and hosts that mean nothing to the algorithm."""
         if self.algorithm == "native":
             raise UsageError(
                 "--algorithm native is that of a real network's library, which is not simulated: choose another, or "
