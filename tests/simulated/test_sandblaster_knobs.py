@@ -219,7 +219,7 @@ def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
 
 def test_batch_norm_is_refused_with_the_reason() -> None:
     normed = dataclasses.replace(task(), model=lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double())
-    with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum of its portions' losses"):
+    with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum over its portions"):
         play(task=normed)
 
 
@@ -237,7 +237,7 @@ def test_windows_that_cannot_overlap_are_refused() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_job() -> None:
     wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
-    with pytest.raises(JobFailed, match="the loss is inf at the first parameters"):
+    with pytest.raises(JobFailed, match="the loss is inf at the initial parameters"):
         Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))
 
 
