@@ -553,7 +553,7 @@ def optimizers() -> None:
         begin=lambda _m, o, _s: lambda *_: o.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}),
         refused=r"add_param_group\(\): the shards' slices are fixed; pass all groups at once")
     add("optimizer", "closure", "A step with a closure", closure,
-        r"optimizer.step\(closure\): a push is one gradient, .* L-BFGS is strategy sandblaster")
+        r"optimizer.step\(closure\): a push is one gradient, .* for L-BFGS use strategy sandblaster")
     job = {"optimizer": Optimizer()}
     add("optimizer", "optimizer_named", "The script names its optimizer", optimizer_named, NAMED, of=job)
     for every in (1, 3):
@@ -804,7 +804,7 @@ DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
                       f"a DataLoader with a OwnSampler: {OWN_ORDER}"),
     "drop_last": ("drop_last", lambda: loader(drop_last=True), r"drop_last=True\): .* launch with --drop-last"),
     "no_batch_size": ("batch_size=None", lambda: loader(size=None), r"batch_size=None\): .* set a batch_size"),
-    "loader_class": ("A DataLoader with __iter__", lambda: Doubling(Numbered(), 8), "with __iter__ of its own"),
+    "loader_class": ("A DataLoader with __iter__", lambda: Doubling(Numbered(), 8), "with its own __iter__"),
     "string": ("A string", lambda: "words", "str cannot be cut into minibatches: pass a map-style data set"),
 }  # fmt: skip
 

@@ -320,7 +320,7 @@ for number, (x, y) in enumerate(replica.batches(data, jobs.BATCH)):
     backward(x, y)
     one, other = optimizer.param_groups
     if number == 0:
-        refused("a push is one gradient, .*L-BFGS is strategy sandblaster", optimizer.step, lambda: 0.0)
+        refused("a push is one gradient, .*for L-BFGS use strategy sandblaster", optimizer.step, lambda: 0.0)
         refused("add_param_group.*pass all groups at once", optimizer.add_param_group, {"params": [torch.ones(1)]})
         refused("batches.. a second time: .* all epochs .*drop the outer loop", replica.batches, data)
         other["lr"] = -1.0
