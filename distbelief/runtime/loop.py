@@ -156,7 +156,7 @@ class Replica:
 
     @property
     def hint(self) -> str:
-        """Why a script may fail that would not fail alone; "" for no reason."""
+        """Reason why a script may fail that would not fail alone; "" for none."""
         if self._without < 0:
             return ""
         return (

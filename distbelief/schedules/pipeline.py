@@ -228,7 +228,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
-        """What each partition computes, receives and sends, in order."""
+        """Computations, receipts and sends of each partition, in order."""
         return tuple(tuple(self.actions_of(partition)) for partition in range(self.graph.partitions))
 
     def actions_of(self, partition: int) -> Iterator[Action]:

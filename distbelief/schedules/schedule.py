@@ -55,7 +55,7 @@ class RankStep(NamedTuple):
 
 
 class Postcondition(Enum):
-    """What every rank holds at the end."""
+    """Contents of every rank at the end."""
 
     SUM = "the sum of what all ranks held"
     FIRST = "what the first rank held"
