@@ -15,7 +15,7 @@ from distbelief.cli.tables import number
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.strategies import Hogwild, Locking
-from distbelief.strategies.parameter_server.in_memory import InMemory
+from distbelief.strategies.parameter_server.options import InMemory
 from distbelief.tasks import as_data, resolve
 
 RATE = 0.01

@@ -1,6 +1,6 @@
 """Train deep networks on many machines: DistBelief on today's PyTorch.
 
-Every name is imported when it is first used, so that `import distbelief` costs nothing.
+Every name is imported at its first use, so that `import distbelief` costs nothing.
 
 >>> import distbelief as db
 >>> downpour = db.Downpour(replicas=2, shards=2, optimizer=db.optim("adagrad", lr=0.05))
@@ -92,7 +92,7 @@ _PLACES = {
 }
 
 _NAMED = {"local": "Local", "simulated": "Simulated"}
-"""The places that have a name."""
+"""Places that can be named."""
 
 __all__ = [
     "Allreduce", "Bounded", "CheckpointError", "Cluster", "Compression", "Crash", "DataError", "DistbeliefError",
@@ -108,15 +108,15 @@ def run(job: Job, on: Local | Simulated | str = "local", view: View | None = Non
     """Run a job to its end.
 
     Args:
-        job: what is trained, and how.
-        on: where: a place, or the name of one as it is by itself: local (the processes of this machine) or simulated.
-        view: how it is shown while it runs; not at all, unless asked for.
+        job: what to train, and how.
+        on: the place: local (processes of this machine), simulated, or an object with other options.
+        view: shows the job while it runs; None shows nothing.
 
     Returns:
-        What `result.json` holds, and the run folder as `run`.
+        The content of `result.json`, and the run folder as `run`.
 
     Raises:
-        UsageError: what was given is no job, place or view, or the job has a value that it cannot have.
+        UsageError: an argument is no job, place or view, or the job has a value that it cannot have.
         DistbeliefError: the job could not begin, or failed.
 
     >>> import distbelief as db

@@ -1,4 +1,4 @@
-"""`python -m distbelief`: the command of that name."""
+"""The command `distbelief`, as `python -m distbelief`."""
 
 from distbelief.cli.main import main
 

@@ -1,18 +1,18 @@
-"""The errors of distbelief: one small tree, every message with the value it got and the remedy.
+"""The errors of distbelief: one small tree. Each message gives the value, the reason and the remedy.
 
 DistbeliefError
 ├── UsageError             an option, name or value that cannot be used
 │   └── Refusals               several of them
 ├── DataError              a data file that is missing, corrupt or of another kind
 ├── LayoutError            a model whose parameters differ from the server's
-├── CheckpointError        a checkpoint that is missing, truncated or of another job
+├── CheckpointError        a checkpoint that is missing, truncated or from another job
 ├── ProtocolError
-│   ├── LocalProtocolError     this process broke a rule of the protocol: a bug of ours
-│   └── RemoteProtocolError    the peer broke one: its link is closed, the job goes on
-├── TrainingError          the user's model raised
-│   └── LossNotFinite          its loss, or the norm of its gradient, is no finite number
-└── JobFailed              a job ended before its time: who ended it, and why
-    └── Interrupted            whoever ran it ended it, before it began or in the midst of it
+│   ├── LocalProtocolError     this process broke a rule of the protocol: a bug
+│   └── RemoteProtocolError    the peer broke a rule: its link is closed, and the job goes on
+├── TrainingError          the user's model raised an error
+│   └── LossNotFinite          its loss, or the norm of its gradient, is not finite
+└── JobFailed              a job ended early
+    └── Interrupted            it was stopped before or during the training
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class UsageError(DistbeliefError):
 
 
 class Refusals(UsageError):
-    """Several options, names or values that cannot be used, each in a line."""
+    """Several options, names or values that cannot be used, each on a line."""
 
     @classmethod
     def of(cls, refusals: Sequence[UsageError]) -> UsageError:
-        """Return the only one, or one error with the text of all, which goes from process to process as it is."""
+        """Return the only refusal, or one error with the text of all, which other processes can pass on."""
         if len(refusals) == 1:
             return refusals[0]
         return cls("\n".join(" ".join(str(refusal).split()) for refusal in refusals))
@@ -50,7 +50,7 @@ class LayoutError(DistbeliefError):
 
 
 class CheckpointError(DistbeliefError):
-    """A checkpoint that is missing, truncated, or of another job."""
+    """A checkpoint that is missing, truncated, or from another job."""
 
 
 class ProtocolError(DistbeliefError):
@@ -66,37 +66,36 @@ class RemoteProtocolError(ProtocolError):
 
 
 class TrainingError(DistbeliefError):
-    """The user's model raised."""
+    """The user's model raised an error."""
 
 
 class LossNotFinite(TrainingError):
-    """The loss, or the norm of the gradient, of the user's model is no finite number."""
+    """The loss of the user's model, or the norm of its gradient, is not finite."""
 
 
 class JobFailed(DistbeliefError):
-    """A job ended before its time."""
+    """A job ended early."""
 
     run = ""
-    """The run folder to go on in, with `--resume`, where it has a checkpoint."""
+    """The run folder, for `--resume`, if it has a checkpoint."""
 
 
 class Interrupted(JobFailed):
-    """Whoever ran a job ended it, before it had begun or in the midst of it."""
+    """A job was stopped before or during its training."""
 
 
 LIMITS = {
-    errno.EFBIG: "this machine limits how long a file may be, and shared memory with it: raise that (ulimit -f)",
-    errno.EMFILE: "this machine limits how many files a process may have open: raise that (ulimit -n)",
-    errno.ENFILE: "this machine has as many files open as it may: end something else, or raise that (sysctl "
-    "fs.file-max)",
+    errno.EFBIG: "this machine limits the length of files, and of shared memory with them: raise the limit (ulimit -f)",
+    errno.EMFILE: "this machine limits the open files of a process: raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files: end other processes, or raise the limit (sysctl fs.file-max)",
 }
 
 
 def limit(error: BaseException) -> str:
-    """Say what to do where a limit of this machine has made an error; "" for any other error.
+    """Return the remedy for an error from a limit of this machine; "" for any other error.
 
     >>> limit(OSError(errno.EMFILE, "Too many open files"))
-    'this machine limits how many files a process may have open: raise that (ulimit -n)'
+    'this machine limits the open files of a process: raise the limit (ulimit -n)'
     """
     return LIMITS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
@@ -121,11 +120,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "--slack": ("--staleness",), "--layers": ("--split stages",), "--streams": ("--split branches",),
     "--towers": ("--split branches",), "--sorted": ("--data sorted",), "--private": ("--data private",),
 }  # fmt: skip
-"""Names here for the field's other words, with what belongs to them; of several, the first that is known counts."""
+"""Names here for other terms of the field; of several, the first that is known counts."""
 
 
 def synonym(word: str, known: Collection[str]) -> str:
-    """The name here for what the field calls otherwise; "" for none.
+    """Return the name here for another term of the field; "" for none.
 
     >>> synonym("towers", ["branches", "stages"]), synonym("--n_push", ["--accumulate", "--lr"])
     ('branches', '--accumulate')
@@ -135,12 +134,12 @@ def synonym(word: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The known name that a word stands for, or is most like; "" for none."""
+    """Return the known name that a word stands for, or is most like; "" for none."""
     return synonym(word, known) or "".join(difflib.get_close_matches(word, known, n=1, cutoff=0.5))
 
 
 def unknown(kind: str, got: str, choices: Iterable[str]) -> UsageError:
-    """A `UsageError` for a wrong word, naming the nearest right one and all others.
+    """Return a `UsageError` for a wrong word, with the nearest right one and all others.
 
     >>> print(unknown("optimizer", "adagrd", ["sgd", "adagrad"]))
     unknown optimizer 'adagrd'; did you mean 'adagrad'? Known: adagrad, sgd

@@ -1,4 +1,4 @@
-"""A job: what is trained, how, and what is kept of it; frozen, checked, and the same wherever it runs."""
+"""A job: what to train, how, and what to keep; frozen, checked, and the same in every place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Threaded(OnDevice):
     """Torch threads of each process."""
 
     def process_checks(self) -> Iterator[Check]:
-        """Yield what refuses options of each process."""
+        """Yield checks of the options of each process."""
         yield self._check_threads
         yield partial(device_number, self.device)
 
@@ -49,7 +49,7 @@ class Threaded(OnDevice):
 
 @dataclass(frozen=True)
 class Job(SharedOptions, Threaded):
-    """One training job. `db.run(job)` runs it here, `db.run(job, on=db.Simulated(...))` on a virtual cluster.
+    """A training job. `db.run(job)` runs it here, `db.run(job, on=db.Simulated(...))` on a virtual cluster.
 
     >>> Job(task="digits", strategy=Downpour(replicas=3), epochs=2).settings().replicas
     3
@@ -58,14 +58,14 @@ class Job(SharedOptions, Threaded):
     task: str | Task
     """A built-in task, `module:function` of your own, or a `Task`."""
     strategy: Given[Strategy, str] = Given(Downpour(), str, by_name)
-    """How it is trained: a strategy, or the name of one that keeps its defaults."""
+    """How to train: a strategy, or the name of one with its default options."""
     _: KW_ONLY
     init_from: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
     """A safetensors state dict, a checkpoint or a run folder to start from."""
     data_dir: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
-    """Folder with the data; else $DISTBELIEF_DATA, else the cache."""
+    """Folder with the data; by default $DISTBELIEF_DATA, or the cache."""
     out: Given[str | None, os.PathLike[str]] = Given(None, os.PathLike, os.fspath)
-    """Run folder; a new one under runs/ where none is given."""
+    """Run folder; by default a new one under runs/."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder `out`."""
 
@@ -80,7 +80,7 @@ class Job(SharedOptions, Threaded):
         return self.task if isinstance(self.task, str) else self.task.reference
 
     def settings(self) -> Settings:
-        """What every role of the job is told.
+        """Return the settings that every role gets.
 
         Raises:
             UsageError: options have values that they cannot have.
@@ -90,7 +90,7 @@ class Job(SharedOptions, Threaded):
 
     @cached_property
     def unchecked(self) -> Settings:
-        """The settings, whatever they are."""
+        """The settings, even if they cannot be used."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(SharedOptions)}
         for name, other in self.strategy.spelled.items():
             if name in options:
@@ -98,7 +98,7 @@ class Job(SharedOptions, Threaded):
         return Settings(**options, strategy=self.strategy)
 
     def checks(self) -> Iterator[Check]:
-        """Yield what refuses options of each process, and those that mean nothing to the strategy."""
+        """Yield checks of each process's options, and of options that mean nothing to the strategy."""
         yield from self.process_checks()
         yield self._check_resume
         for name, why in self.strategy.meaningless.items():
@@ -107,7 +107,7 @@ class Job(SharedOptions, Threaded):
 
     def _check_resume(self) -> None:
         if self.resume and not self.out:
-            raise UsageError("--resume needs the run folder to go on with: name it with --out")
+            raise UsageError("--resume needs the run folder: name it with --out")
 
     def _check_meaning(self, name: str, why: str) -> None:
         if getattr(self, name) != getattr(Job, name):
@@ -117,19 +117,18 @@ class Job(SharedOptions, Threaded):
 
 
 class Checking(Protocol):
-    """A place, as far as it refuses jobs."""
+    """A place, as it checks jobs."""
 
     def checks(self, job: Job, settings: Settings) -> Iterable[Check]:
-        """Yield what refuses a job here."""
+        """Yield the place's checks of a job."""
         ...
 
 
 def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
-    """List why a job cannot be run. Each names the option, the reason and the remedy.
+    """List the reasons why a job cannot be run. Each names the option and the remedy.
 
-    Checks of a later group are made only where no earlier one refuses: they rely on what that has checked. So do those
-    of a place on each other.
-
+    Later checks rely on earlier ones: a group of checks is made only if the groups before refuse nothing, and of a
+    place's checks only the first refusal is listed.
     >>> [str(error) for error in refusals(Job("digits", epochs=0, threads=0))]
     ['--threads 0: must be 1 or more, and at most 1024', '--epochs 0: must be 1 or more']
     """
@@ -152,7 +151,7 @@ def _raised(checks: Iterable[Check]) -> Iterator[UsageError]:
 
 
 def refuse(errors: Sequence[UsageError]) -> None:
-    """Raise the refusals of a job, where there are any.
+    """Raise a job's refusals, if there are any.
 
     Raises:
         UsageError: the only one, or all in one.

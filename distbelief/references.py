@@ -1,4 +1,4 @@
-"""References to tasks and strategies: the name of a task of the package, or `module:name` of the user's own."""
+"""References to tasks and strategies: the name of a built-in one, or `module:name` for a user's."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TASKS: Mapping[str, str] = {
     "sparse-svm": "zoo.svm",
     "dense-svm": "zoo.svm",
 }
-"""The module of each task that has a name: its function is called so, with underscores."""
+"""The module of each built-in task; its function has the task's name, with underscores."""
 
 
 def check_task(task: str) -> None:
-    """Refuse what is no task's name.
+    """Refuse a name that is no task's.
 
     Raises:
-        UsageError: with the nearest name.
+        UsageError: names the nearest task.
     """
     named = task.partition("@")[0]
     check_no_path("task", named, "function")
@@ -45,15 +45,15 @@ def check_task(task: str) -> None:
 
 
 def check_no_path(what: str, reference: str, kind: str) -> None:
-    """Refuse the path of a file in the place of a module's name.
+    """Refuse a file's path instead of a module's name.
 
     Args:
-        what: is named: "task".
-        reference: as it was written.
-        kind: what stands behind the colon: "function".
+        what: kind of the reference: "task".
+        reference: as the user wrote it.
+        kind: kind of the name behind the colon: "function".
 
     Raises:
-        UsageError: with what to write.
+        UsageError: gives the module's name.
 
     >>> check_no_path("task", "mine/file.py", "function")
     Traceback (most recent call last):
@@ -68,24 +68,26 @@ def check_no_path(what: str, reference: str, kind: str) -> None:
 
 
 def find(what: str, reference: str, kind: str) -> tuple[ModuleType, object, str]:
-    """The module of `module:name`, found from the current folder too; what it has by that name, None for nothing; and
-    that in words, for whoever looks for something else.
+    """Import `module:name`, also from the current folder.
 
     Args:
-        what: is named: "task".
-        reference: as it was written.
-        kind: what stands behind the colon: "function".
+        what: kind of the reference: "task".
+        reference: as the user wrote it.
+        kind: kind of the name behind the colon: "function".
+
+    Returns:
+        The module; its object of that name, or None; and a description, for an error if the object has another type.
 
     Raises:
         UsageError: the import fails.
 
-    >>> [found, told] = find("strategy", "math:pi", "Class")[1:]
-    >>> found > 3, told
+    >>> [pi, text] = find("strategy", "math:pi", "Class")[1:]
+    >>> pi > 3, text
     (True, "strategy 'math:pi': module 'math' has a float by the name 'pi'")
     """
     module_name, _, name = reference.partition(":")
     if os.getcwd() not in sys.path:
-        # a console script has its own folder there instead, unlike python -m
+        # a console script has its own folder there, where python -m has the current one
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
@@ -94,6 +96,6 @@ def find(what: str, reference: str, kind: str) -> tuple[ModuleType, object, str]
             f"{what} {reference!r}: importing {module_name!r} raised {type(error).__name__}: {error};"
             f" write module:{kind} so that `python -c 'import MODULE'` works in {os.getcwd()}"
         ) from error
-    found = getattr(module, name, None)
-    got = "has no" if found is None else f"has a {type(found).__name__} by the name"
-    return module, found, f"{what} {reference!r}: module {module_name!r} {got} {name!r}"
+    value = getattr(module, name, None)
+    got = "has no" if value is None else f"has a {type(value).__name__} by the name"
+    return module, value, f"{what} {reference!r}: module {module_name!r} {got} {name!r}"

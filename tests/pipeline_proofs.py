@@ -39,7 +39,7 @@ def prove(pipeline: Pipeline, slots: int | None = None) -> Execution:
         LocalProtocolError: it does not; with the partition and the action.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> prove(pipeline("1f1b", chain(3), 8)).in_flight
     (3, 2, 1)
     """

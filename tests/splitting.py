@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipeline import Crossing, PartitionTask, Pass, Pipeline
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipeline import Crossing, PartitionTask, Pass, Pipeline, pipeline
 from distbelief.split.graph import Transfer
 from distbelief.split.options import Split
 from distbelief.split.plan import apply

@@ -20,11 +20,9 @@ from distbelief.network.graph import Routes
 from distbelief.places.topologies import topology
 from distbelief.references import TASKS, check_task
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, check_hosts, schedule
-from distbelief.schedules.on_topology import draw_on
-from distbelief.schedules.pipeline import chain
+from distbelief.schedules.pipeline import PIPELINES, chain, check_pipeline, pipeline
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import PIPELINES, check_pipeline, pipeline
-from distbelief.schedules.price import LinkModel
+from distbelief.schedules.price import LinkModel, draw_on
 from distbelief.split.options import MOST, Partitions, Split
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from distbelief.core.optimizer import SCALINGS, SCHEDULES, WARMUPS, LearningRate
 from distbelief.core.roles import MOST, Mesh
 from distbelief.core.values import Checked, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
-from distbelief.schedules.pipelines import check_pipeline, named
+from distbelief.schedules.pipeline import check_pipeline, named
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Layout, Range
 

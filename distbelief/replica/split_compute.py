@@ -15,9 +15,8 @@ from distbelief.errors import UsageError
 from distbelief.fabric.crossings import Crossings
 from distbelief.fabric.pinned import DeviceCopies, device_copies
 from distbelief.replica.siblings import Siblings
-from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask
+from distbelief.schedules.pipeline import Action, Crossing, Pass, SegmentTask, pipeline
 from distbelief.schedules.pipeline_price import BACKWARD
-from distbelief.schedules.pipelines import pipeline
 from distbelief.split.graph import Transfer
 from distbelief.split.play import Microbatch, Passes
 from distbelief.split.program import PartitionProgram, SplitProgram

@@ -1,6 +1,4 @@
-"""The two clocks: the wall's, which waits, and the simulator's, which jumps. Each can say the time, call later, and
-take one turn.
-"""
+"""The two clocks: real time, in which a turn waits, and simulated time, in which it jumps."""
 
 from __future__ import annotations
 
@@ -18,22 +16,22 @@ class Clock(Protocol):
     """Clock of a driver."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return seconds since some fixed moment."""
         ...
 
     def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
-        """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
+        """Call a function in `delay` seconds. Of calls that are due at the same moment, the first made comes first."""
 
     def turn(self) -> None:
-        """Let the next thing happen: something arrives, or the time comes for something that was to be called later."""
+        """Deliver the next arrival, or make the next call, whichever is first."""
 
     def glance(self) -> None:
-        """Let what has arrived be delivered and what is due be called, and wait for nothing."""
+        """Deliver what has arrived and make the calls that are due, without waiting."""
 
 
 Argument = TypeVar("Argument")
 Coming = list[tuple[float, int, Callable[[Any], None], Any]]
-"""Heap of the calls to come: their moments, their order, and what is called with what."""
+"""Heap of future calls: their moments, their order, the functions and their arguments."""
 
 
 class WallClock:
@@ -41,7 +39,7 @@ class WallClock:
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self.endpoint = endpoint
-        """Endpoint at which it waits."""
+        """Endpoint at which turns wait."""
         self.now = time.monotonic
         self._order = 0
         self._coming: Coming = []
@@ -52,7 +50,7 @@ class WallClock:
         heappush(self._coming, (self.now() + delay, self._order, function, argument))
 
     def turn(self) -> None:
-        """Wait until something arrives, and deliver it; or until something is due, and call it."""
+        """Wait for an arrival and deliver it, or for a call that is due and make it."""
         if not self._coming:
             self.endpoint.poll(None)
         elif (left := self._coming[0][0] - self.now()) > 0:
@@ -62,21 +60,21 @@ class WallClock:
             function(argument)
 
     def glance(self) -> None:
-        """Deliver what has arrived, and call what is due."""
+        """Deliver what has arrived, and make the calls that are due."""
         self.endpoint.poll(0)
         while self._coming and self._coming[0][0] <= self.now():
             _, _, function, argument = heappop(self._coming)
             function(argument)
 
 
-_ONE = (None,)
-"""Told by every event."""
+_READY = (None,)
+"""A result that is ready, so that a turn ends with its first event."""
 Call = tuple[float, int, Callable[[Any], None], Any, "deque[Any] | None"]
-"""Call to come: its moment, its order, what is called with what, and the queue in which it stands."""
+"""A future call: its moment, its order, the function, the argument, and the queue of calls in which it stands."""
 
 
 class VirtualClock:
-    """Simulated time: a turn takes the earliest of what is to come and sets the time to it.
+    """Simulated time: a turn makes the earliest call, and sets the time to its moment.
 
     >>> clock = VirtualClock()
     >>> clock.call_later(2.0, print, "second"); clock.call_later(1.0, print, "first")
@@ -91,19 +89,19 @@ class VirtualClock:
         self.events = 0
         self._order = 0
         self._coming: list[Call] = []
-        """A heap: of the calls in a queue only the first, since a heap of all is slow (32,000 of 1,000 replicas)."""
+        """A heap that has only the first call of each queue: one with all calls is slow (32,000 for 1,000 replicas)."""
 
     def now(self) -> float:
-        """Simulated seconds since the start."""
+        """Return simulated seconds since the start."""
         return self.time
 
     @property
     def pending(self) -> bool:
-        """True where any call is to come."""
+        """True if there are calls to come."""
         return bool(self._coming)
 
     def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
-        """Call a function in `delay` seconds; of calls due at one moment, the one asked for first comes first."""
+        """Call a function in `delay` seconds. Of calls that are due at the same moment, the first made comes first."""
         self.call_at(self.time + delay, function, argument)
 
     def call_at(
@@ -112,11 +110,10 @@ class VirtualClock:
         """Call a function at a moment that is not in the past.
 
         Args:
-            moment: when.
-            function: what is called.
-            argument: with what.
-            queue: of calls most of which are asked for in the order of their moments; only this clock touches it. It
-                changes nothing but how long that takes.
+            moment: of the call.
+            function: to be called.
+            argument: of the function.
+            queue: calls that are mostly made in the order of their moments, for speed alone; only the clock touches it.
 
         >>> clock, queue = VirtualClock(), deque()
         >>> for moment in (1.0, 3.0, 2.0): clock.call_at(moment, print, moment, queue)
@@ -132,14 +129,14 @@ class VirtualClock:
             if moment >= queue[-1][0]:
                 queue.append((moment, order, function, argument, queue))
                 return
-            queue = None
+            queue = None  # this call is out of order: it goes into the heap by itself
         call = (moment, order, function, argument, queue)
         if queue is not None:
             queue.append(call)
         heappush(self._coming, call)
 
     def forget(self, queue: deque[Any]) -> None:
-        """Call nobody of a queue any more; all in it were asked for in the order of their moments.
+        """Cancel all calls of a queue, which were made in the order of their moments.
 
         >>> clock, queue = VirtualClock(), deque()
         >>> for moment in (1.0, 2.0): clock.call_at(moment, print, moment, queue)
@@ -152,17 +149,17 @@ class VirtualClock:
             queue.clear()
 
     def glance(self) -> None:
-        """Do nothing: what has arrived by now is delivered already."""
+        """Do nothing: in simulated time all arrivals are delivered at once."""
 
     def turn(self) -> None:
         """Jump to the next event."""
-        self.turn_until(_ONE)
+        self.turn_until(_READY)
 
-    def turn_until(self, told: Sized) -> None:
-        """Jump to the next event, and on from event to event, until one of them puts something into `told`.
+    def turn_until(self, results: Sized) -> None:
+        """Jump from event to event, until one of them puts something into `results`.
 
         Raises:
-            LocalProtocolError: nothing is to come, yet somebody waits: a deadlock.
+            LocalProtocolError: no event is to come, though the job waits: a deadlock.
         """
         coming = self._coming
         while coming:
@@ -172,13 +169,13 @@ class VirtualClock:
             if not queue:
                 heappop(coming)
             elif queue[0][1] == order + 1 and queue[0][0] == self.time:
-                coming[0] = queue[0]  # nothing else can be due before it
+                coming[0] = queue[0]  # it is next: no other call has an earlier moment, or the same and came before
             else:
                 heapreplace(coming, queue[0])
             self.events += 1
             function(argument)
-            if told:
+            if results:
                 return
         raise LocalProtocolError(
-            f"at {self.time:.6f} s nothing is to come any more, but the job has not ended: everybody waits for somebody"
+            f"at {self.time:.6f} s there is no event to come, but the job has not ended: every role waits for another"
         )

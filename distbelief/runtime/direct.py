@@ -1,9 +1,8 @@
-"""The direct path on one host: whoever has something for a shard plays the shard's machine himself, on memory that all
-of them share, under the shard's lock.
+"""The direct path on one host: each replica runs the shards' machines itself, on shared memory, under their locks.
 
-The machine is the one that the shard's process plays (`server/shard.py`), and decides the same: what it knows goes with
-the parameters, in a note that is published in one store with them. So an update counts whole or not at all, whoever is
-killed in the middle of it; the kernel takes the lock from the dead.
+The machine is that of the shard's process (`server/shard.py`), and takes the same decisions. Its state lies beside the
+parameters in a note, which is published together with them in one store. So an update counts whole or not at all, even
+if its process is killed half-way; the kernel frees the lock of a dead process.
 """
 
 from __future__ import annotations
@@ -31,34 +30,35 @@ from distbelief.sharding.layout import Layout
 from distbelief.transport.shared import Locks, SharedEndpoint
 
 PATIENCE_SECONDS = 10e-3
-"""Limit for a replica's wait for a lock, before it hears what else there is and tries again."""
+"""Longest wait for a lock before a replica listens to others, and tries again."""
 LISTEN_SECONDS = 1e-3
-"""Limit for messages of others to lie unheard, where a replica has its answers without them. To look takes 5 us."""
+"""Longest time that messages lie unread while a replica gets all answers here. To look takes 5 us."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(ShardState).decode
 
 
-# A turn is: take the lock; read the note, if another has published a change since; let the machine handle what is due;
-# publish; give the lock back. All that a change makes counts from its one publishing store on. So whoever dies, or
-# fails, before that has changed nothing, and the next turn begins from the last published change.
+# A turn: take the lock; read the note, if another process has published since; let the machine handle what is due;
+# publish; free the lock. A change counts from the one store that publishes it: a process that dies or fails before has
+# changed nothing, and the next turn begins at the last published change.
 class SharedShard:
-    """A shard's machine on memory that others play it on too, each in its process.
+    """A shard's machine on memory where other processes run it too.
 
     Args:
         shard: the machine.
         held: its slice.
-        locks: of the memory.
+        locks: the memory's.
     """
 
     def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
         self.shard, self.held, self._locks = shard, held, locks
         self.known, self._note = -1, b""
-        """Number of the change that this machine last wrote or read, and the note that came with it."""
+        """Number of the last change that this machine wrote or read, and the note of that change."""
 
-    def take(self, told: Callable[[], bool]) -> bool:
-        """Have the lock, and be as far as whoever had it last; False where `told` says so first."""
-        if not self._locks.take(self.shard.index, told):
+    def take(self, interrupted: Callable[[], bool]) -> bool:
+        """Take the lock and read the last published state; return False if `interrupted` is true before that."""
+        if not self._locks.take(self.shard.index, interrupted):
             return False
+        # other processes name the holder of the lock in their status
         self.held.sign(time.monotonic_ns())
         if self.known != self.held.changes:
             self._note, self.known = self.held.note(), self.held.changes
@@ -66,25 +66,26 @@ class SharedShard:
         return True
 
     def give(self) -> None:
-        """Publish what has changed, and give the lock back."""
+        """Publish changes, and free the lock."""
         self.publish()
         self._locks.give(self.shard.index)
 
     def publish(self) -> None:
-        """Have others go on from what has changed."""
+        """Publish changes, so that others go on from them."""
         note = _encode(self.shard.state())
+        # without a change there is nothing to publish, and nothing for others to read again
         if self.held.changed or note != self._note:
             self.held.publish(note)
             self._note, self.known = note, self.held.changes
 
     def leave(self) -> None:
-        """Give the lock back, and have changed nothing: something went wrong."""
+        """Free the lock without publishing, after an error."""
         self.held.abandon()
         self.known = -1
         self._locks.give(self.shard.index)
 
     def held_by(self) -> str:
-        """Name the process that has the lock, and for how long, where another has it; else ""."""
+        """Return which other process has the lock, and for how long; "" for none."""
         if self._locks.holder(self.shard.index) is None:
             return ""
         place, began = self.held.signed()
@@ -95,7 +96,7 @@ class SharedShard:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the lock for a while, however long it takes to get it."""
+        """Hold the lock for a while; wait for it as long as it takes."""
         self.take(lambda: False)
         try:
             yield
@@ -106,16 +107,15 @@ class SharedShard:
 
 
 class OwnedShard:
-    """Machine of a shard's process on the direct path, for all but the replicas, which play it too. Of several models
-    it has a slice of its own, and plays for all.
+    """Machine of a shard's process on the direct path. It serves all roles but the replicas.
 
-    In its first life it begins as any shard; in a later one it goes on from the memory, which has outlived the process:
-    nothing that was applied is lost.
+    Where several models are trained, replicas use the served path, and it has a slice of its own. Its first life begins
+    as any shard's; later ones go on with the memory, which has outlived the process with all updates.
 
     Args:
-        make: makes the machine of this life, from what makes its slice.
-        memory: of the job.
-        locks: of the memory.
+        make: builds the machine of this life from the builder of its slice.
+        memory: the job's.
+        locks: the memory's.
     """
 
     def __init__(self, make: Callable[[Callable[[Plan, int], Slice]], Shard], memory: Memory, locks: Locks) -> None:
@@ -132,14 +132,14 @@ class OwnedShard:
         return self._held
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event, in a turn of its own."""
+        """Handle an event in a turn of its own."""
         if self._shared is None:
             return self._begin(sender, event, payload)
         with self._shared.turn():
             return [_kept(effect) for effect in self._shard.handle(sender, event, payload)]
 
     def _begin(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Until the memory holds all of the shard's parameters, nobody else touches it."""
+        """Handle an event before the memory has all of the shard's parameters: until then no replica touches it."""
         if isinstance(event, initialising.Restore):
             held = self._slice(event.plan, self._shard.index)
             if isinstance(held, PassedSlice) and held.changes:
@@ -151,7 +151,7 @@ class OwnedShard:
         return effects
 
     def _succeed(self, plan: Plan, held: PassedSlice) -> list[Effect]:
-        """Go on from where the life before, and the replicas since, have come to."""
+        """Go on where the last life and the replicas have left the memory."""
         incarnation = self._shard.version.incarnation
         self._shard.share(plan)
         self._shared = SharedShard(self._shard, held, self._locks)
@@ -159,28 +159,28 @@ class OwnedShard:
             return self._shard.begin_life(incarnation)
 
     def waits(self) -> str:
-        """Say in one sentence what the shard waits for."""
+        """Return what the shard waits for, as text."""
         return self._shard.waits() or (self._shared.held_by() if self._shared else "")
 
     def standing(self) -> dict[str, object]:
-        """Return the counts of the shard; where somebody else has the lock, as this process last saw them."""
+        """Return the shard's counts; if a replica has the lock, as this process saw them last."""
         if self._shared is not None and self._shared.take(lambda: True):
             self._shared.give()
         return self._shard.standing()
 
 
 def _kept(effect: Effect) -> Effect:
-    """An effect that is performed after the turn, when others write to the memory: with copies of what lies there."""
+    """Copy the tensors of an effect that is performed after the turn, when others write to the memory."""
     if isinstance(effect, Send) and isinstance(effect.payload, torch.Tensor):
         return msgspec.structs.replace(effect, payload=effect.payload.clone())
     if isinstance(effect, Save):
-        return msgspec.structs.replace(effect, arrays={name: one.clone() for name, one in effect.arrays.items()})
+        return msgspec.structs.replace(effect, arrays={name: tensor.clone() for name, tensor in effect.arrays.items()})
     return effect
 
 
 def reads_only(settings: Settings, layout: Layout) -> bool:
-    """Return whether a replica fetches before each step and writes to its parameters nowhere else: then it can compute
-    where it made its update. A model's buffers are written by its forward passes.
+    """Return whether a replica only reads its parameters, and fetches before each step: then it can compute on the
+    memory of its last update. A model with buffers writes to them in its forward passes.
     """
     cadence = settings.strategy.pushing
     fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
@@ -188,42 +188,39 @@ def reads_only(settings: Settings, layout: Layout) -> bool:
 
 
 def pushes_each(settings: Settings) -> bool:
-    """Return whether a push is the gradient of one step, and an update is made with it alone."""
+    """Return whether each push is the gradient of one step, and each update is made with one push."""
     return settings.strategy.pushing.push_every == 1 and not settings.policy.gathers
 
 
 class DirectEndpoint(SharedEndpoint):
-    """The end of a replica whose pushes and fetches are done here: what it would tell a shard's process of these, it
-    has the shard's machine answer in this one.
-    """
+    """Endpoint of a replica on the direct path: messages to a shard are handled here, by that shard's machine."""
 
     def __init__(self, role: str, job: str, incarnation: int = 0) -> None:
         super().__init__(role, job, incarnation)
         self._shards: Mapping[str, SharedShard] = {}
         self._due: dict[str, deque[tuple[messages.Message, Payload | None]]] = {}
         self._seen: dict[str, int] = {}
-        """Number of changes at each shard that could not answer what is due: it is asked again when there are more."""
+        """Number of changes at shards that could not answer yet; they are asked again once there are more."""
         self._answers: deque[Arrival] = deque()
         self._until = self._listened = 0.0
         self._buffers: list[torch.Tensor] = []
-        """The flat vectors of this replica in the memory."""
+        """The replica's flat vectors in the memory."""
         self._in_place = False
         self._lands_in: int | None = None
-        """Number of the vector that holds what is being fetched, where the model computes there; None while nothing is.
-        """
+        """Number of the vector that a fetch lands in, where the model computes in it; None without a fetch."""
 
     def share(
         self, plan: Plan, memory: Memory, locks: Locks, make: Callable[[int, Callable[[Plan, int], PassedSlice]], Shard]
     ) -> None:
-        """Reach the shards of a plan in memory from here on."""
+        """Reach a plan's shards in shared memory from now on."""
         layout = PassedLayout(plan)
         room, place = memory(layout.length), roles.index_of(self.role)
 
         def opened(index: int) -> SharedShard:
             held = PassedSlice(layout, index, room, place)
-            one = make(index, lambda *_: held)
-            one.share(plan)
-            return SharedShard(one, held, locks)
+            shard = make(index, lambda *_: held)
+            shard.share(plan)
+            return SharedShard(shard, held, locks)
 
         self._shards = {roles.shard(index): opened(index) for index in range(len(plan.assignments))}
         self._buffers = [layout.vector(room, 2 * place + half) for half in (0, 1)]
@@ -231,11 +228,13 @@ class DirectEndpoint(SharedEndpoint):
     def compute_there(
         self, lying: Callable[[int], Sequence[torch.Tensor]] | None = None
     ) -> tuple[list[torch.Tensor], Callable[[int], int]]:
-        """From here on fetch nothing that lies in a buffer of this replica: its model computes there. Returns the flat
-        vectors to compute with (1-D uint8), and what says which of them holds what was fetched last.
+        """Let the model compute in this replica's buffers, so that what lies there is not copied.
 
         Args:
-            lying: the gradients of a slot that were left where they were made, as `PassedSlice.lying`.
+            lying: the gradients of a slot that lie where they were made; see `PassedSlice.lying`.
+
+        Returns:
+            The flat vectors to compute with (1-D uint8), and a function that names the one with the last fetch.
         """
         self._in_place = True
         if lying is not None:
@@ -245,7 +244,7 @@ class DirectEndpoint(SharedEndpoint):
 
     @property
     def adds(self) -> bool:
-        """True where an update is an addition at every shard: it can read a gradient wherever that lies."""
+        """True if an update only adds, at every shard: then it can read a gradient wherever that lies."""
         return all(shared.held.adds for shared in self._shards.values())
 
     def _landed(self, _: int) -> int:
@@ -253,7 +252,7 @@ class DirectEndpoint(SharedEndpoint):
         return landing
 
     def _land(self, shared: SharedShard, answer: pushing.Fetched, payload: torch.Tensor) -> None:
-        """Bring what a shard has answered where it was asked for."""
+        """Bring a shard's answer to where the fetch lands."""
         held, size = shared.held, answer.stop - answer.start
         if not self._in_place:
             self.arena.part(answer).copy_(payload)
@@ -261,7 +260,7 @@ class DirectEndpoint(SharedEndpoint):
             if self._lands_in is None:
                 self._lands_in = held.own.index(held.now) if held.now in held.own else 0
             if held.now != held.own[self._lands_in]:
-                shared.publish()  # the buffer may be the newest until then
+                shared.publish()  # the buffer may be the newest until the change is published
                 held.bring(held.own[self._lands_in])
             else:
                 size = 0
@@ -270,7 +269,7 @@ class DirectEndpoint(SharedEndpoint):
         self.traffic.shared_memory[FETCH] += size
 
     def send(self, to: str, message: messages.Message, payload: Payload | None = None) -> None:
-        """Send a message; what a shard can answer here waits for the next `poll` or `flush`."""
+        """Send a message; those that a shard can answer here wait for the next `poll` or `flush`."""
         if to in self._shards and type(message) in DIRECT:
             self._due.setdefault(to, deque()).append((message, payload))
             self._seen.pop(to, None)
@@ -278,12 +277,12 @@ class DirectEndpoint(SharedEndpoint):
             super().send(to, message, payload)
 
     def flush(self) -> None:
-        """Do what can be done without waiting long, and let go of what was sent."""
+        """Do what can be done without a long wait, and let go of what was sent."""
         self._act()
         super().flush()
 
     def poll(self, timeout: float | None) -> None:
-        """Do what is due, and deliver the answers; or wait for something to arrive."""
+        """Do what is due, and deliver the answers; without any, wait for an arrival."""
         began = time.monotonic()
         end = None if timeout is None else began + timeout
         while True:
@@ -304,7 +303,7 @@ class DirectEndpoint(SharedEndpoint):
                 return
 
     def _act(self) -> None:
-        """Take a turn at each shard for which something is due, unless nothing has changed there since it waits."""
+        """Take a turn at each shard with something due, unless it has not changed since it could not answer."""
         for to in tuple(self._due):
             due, shared = self._due[to], self._shards[to]
             if self._seen.get(to) == shared.held.changes:
@@ -320,7 +319,7 @@ class DirectEndpoint(SharedEndpoint):
                 raise
             shared.give()
             if due:
-                self._seen[to] = shared.known  # not what there is by now: another may have changed something since
+                self._seen[to] = shared.known  # not the newest number: another may have changed it since this turn
             else:
                 del self._due[to]
 
@@ -328,7 +327,7 @@ class DirectEndpoint(SharedEndpoint):
         return time.monotonic() >= self._until
 
     def _do(self, to: str, shared: SharedShard, message: messages.Message, payload: Payload | None) -> bool:
-        """Have a shard answer; whether it may."""
+        """Have a shard answer, if it may; return whether it did."""
         shard = shared.shard
         if not shard.may_take(self.role, message):
             return False
@@ -336,7 +335,7 @@ class DirectEndpoint(SharedEndpoint):
             self.traffic.shared_memory[PUSH] += message.stop - message.start
         for effect in shard.handle(self.role, message, payload):
             if not isinstance(effect, Send) or effect.to != self.role:
-                raise LocalProtocolError(f"{to} asks {self.role} for {type(effect).__name__}, which is its own to do")
+                raise LocalProtocolError(f"{to} asks {self.role} for {type(effect).__name__}, which its process does")
             answer = effect.message
             if isinstance(answer, pushing.Fetched):
                 assert isinstance(effect.payload, torch.Tensor)
@@ -345,22 +344,22 @@ class DirectEndpoint(SharedEndpoint):
         return True
 
     def waits(self) -> str:
-        """For which lock or turn it waits, and who has it; "" where for none."""
+        """Return what lock or turn it waits for, and which process has that; "" for none."""
         for shared in (self._shards[to] for to in self._due):
             policy = shared.shard.policy
-            if found := shared.held_by():
-                return found
+            if holder := shared.held_by():
+                return holder
             if not policy.may_push(self.role):
                 return f"for its turn, which {roles.named(policy.slowest())} has"
         return ""
 
     def close(self) -> None:
-        """Do what is due, where that can be done at once, and close every link."""
+        """Do what can be done at once, and close every link."""
         self._act()
         super().close()
 
 
 DIRECT: Sequence[type] = (pushing.Push, pushing.Fetch, attendance.Attend, attendance.SitOut)
-"""Messages to a shard that a replica's own process answers."""
+"""Messages to a shard that a replica handles itself."""
 ANSWERS: Sequence[type] = (pushing.Pushed, pushing.Fetched, attendance.Admitted, attendance.Excused)
-"""The answers."""
+"""Their answers."""

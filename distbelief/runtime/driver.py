@@ -1,5 +1,5 @@
-"""The driver: the only loop. It carries the effects of machines and stories to transports, stores and workers, and the
-answers back.
+"""The driver: the only loop. It carries effects of machines and clients to transports, stores and workers, and answers
+back to them.
 """
 
 from __future__ import annotations
@@ -43,28 +43,40 @@ from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
-from distbelief.runtime.player import BecomeRole, Player, Store, Worker, stay
-from distbelief.runtime.step_times import ASIDE, COMPUTE, SHARE, UPDATE, WAIT, WORK, StepTimes
+from distbelief.runtime.player import (
+    ASIDE,
+    COMPUTE,
+    SHARE,
+    UPDATE,
+    WAIT,
+    WORK,
+    BecomeRole,
+    Player,
+    StepTimes,
+    Store,
+    Worker,
+    stay,
+)
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Endpoint
 
 GLANCE_SECONDS = 10e-3
-"""A story that does not wait has its links looked at when this long has passed since they last were."""
+"""Interval at which the links of a busy client are polled."""
 FAREWELL_SECONDS = 1.0
-"""Time for which a machine that had ended as it died listens when it has come again."""
+"""Time for which a machine listens that had ended when it died, after its restart."""
 
 
-# Who goes on when: a machine is handed each arrival as it is delivered, and answers at once. A story may compute for
-# long, so that what arrives for it is queued. It goes on after the turn, in `run_while`, since a transport is not
-# polled while it delivers.
+# Order of work: a machine handles each arrival as it is delivered, and answers at once. A client may compute for long,
+# so its arrivals are queued. It goes on after the turn, in `run_while`, because a transport is not polled while it
+# delivers.
 class Driver:
     """Plays one role or many until they have ended.
 
     Args:
-        clock: the wall's or the simulator's.
-        sink: called with the time, the role and the record of everything that is written down.
-        lasts: whether roles wait for a coordinator that is gone, since it comes again.
-        validate: is called with the role of a machine after each event that it has taken.
+        clock: of real or of simulated time.
+        sink: takes the time, role and record of all that is recorded.
+        lasts: whether roles wait for a coordinator that is gone, because it will restart.
+        validate: is called with the role of a machine after each event that it has handled.
     """
 
     def __init__(
@@ -76,14 +88,12 @@ class Driver:
     ) -> None:
         self.clock, self._sink, self._lasts, self._validate = clock, sink, lasts, validate
         self.coordinator = ""
-        """Address of the coordinator."""
+        """The coordinator's address."""
         self._players: dict[str, Player] = {}
         self._reducing: list[Player] = []
-        """Stories whose workers reduce: they are asked again and again, and links are carried in between."""
+        """Clients whose workers reduce; between their moments of work the links are carried."""
         self._ready: deque[Player | None] = deque()
-        """Stories that waited for something which has arrived; they go on after the turn, for a transport is not polled
-        while it delivers. None where there is only to be asked whether to go on.
-        """
+        """Clients with an arrival to go on with. None only makes `run_while` check its condition."""
 
     def add_machine(
         self,
@@ -94,9 +104,7 @@ class Driver:
         become: BecomeRole | None = None,
         host: LastingHost | None = None,
     ) -> None:
-        """Play a machine: it is handed every arrival at its endpoint. `become` plays another role in its place, with a
-        machine that it has made.
-        """
+        """Play a machine, which handles every arrival at its endpoint. `become` plays its successor in another role."""
         player = self._add(role, endpoint)
         player.machine, player.store, player.become = machine, store, become or stay
         if host is not None:
@@ -113,8 +121,8 @@ class Driver:
         store: Store | None = None,
         worked: Callable[[], float] | None = None,
     ) -> None:
-        """Play a story; it begins when the driver runs or is asked to `begin`. `worked` says how long its thread has
-        worked beside steps, where time is simulated.
+        """Play a client, from when the driver runs or `begin` is called. `worked` returns the simulated work of its
+        thread besides steps.
         """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
@@ -135,14 +143,14 @@ class Driver:
         return lambda arrival: self._take(player, arrival) if player.machine else player.queue(arrival)
 
     def work_for(self, role: str, worker: Worker) -> None:
-        """Have another worker compute for a story from here on."""
+        """Replace a client's worker."""
         self._players[role].worker = worker
 
     def link(self, role: str) -> None:
-        """Open a role's link to the coordinator: at once; or, where that comes again, as soon as it is there.
+        """Open a role's link to the coordinator; if that will restart, as soon as it is there.
 
         Raises:
-            JobFailed: nobody listens there, and nobody will.
+            JobFailed: the coordinator does not listen, and will not restart.
         """
         player = self._players[role]
         if player.caller is not None:
@@ -151,25 +159,25 @@ class Driver:
             player.endpoint.connect(COORDINATOR, self.coordinator)
 
     def send(self, role: str, to: str, message: messages.Message) -> None:
-        """Have a role say something that no story or machine of its says."""
+        """Send a message in the name of a role."""
         self._players[role].send(to, message)
 
     def end_wait(self, role: str) -> None:
-        """Have a role wait no longer for a coordinator that does not come again."""
+        """Stop a role's wait for a coordinator that will not restart."""
         player = self._players.get(role)
         if player is not None and player.caller is not None:
             player.caller.end_wait()
 
     def away_since(self, role: str) -> float | None:
-        """Since when a role waits for the coordinator to come again; None where it does not."""
+        """Return the time since which a role waits for a restarted coordinator; None if it does not."""
         player = self._players.get(role)
         return player.caller.away if player is not None and player.caller is not None else None
 
     def replay(self, role: str, known: int) -> None:
-        """Have a machine go through its journal, and become what it was in the life before.
+        """Have a machine handle the events in its journal, which brings it to the state of its last life.
 
-        What it did then that others may have missed is done now: the records after the first `known`, messages when
-        those come back whom it told them, and what it last asked the store and the clock for.
+        Effects that others may have missed are performed now: records after the first `known`, messages when their
+        receivers come back, and the last requests to store and clock.
         """
         player = self._players[role]
         host = player.host
@@ -183,29 +191,29 @@ class Driver:
         self.clock.call_later(RETURN_SECONDS, self._miss, player)
 
     def _miss(self, player: Player) -> None:
-        """Whoever has not come back by now is gone."""
+        """Count roles that have not come back as lost."""
         assert player.host is not None
         why = f"it did not come back to the coordinator within {RETURN_SECONDS:.0f} s"
         for role, incarnation in player.host.missing():
             self._handle(player, Arrival(role, events.Lost(why, incarnation)))
 
     def begin(self, role: str) -> None:
-        """Run a story up to its first wait."""
+        """Run a client to its first wait."""
         self._advance(self._players[role], None)
 
     def run(self) -> None:
-        """Begin all stories, and take turns until every role has ended."""
+        """Begin all clients, and take turns until every role has ended."""
         for player in list(self._players.values()):
             if player.story is not None and player.role in self._players:
                 self._advance(player, None)
         self.run_while(lambda: True)
 
     def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
-        """Take turns while a condition holds and somebody is played.
+        """Take turns while a condition holds and any role is left.
 
         Args:
-            condition: is asked before a story goes on, and before each turn.
-            turn_until: of a clock that takes turns until something is ready to go on, or this is asked to `look`.
+            condition: is checked before a client goes on, and before each turn.
+            turn_until: takes turns until a client is ready or `look` was called; a clock's, for speed.
         """
         players, ready, reducing, turn = self._players, self._ready, self._reducing, turn_until or self._turn
         while True:  # CPython 3.11 specialises no body of a loop that is entered once and ends with its condition
@@ -223,25 +231,25 @@ class Driver:
         self.clock.turn()
 
     def look(self) -> None:
-        """Ask after what happens now whether to go on."""
+        """Check the condition of `run_while` after the present event."""
         self._ready.append(None)
 
     def plays(self, role: str) -> bool:
-        """Return whether a role is being played: it was added, and has not ended."""
+        """Return whether a role is played: it was added and has not ended."""
         return role in self._players
 
     def waiting_since(self, role: str) -> float | None:
-        """The time at which a story began to wait; None for one that does not, and for machines."""
+        """Return the time at which a client began to wait; None if it does not wait, and for machines."""
         player = self._players.get(role)
         return player.waiting_since if player is not None else None
 
     def tell(self, role: str, sender: str, event: events.Event) -> None:
-        """Tell a role something that came by no transport, such as the supervisor's word."""
+        """Deliver an event that no transport carries, such as the supervisor's."""
         if (player := self._players.get(role)) is not None:
             (self._handle if player.machine else self._arrive)(player, Arrival(sender, event))
 
     def remove(self, role: str) -> None:
-        """Stop playing a role at once, as if its process had been killed; its endpoint is the caller's to close."""
+        """Stop a role at once, as if its process was killed; the caller closes its endpoint."""
         player = self._players.get(role)
         if player is None:
             return
@@ -265,8 +273,8 @@ class Driver:
             return
         if player.host is not None:
             try:
-                for one in player.host.takes(arrival):
-                    self._take(player, one)
+                for taken_arrival in player.host.takes(arrival):
+                    self._take(player, taken_arrival)
             except RemoteProtocolError as error:
                 player.endpoint.drop(arrival.sender, str(error))
             return
@@ -275,7 +283,7 @@ class Driver:
     def _take(self, player: Player, arrival: Arrival) -> None:
         if player.ended:
             return
-        # whatever else a machine is told, it may write to what its answers are sent from
+        # other events than a fetch may change memory from which earlier answers are still being sent
         if type(arrival.event) is not pushing.Fetch:
             player.endpoint.settle()
         assert player.machine is not None
@@ -288,7 +296,7 @@ class Driver:
             self._validate(player.role)
         for effect in effects:
             if player.host is not None and player.ended:
-                return  # it was killed as it said something
+                return  # a message that it sent has killed it, in simulation
             if type(effect) is Send:
                 player.send(effect.to, effect.message, effect.payload)
             elif (perform := PERFORMS.get(type(effect))) is not None:
@@ -305,12 +313,13 @@ class Driver:
     def _perform_end(self, player: Player, _: End) -> None:
         if player.past is None:
             self._end(player)
-        else:  # whom it told to stop may come back to hear it
+        else:  # roles that should have been stopped may come back for that message
             assert player.host is not None
             player.host.ended = True
             self.clock.call_later(FAREWELL_SECONDS, self._end, player)
 
     def _perform_write(self, player: Player, effect: Save | Commit | Discard) -> None:
+        # messages that are ready must not wait for the disk
         player.endpoint.flush()
         done = next(player.past, None) if player.past is not None else None
         if done is not None:
@@ -345,7 +354,7 @@ class Driver:
         )
 
     def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
-        """Write to the store; what goes wrong is answered, not raised: the last good checkpoint stays."""
+        """Write to the store; answer errors, as a checkpoint that fails is no reason to end: the last one stays."""
         assert player.store is not None
         where: object = ""
         try:
@@ -364,7 +373,7 @@ class Driver:
         return events.Loaded(*player.store.load_part(effect.checkpoint, effect.plan, effect.shard))
 
     def _connect(self, player: Player, effect: Connect) -> bool:
-        """Open a link; where nobody listens any more, that is all there is to say."""
+        """Open a link; return whether anyone listens there."""
         try:
             player.endpoint.connect(effect.to, *effect.place)
         except JobFailed:
@@ -378,7 +387,7 @@ class Driver:
             player.queue(arrival)
 
     def _advance(self, player: Player, answer: object) -> None:
-        """Run a story, from an answer to its next wait."""
+        """Run a client from an answer to its next wait."""
         story, say = player.story, player.send
         assert story is not None
         if player.ended:
@@ -391,6 +400,7 @@ class Driver:
             except StopIteration:
                 self._end_story(player)
                 return
+            # messages and waits are most of all effects: compare classes, which is faster than isinstance
             kind = type(effect)
             answer = None
             doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)
@@ -419,24 +429,24 @@ class Driver:
                 answer = self._answer(player, effect)
 
     def _glance(self, player: Player) -> None:
-        """Have what has arrived delivered, unless that was just done."""
+        """Deliver arrivals, unless that was done just now."""
         if (now := self.clock.now()) >= player.looks:
             player.looks = now + GLANCE_SECONDS
             self.clock.glance()
 
     def _tell_times(self, player: Player) -> None:
-        """Write down what the steps of a replica were made of, which leaves and makes no more."""
+        """Record the times of a replica that leaves and makes no more steps."""
         if (timed := player.times.tell()) is not None:
             self._sink(self.clock.now(), player.role, timed)
 
     def _end_story(self, player: Player) -> None:
-        if player.caller is not None and player.caller.waits:  # what it said last is still to be heard
+        if player.caller is not None and player.caller.waits:  # the coordinator has not had its last messages
             player.caller.then = lambda: self._end(player)
         else:
             self._end(player)
 
     def _work(self, player: Player, effect: Effect) -> object:
-        """Have the worker do what may take it long; None where the answer comes later."""
+        """Have the worker do what may take long; return None if the answer comes later."""
         assert player.worker is not None
         if isinstance(effect, Update):
             return player.worker.update(effect.samples, lambda done: self._advance(player, done))
@@ -450,6 +460,7 @@ class Driver:
         return None
 
     def _reduce(self) -> None:
+        # a copy, because a client that goes on may begin its next reduction
         for player in tuple(self._reducing):
             done = False if player.ended else player.reduce(self.clock.glance, self.clock.now)
             if done is None:
@@ -460,7 +471,7 @@ class Driver:
                 self._advance(player, done)
 
     def _answer(self, player: Player, effect: Effect) -> Any:
-        """Perform what a story asks for beside sending, receiving and computing."""
+        """Perform an effect of a client other than messages and computations."""
         assert player.worker is not None
         player.endpoint.flush()
         if isinstance(effect, Measure):
@@ -500,7 +511,7 @@ DOING: Mapping[type[Effect], str] = {
     Connect: WORK,
     RecordEffect: WORK,
 }
-"""Use of a replica's time by what it asks for, beside messages; the others are no part of a step."""
+"""Use of a replica's time by effect, besides messages; other effects are no part of a step."""
 PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     RecordEffect: Driver._perform_record,
     End: Driver._perform_end,
@@ -513,4 +524,4 @@ PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     Become: Driver._perform_become,
     Wake: Driver._perform_wake,
 }
-"""Performance of each effect of a machine, beside sending."""
+"""Function that performs each effect of a machine, besides messages."""

@@ -1,15 +1,19 @@
-"""Links to the coordinator that last: when it dies and comes again, both sides go on where they were, and nothing is
-missed or heard twice.
+"""Links that outlast the coordinator: when it dies and restarts, both sides go on, and no message is lost or doubled.
 
-A role that has lost its link keeps what it says, and opens the link again as soon as somebody listens there. The
-coordinator that has come again has gone through its journal, so that it knows what each has told it, and what it has
-told each. Then each tells the other how much it has heard, and is told the rest.
+A role that has lost its link keeps its messages, and opens the link again once the coordinator listens. A restarted
+coordinator has replayed its journal, and so knows all messages to and from each role. Each side then says how many
+messages have reached it, and gets the rest.
+
+The journal begins with the coordinator's state as plain data, from which another object of its class takes it over. No
+machine may depend on the order of a set, which is different in another process.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -19,32 +23,86 @@ from distbelief.core.effects import Arrival, Machine, Payload, Wake
 from distbelief.core.events import Event, Lost, Woke
 from distbelief.core.messages import Message
 from distbelief.core.roles import COORDINATOR, STORE
-from distbelief.errors import JobFailed, RemoteProtocolError
+from distbelief.core.settings import Settings, read_strategy
+from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.record.journal import Journal, JournalEntry
 from distbelief.runtime.clock import Clock
-from distbelief.runtime.machine_memory import recall, remember
 from distbelief.transport.base import Endpoint
 
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, deque)}
+
+
+def remember(value: Any, kinds: Mapping[str, type]) -> object:
+    """Turn a value into plain data: scalars, and lists that begin with the name of their class.
+
+    Args:
+        value: a machine, or an object in it.
+        kinds: classes that it may contain, by name: messages, and those whose state is their attributes, without the
+            values that are `forgotten`.
+
+    Raises:
+        LocalProtocolError: it contains another class.
+    """
+    name = type(value).__name__
+    if isinstance(value, _PLAIN) and not isinstance(value, Enum):
+        return value
+    if type(value) is dict:
+        return ["dict", [[remember(key, kinds), remember(item, kinds)] for key, item in value.items()]]
+    if _MANY.get(name) is type(value):
+        return [name, [remember(item, kinds) for item in value]]
+    if kinds.get(name) is not type(value):
+        raise LocalProtocolError(f"a {name} cannot be stored: name it among the kinds, or mark it as forgotten")
+    if isinstance(value, msgspec.Struct | Settings | tuple | Enum):
+        return [name, msgspec.msgpack.encode(value)]
+    kept = {attribute: item for attribute, item in vars(value).items() if not getattr(item, "forgotten", False)}
+    return [name, [[attribute, remember(item, kinds)] for attribute, item in kept.items()]]
+
+
+def recall(memory: object, kinds: Mapping[str, type], now: object = None) -> object:
+    """Undo `remember`, in the object `now` if that has the class: then other references to it stay valid.
+
+    >>> from distbelief.coordination.registry import Registry
+    >>> registry, other, kinds = Registry(restarts=1), Registry(restarts=1), {"Registry": Registry}
+    >>> registry.begin("replica 0", 3)
+    >>> recall(remember(registry, kinds), kinds, other) is other, other.present("replica 0")
+    (True, 3)
+    """
+    if not isinstance(memory, list):
+        return memory
+    name, held = memory
+    if name == "dict":
+        return {recall(key, kinds): recall(item, kinds) for key, item in held}
+    if name in _MANY:
+        return _MANY[name](recall(item, kinds) for item in held)
+    kind = kinds[name]
+    if issubclass(kind, msgspec.Struct | Settings | tuple | Enum):
+        return msgspec.msgpack.decode(held, type=kind, dec_hook=read_strategy)
+    whole = now if type(now) is kind else kind.__new__(kind)
+    for attribute, item in held:
+        setattr(whole, attribute, recall(item, kinds, getattr(whole, attribute, None)))
+    return whole
+
+
 SEEK_SECONDS = 0.1
-"""Between two tries to reach a coordinator that is away."""
+"""Interval at which a role tries to reach an absent coordinator."""
 AWAY_SECONDS = 20.0
-"""Limit for the coordinator's absence."""
+"""Longest absence of the coordinator."""
 KEPT, KEPT_EACH = 4096, 256
-"""Messages that are kept, the last ones; and of those that the coordinator keeps for each role, of which it asks little
-at a time. More are not on their way to somebody who listens.
+"""Number of messages that a role keeps, and that the coordinator keeps for each role, which it sends little. More are
+never under way to a receiver that listens.
 """
 RETURN_SECONDS = 60.0
-"""Time that a coordinator which has come again gives the guests that it knew: a step may take long, and nobody else
-tells of their deaths.
+"""Time in which guests come back to a restarted coordinator. A step may take long, and no supervisor reports the death
+of a guest.
 """
 
 
 class Session:
-    """One side of what two roles say to each other, which outlives their link: counts what was said and heard, and
-    keeps what was said last.
+    """One side of the messages between two roles, which outlives their link: it counts them and keeps the last.
 
     Args:
-        kept: how many of what is said.
+        kept: number of its own messages to keep.
 
     >>> from distbelief.core.conversations.checkpointing import Go
     >>> from distbelief.core.conversations.membership import Leave
@@ -56,25 +114,25 @@ class Session:
 
     def __init__(self, kept: int = KEPT) -> None:
         self.heard = 0
-        """Messages that have come from the other side."""
+        """Number of messages received."""
         self.said = 0
         self.kept: deque[Message] = deque(maxlen=kept)
 
     def say(self, message: Message) -> None:
-        """Keep what is said now."""
+        """Count and keep a message of this side."""
         self.said += 1
         self.kept.append(message)
 
     def missed(self, heard: int) -> list[Message]:
-        """Return the messages that the other side, which has heard so many, must be sent again.
+        """Return the messages that are to be sent again to the other side, given how many it has received.
 
         Raises:
-            RemoteProtocolError: it has heard more than was said, or so much less that it is kept no more.
+            RemoteProtocolError: it has received more than were sent, or so few that the rest is not kept.
         """
         missing = self.said - heard
         if not 0 <= missing <= len(self.kept):
             raise RemoteProtocolError(
-                f"{heard} messages are said to have come, of {self.said}; the last {len(self.kept)} are kept"
+                f"{heard} messages are said to have arrived, of {self.said}; the last {len(self.kept)} are kept"
             )
         return list(self.kept)[len(self.kept) - missing :]
 
@@ -83,10 +141,10 @@ class Caller:
     """A role's side of its link to the coordinator.
 
     Args:
-        endpoint: of the role.
-        clock: says when to try again.
-        where: the address of the coordinator, as it is known by then.
-        hear: is told at last that the coordinator is gone.
+        endpoint: the role's.
+        clock: times the attempts to reach the coordinator.
+        where: returns the coordinator's present address.
+        hear: takes the event that the coordinator is lost for good.
     """
 
     def __init__(
@@ -95,26 +153,26 @@ class Caller:
         self._endpoint, self._clock, self._where, self._hear = endpoint, clock, where, hear
         self._session = Session()
         self.away: float | None = None
-        """Since when the coordinator is; None while it is there."""
+        """Time since which the coordinator is absent; None while it is there."""
         self.ended = False
-        """True once the role is played no more."""
+        """True once the role has ended."""
         self._last = False
         self.then: Callable[[], None] = lambda: None
-        """Function called once the coordinator is back, or given up."""
+        """Called once the coordinator is back, or given up."""
         self._gone = Lost("it is away")
 
     @property
     def waits(self) -> bool:
-        """True while messages are kept for a coordinator that is away."""
+        """True while it keeps messages for an absent coordinator."""
         return self.away is not None and not self.ended
 
     def open(self) -> None:
-        """Open the link, at once or as soon as the coordinator is there."""
+        """Open the link, at once or when the coordinator is there."""
         if error := self._reach():
             self._seek(Lost(error))
 
     def _reach(self) -> str:
-        """Open the link; returns why it could not be."""
+        """Open the link; return why that failed, or ""."""
         try:
             self._endpoint.connect(COORDINATOR, self._where())
         except JobFailed as error:
@@ -122,7 +180,7 @@ class Caller:
         return ""
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; one for a coordinator that is away is kept for it."""
+        """Send a message; keep it if it is for an absent coordinator."""
         if to == COORDINATOR:
             self._session.say(message)
             if self.away is not None:
@@ -130,7 +188,7 @@ class Caller:
         self._endpoint.send(to, message, payload)
 
     def takes(self, event: Event) -> bool:
-        """Return whether an event from the coordinator is for the role."""
+        """Handle an event from the coordinator about the link; return whether the event is for the role."""
         if type(event) is Lost:
             if not self._last:
                 self._seek(event)
@@ -138,11 +196,12 @@ class Caller:
         if type(event) is Resumed:
             self._resumed(event.heard)
             return False
+        # a message counts as soon as it arrives: it is not sent again after a restart
         self._session.heard += 1
         return True
 
     def end_wait(self) -> None:
-        """It does not come again."""
+        """Note that the coordinator will not restart."""
         self._last = True
         if self.waits:
             self._give_up()
@@ -150,7 +209,7 @@ class Caller:
     def _seek(self, lost: Lost) -> None:
         if self.away is None:
             self.away, self._gone = self._clock.now(), lost
-        if self._last:  # that was told while the link was being opened
+        if self._last:  # this was noted while the link was being opened
             self._give_up()
             return
         self._clock.call_later(SEEK_SECONDS, self._try, None)
@@ -158,7 +217,7 @@ class Caller:
     def _try(self, _: None) -> None:
         if self.away is None or self.ended:
             return
-        if not self._reach():  # whoever listens there answers, or is lost again
+        if not self._reach():  # if this is not the coordinator, the link is lost again
             self._endpoint.send(COORDINATOR, Resume(self._session.heard))
         elif self._clock.now() > self.away + AWAY_SECONDS:
             self._give_up()
@@ -185,19 +244,18 @@ class Caller:
         self.then()
 
 
-# An event counts once it stands in the journal, and the coordinator is handed it only then. So the life that comes
-# again has heard all that the last one acted on. It counts what it says as it goes through the journal, and sends
-# nothing: each role then names what it has heard, and is sent the rest.
+# An event counts once it is in the journal, and the coordinator handles it only then. So its next life has all events
+# that the last one acted on. During a replay it counts its messages but sends none: afterwards each role says what has
+# reached it, and gets the rest.
 class LastingHost:
-    """The coordinator's side of the links to all others.
+    """The coordinator's side of its links.
 
     Args:
-        endpoint: of the coordinator.
-        machine: that plays it.
-        kinds: the classes that what it holds is made of; none where that cannot be told, and it has to be told
-            everything again.
-        journal: where everything stands that it was told.
-        watched: the roles whose deaths the coordinator is told of by whoever has started them.
+        endpoint: the coordinator's.
+        machine: the coordinator.
+        kinds: classes of the machine's state; empty if its state cannot be stored, but only be rebuilt from its events.
+        journal: all events that the coordinator has handled.
+        watched: roles whose deaths are reported by the processes that have started them.
     """
 
     def __init__(
@@ -219,32 +277,32 @@ class LastingHost:
         """Wakes that it has asked the clock for, and that have not come."""
         self._replays = False
         self.ended = False
-        """True once it had ended: whoever comes back is told so, and it takes nothing more."""
+        """True if it had ended before it died: it only tells those that come back."""
 
     def send(self, to: str, message: Message, payload: Payload | None = None) -> None:
-        """Send a message; to a life of a role that has said something to the coordinator."""
+        """Send a message to the known life of a role, or keep it until that comes back."""
         incarnation, session = self._sessions.get(to, (-1, None))
         if session is not None:
             session.say(message)
-            # one that is away is told when it comes back
+            # a role that is away gets it when it comes back
             if not self._replays and to not in self._awaited and self._endpoint.incarnation_of(to) == incarnation:
                 self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Yield the events that the coordinator is handed for an arrival, each once it stands in the journal.
+        """Yield the events that the coordinator handles for an arrival, each once it is in the journal.
 
         Raises:
-            RemoteProtocolError: a role cannot have heard what it says that it has.
+            RemoteProtocolError: a role has received another number of messages than can be.
         """
         sender, event = arrival.sender, arrival.event
         incarnation = self._endpoint.incarnation_of(sender) if isinstance(event, Message) else -1
         if self.ended and type(event) is not Resume:
             return
-        # the store's answer comes amid the effects of what is noted already
+        # the store's answer comes between effects of an event that is in the journal already
         if self._kinds and self._journal.long and sender != STORE:
             self._journal.begin(self._remember())
         before = self._sessions.get(sender, (incarnation,))[0]
-        if before < incarnation and before > self._over.get(sender, -1):  # nobody has told of its death
+        if before < incarnation and before > self._over.get(sender, -1):  # its death was not reported
             yield self._noted(Arrival(sender, Lost(f"{sender} came again, as incarnation {incarnation}", before)), -1)
         if type(event) is Resume:
             self._resume(sender, incarnation, event.heard)
@@ -257,9 +315,9 @@ class LastingHost:
         return arrival
 
     def replay(self) -> Iterator[JournalEntry]:
-        """Have the coordinator be what it was when its journal was begun, and go through what it was told since.
+        """Restore the state with which the journal begins, and yield the events since.
 
-        At the end, all whom it knew, and who live as far as it knows, are to come back.
+        At the end it expects all roles back that it knew, and whose deaths were not reported.
         """
         self._replays = True
         if self._journal.memory:
@@ -275,13 +333,13 @@ class LastingHost:
         }
 
     def missing(self) -> list[tuple[str, int]]:
-        """Return the roles, with their lives, that have not come back, and of whose deaths nobody else tells."""
+        """Return the roles and lives that have not come back, and whose deaths no other process reports."""
         return [(role, incarnation) for role, incarnation in self._awaited.items() if role not in self._watched]
 
     def _remember(self) -> bytes:
         sessions = [
-            [role, incarnation, one.heard, one.said, list(map(wire.encode, one.kept))]
-            for role, (incarnation, one) in self._sessions.items()
+            [role, incarnation, session.heard, session.said, list(map(wire.encode, session.kept))]
+            for role, (incarnation, session) in self._sessions.items()
         ]
         return msgspec.msgpack.encode(
             [remember(self._machine, self._kinds), sessions, self._over, self.records, self.wakes]
@@ -290,18 +348,18 @@ class LastingHost:
     def _recall(self, held: bytes) -> None:
         machine, sessions, self._over, self.records, wakes = msgspec.msgpack.decode(held)
         recall(machine, self._kinds, self._machine)
-        for role, incarnation, heard, said, kept in sessions:
+        for role, incarnation, heard, sent, kept in sessions:
             session = self._session(role, incarnation)
-            session.heard, session.said = heard, said
+            session.heard, session.said = heard, sent
             session.kept.extend(wire.decode(frame[wire.PREFIX.size :]) for frame in kept)
         self.wakes = msgspec.convert(wakes, list[Wake])
 
     def _count(self, sender: str, incarnation: int, event: Event) -> None:
-        """Know that the coordinator was told something, now or in the life before."""
+        """Count an event of this life, or of an earlier one in a replay."""
         if isinstance(event, Lost):
             known = self._sessions.get(sender, (-1,))[0]
             self._over[sender] = max(self._over.get(sender, -1), event.incarnation if event.incarnation >= 0 else known)
-            if known <= self._over[sender]:  # what was said to it is nobody's any more
+            if known <= self._over[sender]:  # messages to this life are of no use any more
                 self._sessions.pop(sender, None)
                 self._awaited.pop(sender, None)
         elif isinstance(event, Woke):
@@ -317,6 +375,7 @@ class LastingHost:
         return known[1]
 
     def _resume(self, role: str, incarnation: int, heard: int) -> None:
+        # a life that counts as lost may not go on: its work has been dealt to others
         if incarnation <= self._over.get(role, -1):
             self._endpoint.send(role, Resumed(-1))
             return

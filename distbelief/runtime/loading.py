@@ -1,5 +1,5 @@
-"""Data of a user's loop: data sets and loaders of every kind. Minibatches are had by the numbers of their samples, in
-this process or by a loader's workers ahead of the step; a stream is read in its order.
+"""Data of a script's loop: data sets and loaders of every kind. Minibatches are read by their samples' numbers, in this
+process or ahead of the step by a loader's workers; a stream is read in its order.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from distbelief.tasks.task import Data
 
 
 class Wanted(NamedTuple):
-    """A minibatch, and the numbers of its samples (int64, on the CPU)."""
+    """A minibatch to load, and the numbers of its samples (int64, on the CPU)."""
 
     batch: Batch
     numbers: torch.Tensor
 
 
 class Source(Protocol):
-    """Data of which minibatches are had by number."""
+    """Data whose minibatches are loaded by number."""
 
     dataset: object
-    """Data set, as the user made it."""
+    """The user's data set."""
     samples: int
-    """In an epoch."""
+    """Samples in an epoch."""
     batch_size: int
-    """Batch size that the user names; 0 where it is the job's."""
+    """Batch size that the user sets; 0 for the job's."""
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """A minibatch, and how many samples it holds. Its chance is drawn from the job's seed and its own number. Those
-        that come next are loaded ahead of their steps, where workers do that.
+        """Return a minibatch and its number of samples. It draws from the job's seed and its own number. Workers load
+        the minibatches `ahead` before their steps.
         """
         ...
 
     def close(self) -> None:
-        """End whoever loads."""
+        """End the workers."""
         ...
 
 
@@ -64,10 +64,10 @@ class InLine:
     """Data that are loaded between steps.
 
     Args:
-        dataset: as the user made it.
+        dataset: the user's.
         samples: in an epoch.
-        batch_size: that the user names; 0 for the job's.
-        gather: makes a minibatch of the samples of these numbers, and counts those that it holds.
+        batch_size: that the user sets; 0 for the job's.
+        gather: makes a minibatch from samples of these numbers, and counts them.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class InLine:
         self.dataset, self.samples, self.batch_size, self._gather = dataset, samples, batch_size, gather
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """The minibatch alone."""
+        """Return a minibatch and its number of samples."""
         seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
 
     def close(self) -> None:
-        """Nobody does."""
+        """Do nothing: there are no workers."""
 
 
 class Ahead:
-    """Data that the workers of a `DataLoader` load ahead of the step, each minibatch with its own chance.
+    """Data that a `DataLoader`'s workers load ahead of the step; each minibatch draws from its own seed.
 
-    They are begun anew in each epoch, unless the loader keeps them, and load nothing of an epoch before it begins.
+    Workers start anew in each epoch, unless the loader keeps them. They load nothing before its epoch.
 
     Args:
-        loader: whose data set, workers, `collate_fn`, `pin_memory` and `prefetch_factor` are used.
-        batch_size: that the user names; 0 for the job's.
+        loader: has the data set, workers, `collate_fn`, `pin_memory` and `prefetch_factor` to use.
+        batch_size: that the user sets; 0 for the job's.
     """
 
     def __init__(self, loader: DataLoader[object], batch_size: int) -> None:
@@ -99,37 +99,39 @@ class Ahead:
         self.samples, self.batch_size = len(loader.dataset), batch_size  # type: ignore[arg-type]  # map-style, which has a length
         self._loader, self._feed = loader, _Feed()
         self._most = loader.num_workers * (loader.prefetch_factor or 1)
-        """Minibatches that are on their way at once."""
+        """Most minibatches that are under way at once."""
         self._loaded: Any = None
         self._epoch = 0
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """The minibatch, from a worker that may have it already."""
+        """Return a minibatch and its number of samples from a worker, which may have loaded it already."""
         if wanted.batch.epoch > self._epoch:
             self._epoch = wanted.batch.epoch
+            # as torch does, so that a data set may change between epochs
             if not self._loader.persistent_workers:
                 self.close()
-        for one in (wanted, *ahead):
-            if one.batch.epoch <= self._epoch:
-                self._feed.want(one, seed)
+        for minibatch in (wanted, *ahead):
+            if minibatch.batch.epoch <= self._epoch:
+                self._feed.want(minibatch, seed)
         if self._loaded is None:
-            own = self._loader
-            self._loaded = iter(same_loader(own, own.dataset, CountedCollate(own.collate_fn), batch_sampler=self._feed))
+            user = self._loader
+            collate = CountedCollate(user.collate_fn)
+            self._loaded = iter(same_loader(user, user.dataset, collate, batch_sampler=self._feed))
         while self._feed.waiting and len(self._feed.given) < self._most:
-            self._loaded._try_put_index()  # torch itself asks as a minibatch comes, and there may have been none then
+            self._loaded._try_put_index()  # torch asks the feed only as a minibatch arrives; then it may be empty
         while True:
-            made, samples = next(self._loaded)
-            # in the order in which they were given out; another was wanted before the job went back
+            minibatch, samples = next(self._loaded)
+            # they come in the order of the feed; some may be from before the job went back to a checkpoint
             if self._feed.given.popleft() == wanted.batch:
-                return made, samples
+                return minibatch, samples
 
     def close(self) -> None:
-        """End the workers: they leave nothing behind if they are not killed."""
+        """End the workers, in a way that leaves nothing behind."""
         self._loaded, self._feed = None, _Feed()
 
 
 class _Numbers(list[int]):
-    """The samples of a minibatch. The worker that is sent them finds a plain list, and draws from its chance."""
+    """The samples of a minibatch. On its way to a worker it becomes a plain list, and seeds that worker."""
 
     chance = (0, 0, 0)
 
@@ -143,15 +145,15 @@ def _seeded(numbers: list[int], chance: tuple[int, int, int]) -> list[int]:
 
 
 class _Feed:
-    """Tells a loader what to load: what is wanted and was not given out."""
+    """Feed of a loader: minibatches that are wanted and not under way."""
 
     def __init__(self) -> None:
         self.given: deque[Batch] = deque()
-        """Minibatches on their way, in order."""
+        """Minibatches under way, in order."""
         self.waiting: deque[tuple[Batch, _Numbers]] = deque()
 
     def want(self, wanted: Wanted, seed: int) -> None:
-        """Have a minibatch loaded, unless it is on its way."""
+        """Have a minibatch loaded, unless it is under way."""
         if wanted.batch not in self.given and not any(batch == wanted.batch for batch, _ in self.waiting):
             numbers = _Numbers(wanted.numbers.tolist())
             numbers.chance = (seed, *_place(wanted.batch))
@@ -169,7 +171,7 @@ class _Feed:
 
 
 class _Stacked:
-    """Stacks the samples of a data set."""
+    """Default `collate_fn`, with an error that names the data set."""
 
     def __init__(self, dataset: object) -> None:
         self._kind = type(dataset).__name__
@@ -180,23 +182,23 @@ class _Stacked:
         except (TypeError, RuntimeError) as error:
             raise DataError(
                 f"the samples of {self._kind} do not stack ({error}): pass DataLoader(dataset, batch_size=..., "
-                "collate_fn=...) with what makes a minibatch of them"
+                "collate_fn=...) with a function that makes a minibatch of them"
             ) from error
 
 
 def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | Stream:
-    """Data of any kind as a source, or what has no length as a stream.
+    """Return data of any kind as a source, or as a stream if they have no length.
 
     Args:
-        data: a `DataLoader`; a map-style data set, whose samples may be of any structure; tensors, or arrays, with
-            samples in their first dimension, in a tuple, a dictionary or what is made of these; anything with `len` and
-            `batch`; an `IterableDataset`, or any iterable of samples.
-        batch_size: samples in a minibatch; 0 for that of the loader, or of the job.
-        num_workers: processes that load a data set ahead of the step. What is in memory needs none, and a loader has
-            its own.
+        data: a `DataLoader`; a map-style data set, whose samples may have any structure; tensors or arrays, with
+            samples in their first dimension, in a tuple, a dictionary or nested ones; an object with `len` and `batch`;
+            an `IterableDataset`, or any iterable of samples.
+        batch_size: samples in a minibatch; 0 for the loader's, or the job's.
+        num_workers: processes that load a data set ahead of the step. Data in memory need none, and a loader has its
+            own.
 
     Raises:
-        UsageError: it can neither be had by number nor be iterated over, or its order is its own.
+        UsageError: the data can be neither read by number nor iterated over, or have their own order.
 
     >>> source = source_of({"x": torch.arange(6).view(3, 2), "y": torch.tensor([7, 8, 9])})
     >>> source.load(Wanted(Batch(0, 0), torch.tensor([2, 0])), (), 0)
@@ -225,24 +227,24 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
     iterable = isinstance(data, IterableDataset) or (hasattr(data, "__iter__") and not counted)
     if isinstance(data, str | bytes | Mapping | torch.Tensor) or not (counted or iterable):
         raise UsageError(
-            f"{type(data).__name__} cannot be dealt out in minibatches: pass a map-style data set (with __len__ and "
+            f"{type(data).__name__} cannot be cut into minibatches: pass a map-style data set (with __len__ and "
             "__getitem__), an IterableDataset or an iterable, a DataLoader of one of them, or tensors or arrays in a "
             "tuple or a dictionary"
         )
     stacked = _Stacked(data)
     if iterable:
-        # an iterator that another process reads would not be read here
-        own = isinstance(data, IterableDataset)
-        workers = num_workers if own else 0
+        # an iterator must be read in this process: a worker's copy would not move it on
+        forkable = isinstance(data, IterableDataset)
+        workers = num_workers if forkable else 0
         ours = DataLoader(
-            data if own else StreamPart(data),
+            data if forkable else StreamPart(data),
             collate_fn=stacked,
             num_workers=workers,
             multiprocessing_context="fork" if workers else None,
         )
         return Stream(data, ours, batch_size)
     if num_workers and not isinstance(data, Sequence):
-        # forked: what a data set holds need not be pickled, nor the script be run again for it
+        # with fork, a data set need not be picklable, and the script is not imported again
         ours = DataLoader(data, collate_fn=stacked, num_workers=num_workers, multiprocessing_context="fork")
         return Ahead(ours, batch_size)
     collate = CountedCollate(stacked)
@@ -250,16 +252,16 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
 
 
 def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
-    """A user's loader, whose order is the job's.
+    """Return a user's loader as a source or a stream in the job's order.
 
     Raises:
-        UsageError: it has an order of its own, or what it has is for the job to say.
+        UsageError: the loader has its own order, or sets an option that belongs to the job.
     """
     for name in ("__iter__", "_get_iterator"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UsageError(
-                f"a {type(loader).__name__}, a DataLoader with {name} of its own: what that does with minibatches "
-                "would be left out; do it in collate_fn, or pass loader.dataset and do it in the loop"
+                f"a {type(loader).__name__}, a DataLoader with its own {name}: what it does with minibatches would be "
+                "lost; do it in collate_fn, or pass loader.dataset and do it in the loop"
             )
     if isinstance(loader.dataset, IterableDataset):
         _check_size(batch_size, loader)
@@ -267,25 +269,24 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
     sampler, batches = loader.sampler, loader.batch_sampler
     shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]  # map-style
     if type(batches) not in (BatchSampler, type(None)) or not (shuffled or type(sampler) is SequentialSampler):
-        own = sampler if type(batches) in (BatchSampler, type(None)) else batches
+        ordering = sampler if type(batches) in (BatchSampler, type(None)) else batches
         raise UsageError(
-            f"a DataLoader with a {type(own).__name__} of its own: the order is the job's, which deals each sample to "
-            "one replica; leave it out, and take part of the samples with torch.utils.data.Subset(dataset, numbers)"
+            f"a DataLoader with a {type(ordering).__name__}: the job has its own order, in which each sample goes to "
+            "one replica; leave it out, and choose samples with torch.utils.data.Subset(dataset, numbers)"
         )
     if loader.batch_size is None and batches is not None:
         raise UsageError(
-            "DataLoader(batch_sampler=...): the order is the job's, and so is which minibatches there are; leave it "
-            "out, and give it batch_size and shuffle=True"
+            "DataLoader(batch_sampler=...): the job has its own order and its own minibatches; leave it out, and set "
+            "batch_size and shuffle=True"
         )
     if loader.batch_size is None:
         raise UsageError(
-            "DataLoader(batch_size=None): what is dealt are minibatches; give it a batch_size, and a collate_fn where "
-            "samples are not stacked"
+            "DataLoader(batch_size=None): the job deals minibatches; set a batch_size, and a collate_fn where samples "
+            "are not stacked"
         )
     if loader.drop_last:
         raise UsageError(
-            "DataLoader(drop_last=True): which minibatches there are is the job's affair; leave it out, and launch "
-            "with --drop-last"
+            "DataLoader(drop_last=True): the job has its own minibatches; leave it out, and launch with --drop-last"
         )
     _check_size(batch_size, loader)
     if loader.num_workers:
@@ -293,14 +294,14 @@ def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
     counted = CountedCollate(loader.collate_fn)
 
     def gather(numbers: torch.Tensor) -> tuple[object, int]:
-        made, samples = counted(_items(loader.dataset, numbers.tolist()))
-        return _pinned(made, loader.pin_memory), samples
+        minibatch, samples = counted(_items(loader.dataset, numbers.tolist()))
+        return _pinned(minibatch, loader.pin_memory), samples
 
     return InLine(loader.dataset, len(loader.dataset), loader.batch_size, gather)  # type: ignore[arg-type]  # map-style
 
 
 def in_order(data: object) -> bool:
-    """Return whether data are a loader that has a data set in order."""
+    """Return whether data are a loader of a data set in its order."""
     return (
         isinstance(data, DataLoader)
         and type(data.sampler) is SequentialSampler
@@ -317,7 +318,7 @@ def _check_size(batch_size: int, loader: DataLoader[object]) -> None:
 
 
 def _pinned(batch: object, pin: bool) -> object:
-    """A minibatch in memory from which a GPU copies faster, where there is one."""
+    """Return a minibatch in pinned memory, from which a GPU copies faster, if there is a GPU."""
     if not pin or not torch.cuda.is_available():
         return batch
     return tree_map(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, batch)
@@ -329,26 +330,25 @@ def _items(dataset: Any, numbers: list[int]) -> list[object]:
 
 
 def worker_traceback(error: BaseException) -> str:
-    """The traceback of what a loader's worker has raised, which is what the error that torch makes of it says; "" of
-    any other error.
-    """
+    """Return the traceback of an error in a loader's worker, which torch puts into the error's text; "" for others."""
     _, worker, trace = str(error).partition("Original Traceback (most recent call last):\n")
     return trace if worker else ""
 
 
-def said(error: BaseException) -> str:
-    r"""Return the text of an error; of one in a loader's worker its own text, without the traceback.
+def text_of(error: BaseException) -> str:
+    r"""Return the text of an error; for one in a loader's worker only the error's own text, without the traceback.
 
-    >>> said(ValueError("no"))
+    >>> text_of(ValueError("no"))
     'no'
     >>> trace = 'Traceback (most recent call last):\n  File "a.py", line 6, in f\n    1 / 0\n'
-    >>> said(ValueError(f"Caught ValueError in DataLoader worker process 1.\nOriginal {trace}ValueError: no\nmore\n"))
+    >>> caught = f"Caught ValueError in DataLoader worker process 1.\nOriginal {trace}"
+    >>> text_of(ValueError(f"{caught}ValueError: no\nmore\n"))
     'no\nmore'
     """
     trace = worker_traceback(error)
     if not trace:
         return str(error)
-    # of errors that caused one another, the last
+    # of a chain of errors, take the last
     last = trace.rpartition("Traceback (most recent call last):\n")[2].splitlines()
     return "\n".join(dropwhile(lambda line: not line or line.startswith(" "), last)).partition(": ")[2]
 
@@ -358,16 +358,16 @@ def _place(batch: Batch) -> tuple[int, int]:
 
 
 class Batches:
-    """The minibatches that this replica is dealt: go through it once, or once in each epoch of `replica.epochs()`.
+    """The minibatches of one replica; iterate over them once, or once in each epoch of `replica.epochs()`.
 
-    `len()` is the number of minibatches of an epoch, which all replicas share; of data of its own, of this one.
+    `len()` is the number of minibatches in an epoch, over all replicas; where each has its own data, in its own.
 
     Args:
-        data: as they were given.
-        source: of the samples.
-        settings: of the job, in the order that the script names.
-        index: of the replica.
-        within: the epoch that it was made in; -1 before the first, or where there is no loop over epochs.
+        data: the user's.
+        source: the samples.
+        settings: the job's, with the order that the script sets.
+        index: the replica's.
+        within: the epoch of the script when they were made; -1 before the first, or without a loop over epochs.
         begin: runs the loop.
     """
 
@@ -384,32 +384,33 @@ class Batches:
         self._job, self._index = settings, index
         self.source, self.batch_size = source, source.batch_size or settings.batch_size
         self.at = Batch(0, -1)
-        """The minibatch at hand."""
+        """The current minibatch."""
         self._begin = begin
 
     @property
     def dataset(self) -> Any:
-        """Data set, as it was given."""
+        """The user's data set."""
         return self.source.dataset
 
     @property
     def epoch(self) -> int:
-        """Epoch of the minibatch at hand, from 0."""
+        """Epoch of the current minibatch, from 0."""
         return self.at.epoch
 
     @property
     def last(self) -> bool:
-        """True where the minibatch at hand is the last of this replica's epoch. It is known of one replica, of an order
-        that is kept, and of data of its own.
+        """True if the current minibatch is the last in this replica's epoch.
+
+        It is known where there is one replica, an order that is kept, or data of its own.
 
         Raises:
-            UsageError: nobody knows.
+            UsageError: it cannot be known.
         """
         job = self._job
         if self.source.samples == STREAM:
             raise UsageError(
-                f"batches.last of {type(self.dataset).__name__}, a stream: nobody knows before it has ended; give data "
-                "with a length"
+                f"batches.last of {type(self.dataset).__name__}, a stream: its last minibatch is not known before its "
+                "end; pass data with a length"
             )
         if job.own_data:
             numbers = own_numbers(self._index, len(self))
@@ -419,9 +420,9 @@ class Batches:
             numbers = range(len(self))
         else:
             raise UsageError(
-                f"batches.last of {job.replicas} replicas in order {job.order}: a minibatch is dealt to who is "
-                "ready for it, and nobody knows which is the last of a replica; go through them with "
-                'batches(..., order="sequential"), or launch with --data own'
+                f"batches.last of {job.replicas} replicas in order {job.order}: the next minibatch goes to the replica "
+                'that is ready, so none knows its last one; use batches(..., order="sequential"), or launch with '
+                "--data own"
             )
         return self.at.index == numbers[-1]
 
@@ -436,12 +437,12 @@ class Batches:
 
 
 class Loader:
-    """Loads one minibatch after another, in the order of a job.
+    """Loader of one minibatch after another, in a job's order.
 
     Args:
-        source: of the samples.
-        settings: of the job.
-        index: of the replica.
+        source: the samples.
+        settings: the job's.
+        index: the replica's.
     """
 
     def __init__(self, source: Source | Stream, settings: Settings, index: int) -> None:
@@ -452,15 +453,13 @@ class Loader:
             self._order = Order.of(settings, source.samples)
 
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
-        """A minibatch, and how many samples it holds, None where a stream has ended before it; its chance is seeded for
-        its step.
-        """
+        """Return a minibatch and its number of samples, or None if a stream has ended; seed the step."""
         if isinstance(self._source, Stream):
             read = self._source.read(batch)
-            seed_all(self._seed, *_place(batch))  # else the step would draw what the stream draws next
+            seed_all(self._seed, *_place(batch))  # or the step would draw the stream's next numbers
             return read
         numbers = self._order.indices(*_place(batch))
-        coming = (Wanted(one, self._order.indices(*_place(one))) for one in ahead)
+        coming = (Wanted(item, self._order.indices(*_place(item))) for item in ahead)
         loaded = self._source.load(Wanted(batch, numbers), coming, self._seed)
         if isinstance(self._source, Ahead):
             seed_chance(self._seed, *_place(batch))

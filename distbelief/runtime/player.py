@@ -1,4 +1,4 @@
-"""Players of roles: a machine or a story, with whoever computes and keeps checkpoints for it."""
+"""Players of roles: a machine or a client, with its worker, its store, and the times of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
-from distbelief.core import events
+from distbelief.core import events, records, roles
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
@@ -22,27 +22,123 @@ from distbelief.record.journal import JournalEntry
 from distbelief.replica.served_replica import LoopRequest
 from distbelief.replica.split_compute import ScriptedPart
 from distbelief.runtime.lasting import Caller, LastingHost
-from distbelief.runtime.step_times import StepTimes
 from distbelief.schedules.pipeline import Action
 from distbelief.server.shard import Shard
 from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
+COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
+"""Uses of a replica's time: a gradient, a share of a gradient, an update of shared memory, other work for the step, a
+wait, and work outside of steps, such as measuring the model.
+"""
+PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
+
+
+class StepTimes:
+    """Times of one replica, from its first gradient to its last.
+
+    Args:
+        role: the replica.
+        now: the clock.
+        worked: in simulated time, seconds of work that were neither gradients nor waits. There a thread may work while
+            the client waits. None for real time, where this is the rest.
+
+    >>> moments = iter([0.0, 2.0, 3.0, 6.0, 6.5, 8.5])
+    >>> times = StepTimes("replica 0", lambda: next(moments), None)
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))  # until 2.0
+    >>> times.begin(WAIT); times.go_on(Arrival("shard 1", None))  # from 3.0 until 6.0
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))
+    >>> times.tell()
+    StepsTimed(role='replica 0', steps=2, compute=4.0, update=0.0, communicate=1.5, wait=3.0, waits_for='shard',
+               overflows=0, counted=0)
+    """
+
+    def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
+        self._role, self._now, self._worked = role, now, worked
+        self.doing = ""
+        """Present use of the time; "" before the first gradient."""
+        self._since = self._first_worked = self._before = 0.0
+        self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
+        self._waited: dict[str, float] = {}
+        self._steps, self._seconds = 0, 0.0
+        self._overflows = self._counted = 0
+        self._last: tuple[float, ...] = ()
+
+    def begin(self, doing: str) -> None:
+        """Begin another use of the time."""
+        if not self.doing:
+            if doing not in (COMPUTE, SHARE):
+                return
+            self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
+        elif doing != self.doing:
+            self._pass(self.doing)
+            if self.doing == SHARE:
+                self._end()
+        if doing == COMPUTE and self._worked:
+            self._before = self._worked()
+        self.doing = doing
+
+    def go_on(self, answer: object = None, sender: str = "") -> None:
+        """Note that an effect is answered, and that the replica goes on with its work."""
+        if not self.doing or self.doing == SHARE:  # a share goes on through several effects
+            return
+        before, self.doing = self.doing, WORK
+        elapsed = self._pass(before)
+        if type(answer) is Computed:
+            self._steps += 1
+            self._overflows, self._counted = self._overflows + answer.overflows, self._counted + answer.counted
+            # a gradient that shares its cores takes longer in simulated time than it reports
+            slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0
+            self._seconds += max(answer.seconds, slowed)
+            self._end()
+        elif before == WAIT and (sender := sender or (answer.sender if type(answer) is Arrival else "")):
+            self._waited[sender] = self._waited.get(sender, 0.0) + elapsed
+
+    def tell(self) -> records.StepsTimed | None:
+        """Return all times up to the last gradient, once; None where there was none, or the lead reports them."""
+        if not self._last or roles.partition_of(self._role) > 0:
+            return None
+        (*parts, seconds, worked), self._last = self._last, ()
+        _, share, update, _, wait = parts
+        compute = seconds + share
+        rest = max(0.0, sum(parts) - compute - update)
+        communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - wait)
+        waited: dict[str, float] = {}
+        for sender, elapsed in self._waited.items():
+            kind = roles.kind(sender).value
+            waited[kind] = waited.get(kind, 0.0) + elapsed
+        longest = max(waited, key=lambda kind: waited[kind], default="")
+        spent = compute, update, communicate, rest - communicate
+        return records.StepsTimed(self._role, self._steps, *spent, longest, self._overflows, self._counted)
+
+    def _pass(self, doing: str) -> float:
+        """Add the time since the last change to a use; return it."""
+        now = self._now()
+        if elapsed := now - self._since:  # in simulated time it is mostly 0
+            self._since = now
+            self._spent[doing] += elapsed
+        return elapsed
+
+    def _end(self) -> None:
+        """Note the end of a gradient, or of a share of it."""
+        worked = self._worked() - self._first_worked if self._worked else 0.0
+        self._last = (*(self._spent[part] for part in PARTS), self._seconds, worked)
+
+
 INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
-"""Events that interrupt a reduction, which need not go on then."""
+"""Events after which a reduction need not go on."""
 
 
 Answer = Callable[[Computed | Sequence[Action] | None], None]
-"""Takes what was computed; of a user's own loop also the actions that its split model has it play, and None where it
-is left.
+"""Takes the result of a computation. In a script's loop it may also be actions of its split model, or None at the end.
 """
 Compute = Callable[[Batch, Answer], Computed | None]
 BecomeRole = Callable[[str, int, Shard], None]
-"""Has a role played, by its name and its incarnation, by the machine that takes its place."""
+"""Plays a role by its name and incarnation, with the machine that takes its place."""
 
 
 def cannot(what: str) -> Callable[..., NoReturn]:
-    """Make a function for what a worker is never asked to do: to ask is an error of the caller."""
+    """Return a function that refuses: the caller must never ask this worker for it."""
 
     def refuse(*_: object) -> NoReturn:
         raise LocalProtocolError(f"this worker cannot {what}")
@@ -52,110 +148,104 @@ def cannot(what: str) -> Callable[..., NoReturn]:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Functions that compute for a story; those that are left out refuse.
+    """Functions that compute for a client; those that are left out refuse.
 
-    Another that does one of these otherwise is `dataclasses.replace(worker, compute=...)`.
+    To change one, use `dataclasses.replace(worker, compute=...)`.
     """
 
     attach: Callable[[Plan, Arena], None] = lambda *_: None
-    """Takes the vectors that were made for it."""
+    """Takes the vectors that the endpoint made for it."""
     compute: Compute = cannot("compute")
-    """The gradient of a minibatch; None where the answer is called with it later."""
+    """Returns the gradient of a minibatch, or None and calls the answer later."""
     measure: Callable[[], Measured] = cannot("measure")
-    """The current parameters on the test set."""
+    """Measures the present parameters on the test set."""
     form: Callable[[Assemble, Told], bool] = cannot("reduce")
-    """Takes its place in a group; False where that cannot be done, or as soon as it is told something."""
+    """Joins a group; False if that fails or is interrupted."""
     reduce: Callable[[], bool | None] = cannot("reduce")
-    """Goes on adding up the gradients of a round, for a moment: True when it is done, False where it cannot be, None
-    where others are waited for.
-    """
+    """Adds up a round's gradients for a moment: True if they are done, False if it failed, None if others are late."""
     update: Callable[[int, Callable[[bool], None]], bool | None] = cannot("update")
-    """Makes an update, of so many samples, of the parameters that it shares with others; None where the answer is
-    called later.
-    """
+    """Updates shared parameters with so many samples; returns None if it calls the answer later."""
     work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
-    """Lets the time of a share of a step pass: True at once where it is the wall's, as the work itself takes it; None
-    where the answer is called later.
-    """
+    """Spends the time of a share of a step; in real time the work itself takes it. None if it answers later."""
 
 
 class Shown(Protocol):
-    """Player of a role, as far as a status shows it."""
+    """A role as a status shows it."""
 
     def waits(self) -> str:
-        """Say in one sentence what it waits for; "" where for nothing."""
+        """Return what it waits for, as text; "" for nothing."""
         ...
 
     def standing(self) -> dict[str, object]:
-        """Its counts."""
+        """Return its counts."""
         ...
 
 
 class HasStory(Shown, Protocol):
-    """Player with a story."""
+    """A role that is a client."""
 
     def story(self) -> Story:
-        """Its effects, one by one."""
+        """Yield its effects one by one."""
         ...
 
 
 class PlayedRole(NamedTuple):
-    """Player of a replica or an evaluator, and its worker."""
+    """A replica or an evaluator, and its worker."""
 
     player: HasStory
     worker: Worker
 
 
 class ScriptedLoop(NamedTuple):
-    """A user's own loop, as it takes part."""
+    """A script's loop, as a replica sees it."""
 
     flat: FlatModule
-    """Its model; where it is split, what this process has of that."""
+    """The model, or this process's part of it."""
     part: ScriptedPart | None
     """This process's part of each step, where the model is split."""
     samples: int
-    """Samples of its data."""
+    """Samples in its data."""
     computes: Callable[[float], Compute]
-    """Has the loop compute, clipped to a norm."""
+    """Returns the loop as a computation, clipped to a norm."""
     request: LoopRequest
 
 
 class Store(Protocol):
-    """Store of checkpoints."""
+    """A store of checkpoints."""
 
     def save_part(self, number: int, part: str, arrays: dict[str, torch.Tensor], facts: Json) -> object:
-        """Write one shard's part."""
+        """Write a shard's part."""
 
     def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> object:
-        """Make a checkpoint the newest, with what a script keeps where there is such a part."""
+        """Make a checkpoint the newest; with a script's part if there is one."""
 
     def discard(self, number: int) -> None:
-        """Clear away what was made of a checkpoint."""
+        """Remove the parts of a checkpoint that was given up."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
-        """Read one shard's part, cut to a plan."""
+        """Read a shard's part, cut by a plan."""
         ...
 
 
 class Player:
-    """A role that this driver plays: a machine, or a story with what it waits for.
+    """A role that the driver plays.
 
     Args:
-        role: that is played.
-        endpoint: of it.
-        ready: the driver's, of stories that go on.
+        role: its name.
+        endpoint: the role's.
+        ready: the driver's queue of clients that can go on.
     """
 
     def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player | None]) -> None:
         self.role, self.endpoint, self._ready = role, endpoint, ready
         self.inbox: deque[Arrival] = deque()
         self.ended = False
-        """True once it is played no more."""
+        """True once the role has ended."""
         self.waits = False
         self.since: float | None = None
         self.stalled: float | None = None
         self.looks = 0.0
-        """When its links are looked at next, where it does not wait."""
+        """Time at which its links are polled next, while it is busy."""
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
@@ -166,12 +256,12 @@ class Player:
         self.caller: Caller | None = None
         self.host: LastingHost | None = None
         self.past: Iterator[JournalEntry] | None = None
-        """Entries of its journal that are left, while it goes through that."""
+        """Entries of its journal that are left, during a replay."""
         self.known = 0
-        """Records that it had made in its past, and that are written down."""
+        """Records of its earlier lives, which are written already."""
 
     def queue(self, arrival: Arrival) -> None:
-        """Keep what arrives for a story, which is ready to go on where it has waited for that."""
+        """Keep an arrival for a client; if it waits, it is ready to go on."""
         self.inbox.append(arrival)
         if self.waits:
             self.waits = False
@@ -179,46 +269,41 @@ class Player:
 
     @property
     def waiting_since(self) -> float | None:
-        """When its story began to wait; None where it does not."""
+        """Time at which its client began to wait; None if it does not wait."""
         if self.stalled is not None:
             return self.stalled
         return self.since if self.waits else None
 
-    def asking(self, now: Callable[[], float]) -> Callable[[], bool]:
-        """Return the question that a waiting worker asks again and again. From the first time on the story counts as
-        waiting.
+    def interrupts(self, now: Callable[[], float]) -> Callable[[], bool]:
+        """Return a function that a waiting worker calls again and again, and which is true once it must give up.
+
+        From its first call on, the client counts as waiting.
         """
 
-        def told() -> bool:
+        def interrupted() -> bool:
             if self.stalled is None:
                 self.stalled = now()
-            return self.told()
+            if isinstance(self.endpoint, NetworkEndpoint):
+                self.endpoint.poll(0)
+            return self._interrupted()
 
-        return told
-
-    def told(self) -> bool:
-        """Return whether a busy story has been told something that it must know now."""
-        if isinstance(self.endpoint, NetworkEndpoint):
-            self.endpoint.poll(0)
-        return self._interrupted()
+        return interrupted
 
     def _interrupted(self) -> bool:
         return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
 
     def form(self, group: Assemble, now: Callable[[], float]) -> bool:
-        """Have the worker take its place in a group; False also where the story was told something that it must know
-        now.
-        """
+        """Have the worker join a group; return False also if that was interrupted."""
         assert self.worker is not None
-        formed = self.worker.form(group, self.asking(now))
+        formed = self.worker.form(group, self.interrupts(now))
         self.stalled = None
         return formed
 
     def reduce(self, glance: Callable[[], None], now: Callable[[], float]) -> bool | None:
-        """Have the worker go on with a reduction for a moment.
+        """Have the worker reduce for a moment.
 
         Returns:
-            The answer to the story, False also where it was told something that it must know now; None where it waits.
+            Whether the gradients are added up; False also if that was interrupted. None if it goes on.
         """
         assert self.worker is not None
         done = self.worker.reduce()
@@ -233,5 +318,5 @@ class Player:
 
 
 def stay(role: str, _incarnation: int, _machine: object) -> None:
-    """Refuse to become another role."""
-    raise LocalProtocolError(f"nobody here knows how to become {role}")
+    """Refuse to take another role."""
+    raise LocalProtocolError(f"this process cannot become {role}")

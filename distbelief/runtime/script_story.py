@@ -1,9 +1,12 @@
-"""Beginning of a script: it asks where the job is before it takes part, and goes on with what was kept."""
+"""Beginning of a script: before it joins it asks how far the job is, and goes on with the state that was kept."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,70 +25,110 @@ from distbelief.replica.links import unwanted
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.kept import KeptObjects, KeptState, KeptValues, kept_of
 from distbelief.runtime.player import Answer, PlayedRole, ScriptedLoop, Store, Worker
-from distbelief.runtime.pump import Pump
 from distbelief.runtime.server_optimizer import ServerOptimizer
-from distbelief.transport.base import Endpoint
+from distbelief.transport.base import Endpoint, NetworkEndpoint
+
+
+class Pump:
+    """Thread that polls an endpoint, but only inside `running`: an endpoint is used by one thread at a time."""
+
+    def __init__(self, endpoint: NetworkEndpoint) -> None:
+        self._endpoint = endpoint
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._start, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._stopping = False
+        self._error: BaseException | None = None
+        endpoint.watch(self._wake, self._woken)
+        threading.Thread(target=self._run, name="pump", daemon=True).start()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Carry the links while the caller does something else, without touching the endpoint."""
+        self._stopping = False
+        self._start.release()
+        try:
+            yield
+        finally:
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
+            self._stopped.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _run(self) -> None:
+        while True:
+            self._start.acquire()
+            try:
+                while not self._stopping:
+                    self._endpoint.poll(None)
+            except BaseException as error:  # raised in the thread that waits for this one
+                self._error = error
+            self._stopped.release()
 
 
 @dataclass(frozen=True)
 class ScriptStage:
-    """Stage of a replica whose loop is the user's."""
+    """Surroundings of a replica whose loop is a user's script."""
 
     driver: Driver
-    """Plays its story."""
+    """Driver of its client."""
     endpoint: Endpoint
     make: Callable[[ScriptedLoop], PlayedRole]
-    """Makes what it plays."""
+    """Builds the replica."""
     settings: Settings = Settings()
-    """Settings of the job, as it was launched."""
+    """The job's settings at its launch."""
     device: torch.device = torch.device("cpu")
-    """Device that the job would have it compute on."""
+    """Device that the job sets."""
     pump: Pump | None = None
     """Carries the links during a step, where that needs a thread."""
     rest: Callable[[float], float] | None = None
-    """Says how long to sleep after a step of so many seconds, where the replica is to be slower than it is."""
+    """Returns how long to sleep after a step of so many seconds, for a replica that is slowed down."""
     store: Store | None = None
-    """Store of its checkpoints."""
+    """Store of checkpoints."""
     fill: Callable[[nn.Module], None] = lambda _: None
-    """Gives a model the weights that the job begins with, where they are not its own."""
+    """Sets the weights with which the job begins, where they are not the model's own."""
     tell: Callable[[Record], None] = lambda _: None
-    """Takes a record of what happens."""
+    """Takes a record."""
 
 
 class ScriptStory:
-    """The story of a replica as its script goes through it: what it knows of the job before it takes part, and keeps.
+    """The client of a replica with a script: before it joins, it asks how far the job is.
 
     Args:
-        role: of its replica.
-        stage: of that.
-        moment: says in which epoch the script is, and which optimizers it has.
+        role: the replica's.
+        stage: its surroundings.
+        moment: returns the script's epoch and its optimizers.
     """
 
     def __init__(
         self, role: str, stage: ScriptStage, moment: Callable[[], tuple[int, Sequence[ServerOptimizer]]]
     ) -> None:
         self._role, self._stage = role, stage
-        self._own = roles.lead_of(role) in roles.leads(stage.settings.mesh)
-        """True where the job has started it: a guest may not have the run folder at hand."""
+        self._started = roles.lead_of(role) in roles.leads(stage.settings.mesh)
+        """True if the job has started it; a guest may not have the run folder."""
         self._kept, self._moment = KeptObjects(stage.device), moment
         self.in_step = False
-        """True while it waits in its step."""
+        """True while the script waits in its step."""
         self._reached: JobReached | None = None
         self._saved: KeptState | None = None
         self._gone = ""
-        """A checkpoint that the job has named, and that is not there."""
+        """A checkpoint that the job has named, but that does not exist."""
         self._unread = ""
-        """Why nothing can be kept."""
+        """Reason that nothing can be kept."""
         self._paused: Answer | None = None
         self._story: Story | None = None
 
     @property
     def saves(self) -> bool:
-        """True where it keeps something that goes into checkpoints."""
-        return self._kept.asked and self._own
+        """True if the script keeps something in checkpoints."""
+        return self._kept.active and self._started
 
     def keep(self, objects: Mapping[str, object], optimizers: Sequence[ServerOptimizer]) -> KeptValues:
-        """Keep objects and values, and have them, and the rates, be what was kept of them."""
+        """Keep objects and values; give them, and the rates, their saved state."""
         self._ask()
         if self._unread:
             raise UsageError(self._unread)
@@ -95,20 +138,20 @@ class ScriptStory:
         return values
 
     def epoch(self, number: int) -> int:
-        """With which of so many the script begins: that in which it was when it was kept, or else the job is."""
+        """Return the epoch with which the script begins: the saved one if it keeps state, else the job's."""
         reached = self._ask()
-        kept = self._saved.epoch if self._saved is not None and self._kept.asked else -1
+        kept = self._saved.epoch if self._saved is not None and self._kept.active else -1
         return min(kept if kept >= 0 else reached.epoch, number - 1)
 
     def part(self) -> dict[str, torch.Tensor]:
-        """Return all that the script keeps, as a part of a checkpoint."""
+        """Return the script's state as a part of a checkpoint."""
         return self._kept.part(*self._moment())
 
     def check(self, optimizers: Sequence[ServerOptimizer]) -> None:
-        """Refuse to go on without what was kept; and tell once of a scheduler that was not.
+        """Refuse to go on without the state that was kept; warn of a scheduler that is not kept.
 
         Raises:
-            UsageError: it does not keep what was kept.
+            UsageError: the script does not keep the same.
         """
         resumed = self._ask().resumed
         if self._saved is not None:
@@ -116,20 +159,20 @@ class ScriptStory:
         first = not (roles.index_of(self._role) or roles.partition_of(self._role))
         if resumed and first and (scheduler := self._kept.unkept_scheduler(optimizers)) is not None:
             warnings.warn(
-                f"{type(scheduler).__name__} begins anew, and the run goes on: have it go on with it, from the first "
-                "attempt on, by replica.keep(scheduler=scheduler) before the loop",
+                f"{type(scheduler).__name__} begins anew although the run goes on: keep it, from the first attempt on, "
+                "with replica.keep(scheduler=scheduler) before the loop",
                 stacklevel=4,
             )
 
     def go_on(self, story: Story, worker: Worker) -> None:
-        """Take part: play the replica's story, now that it is known."""
+        """Join: run the replica's client, now that it is known."""
         self._ask()
         self._story = story
         self._stage.driver.work_for(self._role, worker)
         self.end_pause()
 
     def _ask(self) -> JobReached:
-        """Ask once where the job is, and what was kept: the first part of the story."""
+        """Return how far the job is; ask once, as the first part of the client."""
         if self._reached is None:
             driver, stage, worker = self._stage.driver, self._stage, Worker(compute=self.pause)
             driver.add_story(self._role, self._play(), stage.endpoint, worker, stage.store)
@@ -145,17 +188,18 @@ class ScriptStory:
             arrival: Arrival = yield RECEIVE
             if isinstance(arrival.event, JobReached):
                 self._take(arrival.event)
-            elif not isinstance(arrival.event, Finish):  # who joins a job that ends is told so again
+            elif not isinstance(arrival.event, Finish):  # a job that ends says so again to a replica that joins
                 unwanted(self._role, arrival)
+        # the client waits here until the script has built its model and joins
         yield Compute(PAUSE)
         assert self._story is not None
         yield from self._story
 
     def _take(self, reached: JobReached) -> None:
-        """Know where the job is; ask again where its checkpoint is gone, since a newer one may have taken its place."""
+        """Note how far the job is. Where its checkpoint is gone ask again: a newer one may have replaced it."""
         part: dict[str, torch.Tensor] = {}
         try:
-            part = load_script(reached.checkpoint) if self._own and reached.checkpoint else part
+            part = load_script(reached.checkpoint) if self._started and reached.checkpoint else part
         except CheckpointError:
             if Path(reached.checkpoint).is_dir():
                 raise
@@ -163,23 +207,23 @@ class ScriptStory:
             if before != self._gone:
                 return
             self._unread = (
-                f"replica.keep(): {self._role} does not find {reached.checkpoint}: what scripts keep is in the run "
-                "folder, which all hosts must see (--out)"
+                f"replica.keep(): {self._role} does not find {reached.checkpoint}: a script's state is in the run "
+                "folder, which all hosts must share (--out)"
             )
         self._reached, self._saved = reached, kept_of(part, reached.checkpoint)
 
     @property
     def paused(self) -> bool:
-        """True while the story waits for the script, which goes on meanwhile."""
+        """True while the client waits for the script."""
         return self._paused is not None
 
     def pause(self, _: Batch, answer: Answer) -> Computed | None:
-        """Let the script go on."""
+        """Let the script go on while the client waits."""
         self._paused = answer
         return None
 
     def end_pause(self, written: bool = False) -> None:
-        """Go on with the story; the script may have written to its parameters."""
+        """Let the client go on; note whether the script has written to its parameters."""
         answer, self._paused = self._paused, None
         assert answer is not None
         answer(Computed(None, 0, 0.0, written=True) if written else None)

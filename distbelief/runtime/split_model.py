@@ -1,9 +1,8 @@
-"""A split model as a user's own loop has it: it is called as the whole one, and every partition's script is given what
-that gives.
+"""A split model in a script: it is called like the whole one, and gives every partition's script the same result.
 
-What the model does at a partition are actions, which the replica's story plays (`SplitCompute`): forward when the model
-is called, back when autograd comes to what it gave. Every partition's script goes back from what it was given, and all
-gradients are alike; only that of the partition which computed the output is used.
+A call consists of actions that the replica's client plays (`SplitCompute`): forward in the call, backward when autograd
+reaches its result. Every partition's script goes back from that result, with the same gradients; only those of the
+partition that computed the output are used.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -36,82 +36,102 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.order import key
 
 LayOut = Callable[[nn.Module, SplitGraph], Layout]
-"""Makes the layout of a whole model that is split so."""
+"""Makes the layout of a whole model from its split."""
+
+
+@dataclass(frozen=True)
+class SplitCall:
+    """A script's call of `Replica.split`.
+
+    Args:
+        split: how to split the model.
+        loss: `loss(output, targets)`, the mean over the minibatch. The model then takes the targets as a last argument,
+            and returns the loss.
+        example: the arguments of a call, of two samples or more, in the order of the model's forward, and the targets
+            if there is a loss. None takes the first part of a sample, with a loss the first two.
+    """
+
+    split: Split
+    loss: LossFunction | None = None
+    example: tuple[object, ...] | None = None
 
 
 class Cut(NamedTuple):
-    """Part of a model that is left at a partition."""
+    """A partition's part of a split model."""
 
     part: ScriptedPart
     settings: Settings
     batch_size: int
     """Most samples of a call."""
     likes: list[object]
-    """Kind of each argument of a call, as `_like` has it."""
+    """Form of each argument of a call; see `_like`."""
     gives: object
-    """The shapes of what a call gives."""
+    """Shapes of a call's result."""
     inputs: int
-    """Number of arguments with which the model was traced."""
+    """Number of arguments when the model was traced."""
     signature: inspect.Signature
     """Signature of the model's forward."""
 
 
 class SplitModel(nn.Module):
-    """A model of which this process holds one part, once the first minibatch is asked for: its parameters are those of
-    the part, by the names that the whole one has for them.
+    """A model of which this process holds one part, from the first minibatch on. The parameters of the part keep the
+    names that they have in the whole model.
 
     Args:
         whole: the model.
-        split: how.
-        loss: of its output and the targets, as `loss(output, targets)`: the mean over the minibatch. Then the model is
-            called with the targets after its own arguments, and gives the loss.
-        example: the arguments of a call, of two samples or more, in the order in which the model's forward names them,
-            with the targets behind them where there is a loss; None where that is a sample's first part (and, for a
-            loss, its second).
-        minibatch: the one at hand; raises where there is none.
-        play: has actions of this partition played; False where the job went on without them.
-        device: to which the part of a model that lies in the host's memory is moved.
+        call: how to split it.
+        minibatch: returns the current minibatch; raises an error if there is none.
+        play: plays actions of this partition; returns False if the job went on without them.
+        device: to which the part moves, if the model is on the host.
     """
 
     def __init__(
-        self, whole: nn.Module, split: Split, loss: LossFunction | None, example: tuple[object, ...] | None,
-        minibatch: Callable[[], Batch], play: Callable[[Sequence[Action]], bool],
+        self,
+        whole: nn.Module,
+        call: SplitCall,
+        minibatch: Callable[[], Batch],
+        play: Callable[[Sequence[Action]], bool],
         device: torch.device = torch.device("cpu"),  # noqa: B008
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self._whole = [whole]  # in a list, as this is no child
-        self._split, self._loss, self._example = split, loss, example
+        self._whole = [whole]  # in a list, or its parameters would count as this module's
+        self._split, self._loss, self._example = call.split, call.loss, call.example
         self._minibatch, self._play, self._device = minibatch, play, device
         self._here: Cut | None = None
         self._called: Batch | None = None
-        """The minibatch of the last call."""
+        """Minibatch of the last call."""
         self._goes_back = False
-        """True until something has gone back from that."""
+        """True until the backward pass of the last call."""
         self._anchor = torch.zeros((), requires_grad=True)
-        """Leaf that autograd must reach, so that it goes back through what a call gives."""
+        """Leaf that requires a gradient, so that autograd goes back through a call's result."""
         self._adopt(whole)
 
     @property
     def whole(self) -> nn.Module:
-        """The whole model, which is there until it is cut."""
+        """The whole model, until it is cut."""
         return self._whole[0]
 
     def cut(
-        self, partition: int, sample: Callable[[], object], settings: Settings, batch_size: int, lay_out: LayOut,
+        self,
+        partition: int,
+        sample: Callable[[], object],
+        settings: Settings,
+        batch_size: int,
+        lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
-    ) -> tuple[FlatModule, ScriptedPart]:  # fmt: skip
-        """Keep what a partition has of the model, and drop the rest.
+    ) -> tuple[FlatModule, ScriptedPart]:
+        """Keep a partition's part of the model, and drop the rest.
 
         Args:
-            partition: of this process.
-            sample: loads some samples, as the loop has them.
-            settings: of the job.
-            batch_size: most samples of a minibatch.
+            partition: this process's.
+            sample: loads some samples, as the loop gets them.
+            settings: the job's.
+            batch_size: most samples in a minibatch.
             lay_out: makes the layout of the whole model.
-            tell: is told what the split is.
+            tell: takes the record of the split.
 
         Raises:
-            UsageError: the model cannot be traced, or not be split so.
+            UsageError: the model cannot be traced, or not split so.
         """
         whole = self._whole.pop()
         arguments = self._of_sample(sample()) if self._example is None else self._example
@@ -135,28 +155,28 @@ class SplitModel(nn.Module):
         return FlatModule(program.module, layout=layout, partition=partition), part
 
     def _of_sample(self, sample: object) -> tuple[object, ...]:
-        """The arguments of a call, as most loops make them of a minibatch."""
+        """Return the arguments of a call, as most loops take them from a minibatch."""
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         wanted = 1 if self._loss is None else 2
         if len(parts) < wanted:
             raise UsageError(
-                "split(loss=...): a sample has one part, and what the model is called with cannot be told from it: "
-                "give the arguments of a call, of two samples, as split(..., example=(inputs, targets))"
+                "split(loss=...): a sample has only one part, which does not show the arguments of a call: pass those, "
+                "of two samples, as split(..., example=(inputs, targets))"
             )
         return tuple(parts[:wanted])
 
     def _adopt(self, module: nn.Module) -> None:
-        """Have the tensors of another module, by the names that they have there."""
+        """Take another module's tensors and names as this one's."""
         vars(self).update(_parameters=module._parameters, _buffers=module._buffers, _modules=module._modules)
 
     # a call
 
     def forward(self, *arguments: object, **named: object) -> object:
-        """Compute the output of the whole model, at every partition; with a loss, compute that.
+        """Return the output of the whole model, or its loss, at every partition.
 
         Raises:
-            UsageError: there is no minibatch, it was called in it before, or with other arguments than it was traced
-                with; nothing is to go back from it.
+            UsageError: there is no minibatch; this is its second call; the arguments differ from those of the trace; or
+                gradients are off.
         """
         here = self._check_moment()
         inputs, targets = (arguments, ()) if self._loss is None else (arguments[:-1], arguments[-1:])
@@ -174,7 +194,7 @@ class SplitModel(nn.Module):
             return self._output(here) if self._loss is None else self._of_loss(part)
 
     def _output(self, here: Cut) -> object:
-        """The output of the model, from which the gradient goes back through its partitions."""
+        """Return the model's output, whose backward pass goes back through the partitions."""
         part, passes = here.part, here.part.passes
         went = self._play(part.actions(Pass.FORWARD))
         leaves, structure = pytree.tree_flatten(passes.outputs[0] if went else _zeros(here))
@@ -192,9 +212,7 @@ class SplitModel(nn.Module):
         return pytree.tree_unflatten(leaves, structure)
 
     def _of_loss(self, part: ScriptedPart) -> torch.Tensor:
-        """The loss of the minibatch: its gradient is known with it, and is the parameters' when the script goes
-        back.
-        """
+        """Return the loss. Its gradients are computed with it; the script's backward pass hands them on."""
         before = [parameter.grad for parameter in part.parameters]
         for parameter in part.parameters:
             parameter.grad = None
@@ -207,8 +225,8 @@ class SplitModel(nn.Module):
             self._go_back(went, ())
             for parameter, gradient in zip(part.parameters, gradients, strict=True):
                 if went and gradient is not None and scales[0] is not None:
-                    own = gradient * scales[0]
-                    parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+                    scaled = gradient * scales[0]
+                    parameter.grad = scaled if parameter.grad is None else parameter.grad.add_(scaled)
 
         batches, outputs = part.passes.batches, part.passes.outputs
         losses = [batch.weight * outputs[number] for number, batch in enumerate(batches)] if went else []
@@ -216,16 +234,16 @@ class SplitModel(nn.Module):
         return loss
 
     def _hand_out(
-        self, back: Callable[[Sequence[torch.Tensor | None]], None], given: list[torch.Tensor]
+        self, back: Callable[[Sequence[torch.Tensor | None]], None], outputs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        """Tensors from which autograd comes to `back`, with their gradients."""
-        handed: tuple[torch.Tensor, ...] = _HandedOut.apply(self._anchor, back, given)  # type: ignore[no-untyped-call]  # of torch
+        """Return the outputs as tensors whose backward pass calls `back` with their gradients."""
+        handed: tuple[torch.Tensor, ...] = _HandedOut.apply(self._anchor, back, outputs)  # type: ignore[no-untyped-call]  # of torch
         return handed
 
     def _go_back(self, went: bool, actions: Sequence[Action]) -> None:
         if not self._goes_back or self._minibatch() is not self._called:
             raise UsageError(
-                "backward() from what a split model gave before: each minibatch goes back once, before its "
+                "backward() from an earlier result of a split model: each minibatch has one backward pass, before its "
                 "optimizer.step()"
             )
         self._goes_back = False
@@ -233,79 +251,78 @@ class SplitModel(nn.Module):
             self._play(actions)
 
     def _check_moment(self) -> Cut:
-        """Refuse a call that is not the one of a minibatch."""
+        """Refuse a call outside of a minibatch, or a second one in it."""
         if self._here is None:
-            raise UsageError("a split model is called in a minibatch of replica.batches(), and not before")
+            raise UsageError("a split model can be called only in a minibatch of replica.batches()")
         if self._minibatch() is self._called or not torch.is_grad_enabled():
             raise UsageError(
-                "a split model is called once in a minibatch, with its backward pass: evaluate the whole one, with "
-                "the model.safetensors that the job leaves"
+                "a split model is called once in each minibatch, with a backward pass: evaluate the whole model, with "
+                "the job's model.safetensors"
             )
         return self._here
 
     def _check_arguments(self, here: Cut, arguments: tuple[object, ...], example: str) -> None:
-        """Refuse a call that the partitions cannot compute."""
+        """Refuse arguments that the partitions cannot compute with."""
         leaves = pytree.tree_leaves(arguments)
-        given, wanted = [_like(leaf) for leaf in leaves], here.likes
-        if given != wanted:
+        likes, traced = [_like(leaf) for leaf in leaves], here.likes
+        if likes != traced:
             raise UsageError(
-                f"a split model was traced with {', '.join(map(str, wanted))}, and is called with "
-                f"{', '.join(map(str, given))}: name what it is called with, split(..., example=({example}))"
+                f"a split model was traced with {', '.join(map(str, traced))}, and is called with "
+                f"{', '.join(map(str, likes))}: show the arguments of a call, split(..., example=({example}))"
             )
         if _samples(arguments) > here.batch_size:
             raise UsageError(
-                f"a split model is called with {_samples(arguments)} samples: what crosses has room for those of a "
+                f"a split model is called with {_samples(arguments)} samples, and its buffers have room for those of a "
                 f"minibatch, {here.batch_size}"
             )
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            raise UsageError("a split model is called with a tensor that needs a gradient, which stays here: detach it")
+            raise UsageError("a split model is called with a tensor that requires a gradient: detach it")
 
-    # what is of whole models
+    # methods of whole models
 
     def train(self, mode: bool = True) -> SplitModel:
-        """Nothing: it is in training.
+        """Return the model, which is always in training.
 
         Raises:
-            UsageError: it is to be evaluated.
+            UsageError: the mode is evaluation.
         """
         if not mode:
             self._refuse("eval()", "evaluates")
         return self
 
     def state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Refused.
+        """Refuse.
 
         Raises:
-            UsageError: with what to do instead.
+            UsageError: gives the remedy.
         """
         self._refuse("state_dict()", "saves")
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Refused.
+        """Refuse.
 
         Raises:
-            UsageError: with what to do instead.
+            UsageError: gives the remedy.
         """
         self._refuse("load_state_dict()", "loads")
 
     def _refuse(self, what: str, does: str) -> NoReturn:
         raise UsageError(
-            f"{what} of a split model: this process holds a part of it, and nobody the whole. Load weights before "
-            f"replica.split(), or with --init-from; a script that {does} it does so with model.safetensors, which the "
-            "job leaves"
+            f"{what} of a split model: this process has only a part of it. Load weights before replica.split(), or "
+            f"with --init-from; a script that {does} it does so with the job's model.safetensors"
         )
 
 
 class _HandedOut(torch.autograd.Function):
-    """Function whose outputs a script is given, and whose backward pass calls `back`."""
+    """Function that returns its outputs to a script, and calls `back` in its backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, _anchor: torch.Tensor, back: Callable[..., None], given: list[torch.Tensor]
+        ctx: Any, _anchor: torch.Tensor, back: Callable[..., None], outputs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         ctx.back = back
         ctx.set_materialize_grads(False)
-        return tuple(given)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
@@ -314,8 +331,9 @@ class _HandedOut(torch.autograd.Function):
 
 
 def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
-    """The arguments of a call in the order in which the model's forward names them: as many as it was traced with, and
-    those behind them that are not the defaults, which it was traced with too.
+    """Return a call's arguments in the order of the model's forward, as many as it was traced with.
+
+    More of them are left out if they are defaults, with which the model was traced too.
     """
     try:
         call = here.signature.bind(*inputs, **named)
@@ -332,15 +350,13 @@ def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) 
 
 @contextlib.contextmanager
 def _chance_kept(device: torch.device) -> Iterator[None]:
-    """Leave the script's own chance as it is: what nodes draw has keys of its own, and each partition draws
-    otherwise.
-    """
+    """Keep the script's generators as they are: nodes draw from their own keys, and differently at each partition."""
     with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
         yield
 
 
 def _zeros(here: Cut) -> object:
-    """Make zeros in the form of an output that nobody computes any more."""
+    """Return zeros in the form of an output that is not computed any more."""
 
     def zeros(shape: object) -> object:
         if not isinstance(shape, Shape):
@@ -351,7 +367,7 @@ def _zeros(here: Cut) -> object:
 
 
 def _samples(arguments: object) -> int:
-    """Return the number of samples of the first tensor that has any."""
+    """Return the number of samples in the first tensor that has any."""
     for leaf in pytree.tree_leaves(arguments):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             return len(leaf)
@@ -359,9 +375,7 @@ def _samples(arguments: object) -> int:
 
 
 def _like(leaf: object) -> object:
-    """Return the part of an argument that does not differ between minibatches: of a tensor its dtype and the sides of a
-    sample.
-    """
+    """Return what an argument has in common in all minibatches: for a tensor, its dtype and the shape of a sample."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return f"{str(leaf.dtype).removeprefix('torch.')} {['n', *leaf.shape[1:]] if leaf.ndim else []}"

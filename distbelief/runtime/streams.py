@@ -1,5 +1,5 @@
-"""Streams: data without a length, of which each replica reads its own part, in order; and how many samples a minibatch
-holds.
+"""Streams: data without a length, of which each replica reads its part in order; and the count of a minibatch's
+samples.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from distbelief.tasks.order import seed_all
 from distbelief.transport.addresses import share_descriptors
 
 COMPARED = 8
-"""Samples of the beginning of a stream that replicas compare, at most."""
+"""Most samples at the start of a stream that replicas compare."""
 BEGINNING = -2
-"""The number of the chance with which a stream begins; that of an order is -1."""
+"""Number of the seed with which a stream begins; an order's is -1."""
 
 
 class Stream:
-    """Data without a length, as a user gives them; a replica reads every n-th sample, or all where they are its own.
+    """A user's data without a length. A replica reads every n-th sample, or all of its own data.
 
-    What it draws as it goes is of the epoch, and the same in all replicas that share it; what `collate_fn` draws, and
-    the step, is of the minibatch.
+    The stream draws from the epoch's seed, the same in all replicas that share it. `collate_fn` and the step draw from
+    the minibatch's seed.
 
     Args:
-        dataset: as the user made it.
-        loader: what makes minibatches of it; without a batch size, each sample of it is one.
-        batch_size: that the user names; 0 for the job's.
+        dataset: the user's.
+        loader: makes its minibatches; without a batch size, each of its samples is one.
+        batch_size: that the user sets; 0 for the job's.
     """
 
     samples = STREAM
@@ -57,42 +57,44 @@ class Stream:
         self._items: Iterator[tuple[object, int, int]] | None = None
         self._epoch = self._next = self._seed = self._number = 0
         self._first = True
-        """True where the first minibatch of each epoch is its own."""
+        """True if this replica has the first minibatch of each epoch."""
         self.start: StreamStart | None = None
-        """Beginning of the stream, where all replicas read the same and it is known."""
+        """Digest of the stream's start, once it is known, where all replicas read the same stream."""
         self._compared = False
         self._collate = StreamCollate(loader.collate_fn, loader.batch_size is None)
 
     def begin(self, settings: Settings, index: int) -> None:
-        """Have it read for replica `index` of a job."""
-        own = self._given
-        whole = own.batch_size is None
+        """Prepare to read the part of replica `index`."""
+        user = self._given
+        whole = user.batch_size is None
         shared = not settings.own_data and settings.replicas > 1
         self._first, self._compared = index == 0 or settings.own_data, not shared
         self._seed, self._number = settings.seed, BEGINNING - (index if settings.own_data else 0)
-        changes: dict[str, Any] = {"batch_size": own.batch_size}
+        changes: dict[str, Any] = {"batch_size": user.batch_size}
         if not whole:
-            changes = {"batch_size": settings.batch_size, "drop_last": own.drop_last or settings.drop_last}
+            changes = {"batch_size": settings.batch_size, "drop_last": user.drop_last or settings.drop_last}
         part: StreamPart | None = None
         if shared:
-            each = ((changes["batch_size"] or 1) - 1) * settings.replicas + 1  # of which each reads for its first
-            part = StreamPart(own.dataset, index, settings.replicas, min(COMPARED, each))
-            changes["generator"] = None  # the seeds of its workers are those that all share
-        self._collate = StreamCollate(own.collate_fn, whole, settings.seed, index, part)
-        self._loader = same_loader(own, part or own.dataset, self._collate, **changes)
+            each = ((changes["batch_size"] or 1) - 1) * settings.replicas + 1  # read by each for its first minibatch
+            part = StreamPart(user.dataset, index, settings.replicas, min(COMPARED, each))
+            changes["generator"] = None  # so that workers have the same seeds in all replicas
+        self._collate = StreamCollate(user.collate_fn, whole, settings.seed, index, part)
+        self._loader = same_loader(user, part or user.dataset, self._collate, **changes)
 
     def read(self, batch: Batch) -> tuple[object, int] | None:
-        """A minibatch, and how many samples it holds; None where the stream has ended before it. Those before it that
-        were not read are read past, from the beginning if need be.
+        """Return a minibatch and its number of samples, or None if the stream has ended before it.
+
+        Minibatches before it are skipped; if it was passed, the stream is read from its start again.
 
         Raises:
-            DataError: an epoch begins, and there is nothing.
+            DataError: an epoch has no sample.
         """
         number, stream = batch.index % OWN, self.dataset
         back = batch.epoch != self._epoch or number < self._next
-        of_script = mtrand.get_bit_generator()
-        # an iterator cannot begin anew: it goes on
+        script_generator = mtrand.get_bit_generator()
+        # an iterator cannot start again: go on with it
         if self._items is None or (back and (isinstance(stream, IterableDataset) or not hasattr(stream, "__next__"))):
+            # a generator of its own, so that a stream and the script do not draw each other's numbers
             mtrand.set_bit_generator(np.random.MT19937(0))
             seed_all(self._seed, batch.epoch, self._number)
             self._collate.epoch, self._collate.minibatches = batch.epoch, 0
@@ -103,24 +105,24 @@ class Stream:
                 _draw_from(self._collate.chance)
         self._epoch = batch.epoch
         read = next(islice(self._items, number - self._next, None), None)
-        mtrand.set_bit_generator(of_script)
+        mtrand.set_bit_generator(script_generator)
         self._next = number + 1
         if read is not None:
-            made, samples, digest = read
+            minibatch, samples, digest = read
             if digest and not self._compared:
                 self.start, self._compared = StreamStart(batch.epoch, digest), True
-            return made, samples
-        if number == 0 and self._first:  # the others may have no part of a short one
+            return minibatch, samples
+        if number == 0 and self._first:  # other replicas may have no part of a short stream
             raise DataError(
-                f"{type(stream).__name__} has nothing in epoch {batch.epoch}: an iterator is read once; give an "
-                "IterableDataset, which begins anew whenever it is iterated over, or train for one epoch"
+                f"{type(stream).__name__} has nothing in epoch {batch.epoch}: an iterator can be read only once; use "
+                "an IterableDataset, which starts again in each epoch, or train for one epoch"
                 if batch.epoch
                 else f"{type(stream).__name__} has no minibatch: there is nothing to train on"
             )
         return None
 
     def close(self) -> None:
-        """End who reads it."""
+        """End its workers."""
         self._items = None
 
 
@@ -129,15 +131,15 @@ class StreamPart(IterableDataset[object]):
 
     Args:
         stream: the iterable.
-        index: of the replica.
-        replicas: of which each takes a part.
-        compared: samples of its beginning of which a digest is made.
+        index: the replica's.
+        replicas: number of replicas, each of which reads a part.
+        compared: number of samples at its start that go into a digest.
     """
 
     def __init__(self, stream: Any, index: int = 0, replicas: int = 1, compared: int = 0) -> None:
         self.stream, self._index, self._replicas, self._compared = stream, index, replicas, compared
         self.digest = 0
-        """Digest of its first samples; 0 before these were read."""
+        """Digest of the first samples; 0 until they are read."""
 
     def __iter__(self) -> Iterator[object]:
         samples = iter(self.stream)
@@ -157,9 +159,7 @@ class StreamPart(IterableDataset[object]):
 
 
 def _bytes_of(leaf: object) -> bytes:
-    """Return bytes by which two leaves of samples are told apart: their values, or their kind where these are of no
-    plain type.
-    """
+    """Return bytes that differ if two leaves of samples do: their values, or their type if that is not a plain one."""
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
         leaf = leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -170,8 +170,7 @@ def _bytes_of(leaf: object) -> bytes:
 
 
 class WorkerBegin:
-    """Begins a worker, which finds the user's own data set, as `worker_init_fn` may set and cut it. What it cannot send
-    is an error of the minibatch: torch itself would wait for that for ever.
+    """Start of a worker: it shows the user's `worker_init_fn` the user's own data set, and reports what it cannot send.
 
     Args:
         begin: the user's `worker_init_fn`.
@@ -184,8 +183,9 @@ class WorkerBegin:
     def __call__(self, number: int) -> None:
         """Begin the worker of this number."""
         share_descriptors()
-        own: Any = multiprocessing.current_process()
-        self._sends = signature(workers._worker_loop).bind(*own._args).arguments["data_queue"]
+        process: Any = multiprocessing.current_process()
+        self._sends = signature(workers._worker_loop).bind(*process._args).arguments["data_queue"]
+        # torch would wait for ever for a minibatch that cannot be sent
         self._sends._on_queue_feeder_error = self._not_sent
         info = get_worker_info()
         assert info is not None
@@ -195,9 +195,9 @@ class WorkerBegin:
             self.begin(number)
 
     def _not_sent(self, error: Exception, what: Any) -> None:
-        """Send the error in the place of what was not sent, or end this worker, which torch sees within 5 s."""
-        index, made = what if isinstance(what, tuple) else (None, None)
-        if index is None or isinstance(made, ExceptionWrapper):
+        """Send an error instead; if that fails, end this worker, which torch notices within 5 s."""
+        index, result = what if isinstance(what, tuple) else (None, None)
+        if index is None or isinstance(result, ExceptionWrapper):
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
         info = get_worker_info()
@@ -206,9 +206,9 @@ class WorkerBegin:
 
 
 class CountedCollate:
-    """A `collate_fn` that counts the samples which what it makes holds.
+    """A `collate_fn` that counts the samples in its result.
 
-    >>> CountedCollate(lambda items: torch.tensor([one for one in items if one]))([3, 0, 4, 5])
+    >>> CountedCollate(lambda items: torch.tensor([item for item in items if item]))([3, 0, 4, 5])
     (tensor([3, 4, 5]), 3)
     """
 
@@ -216,20 +216,20 @@ class CountedCollate:
         self._collate = collate
 
     def __call__(self, items: list[object]) -> tuple[object, int]:
-        """Make a minibatch, and count its samples."""
-        made = self._collate(items)
-        return made, held(made, items)
+        """Make a minibatch; return it and its number of samples."""
+        minibatch = self._collate(items)
+        return minibatch, held(minibatch, items)
 
 
 class StreamCollate:
-    """A `collate_fn` of a stream: what it draws is of the minibatch, and leaves the chance of the stream as it is.
+    """A `collate_fn` of a stream: it draws from the minibatch's seed, and leaves the stream's generators alone.
 
     Args:
         collate: the user's.
-        whole: whether it is given minibatches, in the place of samples.
-        seed: of the job.
-        index: of the replica.
-        part: of a stream that replicas compare.
+        whole: whether its items are minibatches, not samples.
+        seed: the job's.
+        index: the replica's.
+        part: of a stream whose start replicas compare.
     """
 
     def __init__(
@@ -242,35 +242,36 @@ class StreamCollate:
     ) -> None:
         self._collate, self._whole, self._seed, self._index, self._part = collate, whole, seed, index, part
         self.epoch = self.minibatches = 0
-        """Made in this process, of an epoch."""
+        """The epoch, and the number of minibatches made in this process."""
         self.chance: Chance | None = None
-        """Generators of the stream, in this process."""
+        """The stream's generators, in this process."""
 
     def __call__(self, items: Any) -> tuple[object, int, int]:
-        """Make a minibatch, count its samples, and return the digest of its stream, 0 where unknown."""
+        """Make a minibatch; return it, its number of samples, and the digest of the stream, 0 where unknown."""
         self.chance, info = _chance(), get_worker_info()
         worker, of = (info.id, info.num_workers) if info else (0, 1)
         mtrand.set_bit_generator(APART)
         seed_all(self._seed, self.epoch, self._index * OWN + self.minibatches * of + worker)
         self.minibatches += 1
-        made = self._collate(items)
+        minibatch = self._collate(items)
         _draw_from(self.chance)
         # the first of several workers reads the first minibatch of each replica
         digest = self._part.digest if self._part is not None and not worker else 0
-        return made, _length(made) if self._whole else held(made, items), digest
+        return minibatch, _length(minibatch) if self._whole else held(minibatch, items), digest
 
 
-def held(made: object, items: list[object]) -> int:
-    """Count the samples in a minibatch that was made of `items`: those that are there (no None), and were not left out.
-    They were, where all tensors have one length, which is less, and in it the shape of a sample.
+def held(minibatch: object, items: list[object]) -> int:
+    """Count the samples in a minibatch that was made from `items`: those that are not None, unless some were left out.
+
+    Some were if all tensors have the same length, which is smaller, and apart from it the shape of a sample.
 
     >>> held(torch.ones(2, 5), [torch.ones(5)] * 3), held(torch.ones(2, 3), [torch.ones(2)] * 3), held(None, [1, 2])
     (2, 3, 0)
     """
-    if made is None:
+    if minibatch is None:
         return 0
     there = sum(item is not None for item in items)
-    tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    tensors = [leaf for leaf in tree_leaves(minibatch) if isinstance(leaf, torch.Tensor) and leaf.ndim]
     lengths = {len(leaf) for leaf in tensors}
     if len(lengths) != 1 or (length := lengths.pop()) >= there:
         return there
@@ -278,16 +279,16 @@ def held(made: object, items: list[object]) -> int:
     return length if all(tuple(leaf.shape[1:]) in shapes for leaf in tensors) else there
 
 
-def _length(made: object) -> int:
-    """The samples of a minibatch that came as one."""
-    first = next((leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
-    return int(made is not None) if first is None else len(first)
+def _length(minibatch: object) -> int:
+    """Return the number of samples in a minibatch that was not made from samples."""
+    first = next((leaf for leaf in tree_leaves(minibatch) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
+    return int(minibatch is not None) if first is None else len(first)
 
 
 Chance = tuple[torch.Tensor, Any, Any]
-"""Generators of torch, Python and numpy; numpy's is the generator itself, whose state takes 100 us to copy."""
+"""Generators of torch, Python and numpy; for numpy the generator itself, since its state takes 100 us to copy."""
 APART = np.random.MT19937(0)
-"""Generator of numpy in a `collate_fn` of a stream."""
+"""numpy's generator in a stream's `collate_fn`."""
 
 
 def _chance() -> Chance:
@@ -301,17 +302,17 @@ def _draw_from(chance: Chance) -> None:
 
 
 def same_loader(
-    own: DataLoader[Any], dataset: Dataset[object] | Iterable[object], collate: Callable[[Any], object], **changes: Any
+    user: DataLoader[Any], dataset: Dataset[object] | Iterable[object], collate: Callable[[Any], object], **changes: Any
 ) -> DataLoader[object]:
-    """A user's loader, of this data set, with what `changes` has in the place of its own."""
+    """Return a copy of a user's loader for a data set, with some options changed."""
     kept: dict[str, Any] = {
-        "num_workers": own.num_workers,
-        "pin_memory": own.pin_memory,
-        "timeout": own.timeout,
-        "worker_init_fn": WorkerBegin(own.worker_init_fn) if own.num_workers else None,
-        "multiprocessing_context": own.multiprocessing_context,
-        "generator": own.generator,
-        "prefetch_factor": own.prefetch_factor,
-        "persistent_workers": own.persistent_workers,
+        "num_workers": user.num_workers,
+        "pin_memory": user.pin_memory,
+        "timeout": user.timeout,
+        "worker_init_fn": WorkerBegin(user.worker_init_fn) if user.num_workers else None,
+        "multiprocessing_context": user.multiprocessing_context,
+        "generator": user.generator,
+        "prefetch_factor": user.prefetch_factor,
+        "persistent_workers": user.persistent_workers,
     }
     return DataLoader(dataset, collate_fn=collate, **{**kept, **changes})  # type: ignore[arg-type]  # an iterable is wrapped

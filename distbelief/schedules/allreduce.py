@@ -1,8 +1,8 @@
-"""The algorithms of all-reduce, each a function that writes down its steps (`schedules/schedule`).
+"""The algorithms of all-reduce, each a function that returns its steps (`schedules/schedule`).
 
-Each works for any number of ranks and any length. Every addition that two ranks make of the same elements has the same
-two operands, so that all ranks end with the same bits. Where an algorithm wants a power of two, the ranks beyond it
-give theirs to another first and are given the sum last.
+Each works for any number of ranks and any length. If several ranks add up the same elements, all of them add the same
+operands, so that they end with the same bits. Where an algorithm needs a power of two, the ranks beyond it first give
+their elements to another, and get the sum at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Steps = list[list[Move]]
 
 
 def cut(within: Range, parts: int) -> list[Range]:
-    """A range in so many parts, as equal as can be; some are empty where it is shorter.
+    """Cut a range into parts that are as equal as possible; some are empty if it is shorter.
 
     >>> [part.size for part in cut(Range(0, 7), 3)]
     [2, 2, 3]
@@ -32,14 +32,14 @@ def _all_at_once(moves: Iterable[tuple[int, int, Range]], adds: bool) -> list[Mo
 
 
 def naive(members: Sequence[int], whole: Range) -> Steps:
-    """Everybody sends all to the first, which sends the sum to everybody."""
+    """Send everything to the first rank, which sends the sum to all."""
     root, *others = members
     adding = _all_at_once(((other, root, whole) for other in others), True)
     return [adding, _all_at_once(((root, other, whole) for other in others), False)]
 
 
 def tree(members: Sequence[int], whole: Range) -> Steps:
-    """Binomial: sums go to the first along a tree of pairs, and the sum goes back along it."""
+    """Add up along a binomial tree to the first rank, and send the sum back along it."""
     up: list[list[tuple[int, int]]] = []
     distance = 1
     while distance < len(members):
@@ -50,7 +50,7 @@ def tree(members: Sequence[int], whole: Range) -> Steps:
 
 
 def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[int], whole: Range) -> Steps:
-    """An algorithm for powers of two, for any number of ranks."""
+    """Use an algorithm for powers of two with any number of ranks."""
     core = 1 << (len(members).bit_length() - 1)
     beyond = list(zip(members[core:], members, strict=False))
     fold = _all_at_once(((extra, partner, whole) for extra, partner in beyond), True)
@@ -59,7 +59,7 @@ def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[in
 
 
 def butterfly(members: Sequence[int], whole: Range) -> Steps:
-    """Recursive doubling: partners at distance 1, 2, 4, ... swap all that they have, and add."""
+    """Swap all elements with partners at distance 1, 2, 4, ..., and add (recursive doubling)."""
 
     def swap(core: Sequence[int], whole: Range) -> Steps:
         distances = [1 << bit for bit in range(len(core).bit_length() - 1)]
@@ -69,10 +69,7 @@ def butterfly(members: Sequence[int], whole: Range) -> Steps:
 
 
 def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
-    """Rabenseifner: partners at distance 1, 2, 4, ... send each other the half that the other keeps; then back.
-
-    Half way each has a part of the sum.
-    """
+    """Halve with partners at distance 1, 2, 4, ..., each adding up the half it keeps; then double (Rabenseifner)."""
 
     def halve(core: Sequence[int], whole: Range) -> Steps:
         held = [whole] * len(core)
@@ -96,7 +93,7 @@ def scatter(members: Sequence[int], whole: Range) -> Steps:
 
 
 def gather(members: Sequence[int], whole: Range) -> Steps:
-    """All-gather on a ring: member i begins with part i, and all end with all."""
+    """All-gather on a ring: member i begins with part i, and all end with everything."""
     count, parts = len(members), cut(whole, len(members))
     pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
     steps = [[(*pair, parts[(i - t) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
@@ -104,15 +101,13 @@ def gather(members: Sequence[int], whole: Range) -> Steps:
 
 
 def ring(members: Sequence[int], whole: Range) -> Steps:
-    """Parts of the sum grow on their way around a ring, and go around once more."""
+    """Add up parts of the sum on their way around a ring, and send them around once more."""
     return scatter(members, whole) + gather(members, whole)
 
 
 def direct(members: Sequence[int], whole: Range) -> Steps:
-    """Everybody sends each other his part, which adds them up and sends everybody the sum.
-
-    They do so in an order in which nobody is sent to by all at once.
-    """
+    """Send each member its part, which it adds up and sends to all."""
+    # shifted, so that the members do not all send to the same one at once
     count, parts = len(members), cut(whole, len(members))
     pairs = [(i, (i + shift) % count) for shift in range(1, count) for i in range(count)]
     adding = _all_at_once(((members[rank], members[peer], parts[peer]) for rank, peer in pairs), True)
@@ -127,17 +122,18 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
     "ring": ring,
     "direct": direct,
 }
-"""The algorithms that know nothing of hosts, by name."""
+"""Algorithms that ignore hosts, by name."""
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""Names for the choice of the place where a job runs: its own way, and the best by what is known there."""
+"""Names that leave the choice to the place of the job: its own algorithm, or the best that is known there."""
 
 
 def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> Steps:
-    """Reduce-scatter inside each host, an all-reduce of each local rank's piece between hosts, gather inside each host.
+    """Reduce-scatter inside each host, all-reduce each piece between hosts, and gather inside each host.
 
-    On a host with more ranks than the smallest one, those beyond give theirs to another first, and are given the sum.
+    On a host with more ranks than the smallest has, the others first give their elements to one of those, and get the
+    sum at the end.
     """
     least = min(map(len, hosts))
     beyond = [(extra, host[i % least]) for host in hosts for i, extra in enumerate(host[least:])]
@@ -161,7 +157,7 @@ def _side_by_side(many: Sequence[Steps]) -> Steps:
 
 
 def broadcast(ranks: int, length: int) -> Schedule:
-    """The second half of `tree`: the first rank's elements go to all.
+    """Return the second half of `tree`: the first rank's elements go to all.
 
     >>> [(move.source, move.target) for move in broadcast(3, 1).moves]
     [(0, 2), (0, 1)]
@@ -171,7 +167,7 @@ def broadcast(ranks: int, length: int) -> Schedule:
 
 
 def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host, where so many follow each other on one; 0 is all on one.
+    """Return the ranks of each host, with so many in a row on one; 0 puts all on one.
 
     >>> by_host(5, 2)
     ((0, 1), (2, 3), (4,))
@@ -181,11 +177,7 @@ def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
-    """Refuse what is no algorithm, and none of some others; `hierarchical:NAME` names the one between hosts.
-
-    Raises:
-        UsageError: with the nearest known name.
-    """
+    """Refuse an algorithm that does not exist; `hierarchical:NAME` names the one between hosts."""
     outer, colon, inner = name.partition(":")
     if name in others:
         return
@@ -196,34 +188,34 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse to be told who is on one host where nobody asks.
+    """Refuse a number of ranks on each host where the algorithm does not use it.
 
-    Nobody does for an algorithm that knows of no hosts, or for auto, where `auto` says that it does not look.
+    `auto` tells whether algorithm auto uses it.
 
     Raises:
-        UsageError: with the algorithms that ask.
+        UsageError: names the algorithms that use it.
 
     >>> check_hosts("hierarchical:tree", 4, auto=False), check_hosts("ring", 0, auto=False)
     (None, None)
     """
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
         algorithms = f"{HIERARCHICAL}{' or auto' if auto else ''}"
-        reason = f"--per-host {per_host}: says who is on one host, which --algorithm {algorithm} does not ask"
-        raise UsageError(f"{reason}: name {algorithms}, or leave it off")
+        reason = f"--per-host {per_host}: sets the ranks of a host, which --algorithm {algorithm} does not use"
+        raise UsageError(f"{reason}: choose {algorithms}, or leave it off")
 
 
 @lru_cache(maxsize=256)
 def schedule(algorithm: str, ranks: int, length: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Schedule:
-    """The schedule of an algorithm for so many ranks and elements.
+    """Return the schedule of an algorithm for so many ranks and elements.
 
     Args:
-        algorithm: one of `ALGORITHMS`; `hierarchical:tree` names the one between hosts, which is `ring` where none is.
+        algorithm: one of `ALGORITHMS`; `hierarchical:tree` names the one between hosts, `ring` by default.
         ranks: 1 or more.
-        length: elements, 0 or more.
-        hosts: the ranks of each host, for `hierarchical`; all are on one where none are given.
+        length: number of elements, 0 or more.
+        hosts: the ranks of each host, for `hierarchical`; without them, all are on one.
 
     Raises:
-        UsageError: there is no such algorithm, no rank, or hosts that do not have every rank once.
+        UsageError: the algorithm does not exist, there is no rank, or hosts do not have every rank once.
 
     >>> [schedule(name, 8, 1000).moved for name in ("ring", "butterfly", "tree")]
     [14000, 24000, 14000]

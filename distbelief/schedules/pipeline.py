@@ -1,19 +1,19 @@
-"""Pipelines as data: in which order each partition of a split model takes microbatches forward and back, and what
-crosses.
+"""Pipelines as data: the order in which each partition of a split model takes microbatches forward and backward, and
+the values that cross between partitions.
 
 The rules of a pipeline:
 
-1. A partition does its tasks in order, and in each the segments that it has: in order forward, in reverse back.
-2. A segment's inputs from other partitions are received before it first needs them; what it gives to others is sent
-  when it
-   has been computed, to each partition once. Going back, gradients take the same boundaries the other way; what several
-   segments of a partition make of one is added there, and leaves when the last has added to it.
-3. Each boundary has slots of its own for each way, which are taken in turn. Who sends waits until the slot is free, who
-   receives until it is full; it is freed when the last that uses what lies in it has been computed: a segment uses its
-   inputs going back too.
+1. A partition does its tasks in order; in each it computes its segments in order, or in reverse order backward.
+2. It receives a segment's inputs before it first needs them. It sends a segment's outputs once they are computed, to
+   each partition once. Gradients cross the same boundaries backward: a partition adds up those of its segments, and
+   sends the sum after the last.
+3. Each boundary has slots for each direction, which are used in turn. A sender waits until the slot is free, a receiver
+   until it is full. It is free once the last segment that uses its content is computed; a segment uses its inputs
+   backward too.
 
-`schedules/pipeline_proof` executes a pipeline symbolically, and refuses it where it does not come to its end with every
-gradient; `schedules/pipelines` has the algorithms.
+The algorithms differ only in the number of microbatches that a partition has in flight: it takes that many forward,
+then in turn one backward and the next forward, then the rest backward. A test executes pipelines symbolically: they
+must end with every gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
 
 
 class Pass(Enum):
@@ -34,19 +34,19 @@ class Pass(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    """The gradients of what was taken, and of the weights."""
+    """It computes the gradients of inputs and weights."""
 
 
 class PartitionTask(NamedTuple):
-    """All segments of a partition, one way, for one microbatch."""
+    """All segments of a partition in one direction, for one microbatch."""
 
     direction: Pass
     microbatch: int
-    """From 0 on."""
+    """Its number, from 0."""
 
 
 class SegmentTask(NamedTuple):
-    """One segment, one way, for one microbatch."""
+    """One segment in one direction, for one microbatch."""
 
     direction: Pass
     segment: int
@@ -54,7 +54,7 @@ class SegmentTask(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Passage of one microbatch through a boundary: a value forward, or its gradient back."""
+    """A microbatch's value that crosses a boundary forward, or its gradient backward."""
 
     boundary: int
     microbatch: int
@@ -65,42 +65,38 @@ Action = SegmentTask | Crossing
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """Crossing point of one value, from the partition that computes it to one that needs it."""
+    """The way of a value from the partition that computes it to one that needs it."""
 
     value: str
     source: int
     target: int
     size: int = 0
-    """Bytes of a sample."""
+    """Bytes for each sample."""
     gradient: bool = True
     """True if its gradient comes back."""
 
     def ends(self, direction: Pass) -> tuple[int, int]:
-        """Return who sends, and who receives."""
+        """Return the sender and the receiver."""
         return (self.source, self.target) if direction is Pass.FORWARD else (self.target, self.source)
 
 
 class PartitionSegment(msgspec.Struct, frozen=True):
-    """A computation of one partition without waiting, by what it takes from other partitions and gives to them."""
+    """A computation of one partition without waits, with its inputs from and outputs to other partitions."""
 
     name: str
     partition: int
     takes: tuple[int, ...] = ()
-    """The numbers of the boundaries over which its inputs come."""
+    """Numbers of the boundaries over which its inputs arrive."""
     gives: tuple[int, ...] = ()
     """Numbers of the boundaries over which its outputs leave."""
 
 
 class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
-    """The segments of a split model, in an order in which each takes only what those before it give.
+    """The segments of a split model, in an order in which each takes only outputs of those before it.
 
     Raises:
-        UsageError: a boundary that there is not, that has not one segment which gives at its source, before one that
-            takes at its target, or over which a value comes to a partition that has it already; a partition without a
-            segment.
-
-    >>> chain(2).segments[1], chain(2).partitions
-    (PartitionSegment(name='stage 1', partition=1, takes=(0,), gives=()), 2)
+        UsageError: a boundary does not exist; it does not have one segment that gives at its source before one that
+            takes at its target; a value comes to a partition twice; a partition has no segment.
     """
 
     segments: tuple[PartitionSegment, ...]
@@ -115,13 +111,11 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
             for number in segment.takes:
                 if number not in sent or self.boundaries[number].target != segment.partition:
                     raise UsageError(
-                        f"{segment.name} takes {self.boundaries[number]}, which nobody before it gives there"
+                        f"{segment.name} takes {self.boundaries[number]}, which no segment before it gives there"
                     )
             for number in segment.gives:
                 if number in sent or self.boundaries[number].source != segment.partition:
-                    raise UsageError(
-                        f"{segment.name} gives {self.boundaries[number]}, which is another segment's to give"
-                    )
+                    raise UsageError(f"{segment.name} gives {self.boundaries[number]}, which another segment gives")
                 sent.add(number)
         received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
@@ -131,21 +125,21 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
             arrivals.add((edge.value, edge.target))
         if {segment.partition for segment in self.segments} != set(range(self.partitions)):
             raise UsageError(
-                f"of partitions 0 to {self.partitions - 1} some have no segment: number those that have, from 0 on"
+                f"of partitions 0 to {self.partitions - 1} some have no segment: number them from 0 without gaps"
             )
 
     @cached_property
     def partitions(self) -> int:
-        """Return how many partitions there are."""
+        """Number of partitions."""
         return 1 + max((segment.partition for segment in self.segments), default=-1)
 
     def of(self, partition: int) -> list[int]:
-        """The segments of a partition, in order."""
+        """Return the segments of a partition, in order."""
         return [number for number, segment in enumerate(self.segments) if segment.partition == partition]
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Count the partitions that a microbatch passes, from each partition to where it turns: 1 for the last of a
+        """The depth of each partition: the number of partitions from it to the end of the model, 1 for the last of a
         chain.
 
         Partitions that need values of each other have the same depth.
@@ -156,7 +150,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         return depths_of(self.partitions, ((boundary.source, boundary.target) for boundary in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
-        """Return what a segment uses, forward or back, of what its partition received."""
+        """Return the crossings to its partition that a segment uses, forward or backward."""
         segment = self.segments[task.segment]
         inputs = [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.takes]
         if task.direction is Pass.FORWARD:
@@ -165,7 +159,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
         return inputs + [Crossing(number, task.microbatch, Pass.BACKWARD) for number in back]
 
     def makes(self, task: SegmentTask) -> list[Crossing]:
-        """Return what is ready to be sent when a segment has been computed."""
+        """Return the crossings that can be sent once a segment is computed."""
         segment = self.segments[task.segment]
         if task.direction is not Pass.BACKWARD:
             return [Crossing(number, task.microbatch, Pass.FORWARD) for number in segment.gives]
@@ -175,11 +169,11 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
 
 def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Return how many partitions a microbatch is at, from each partition on to the one where it turns.
+    """Return the depth of each partition: the number of partitions from it to the end.
 
     Args:
-        partitions: how many there are.
-        edges: from each that gives something, to the one that takes it.
+        partitions: their number.
+        edges: from each partition that gives a value to the one that takes it.
 
     >>> depths_of(3, [(0, 1), (1, 2)]), depths_of(2, [(0, 1), (1, 0)])
     ((3, 2, 1), (1, 1))
@@ -192,7 +186,7 @@ def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
             if middle in reach[partition]:
                 reach[partition] |= reach[middle]
     depths: dict[int, int] = {}
-    # who reaches more comes later, so that all behind it are known; partitions that reach each other reach the same
+    # partitions that reach more come later, so that all behind them are done; those in a circle reach the same
     for partition in sorted(range(partitions), key=lambda partition: len(reach[partition])):
         depths[partition] = 1 + max(
             (depths[other] for other in reach[partition] if partition not in reach[other]), default=0
@@ -201,7 +195,7 @@ def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
 
 
 def chain(stages: int, size: int = 0) -> SegmentGraph:
-    """Stages, each at a partition of its own and giving the next one a value of so many bytes a sample."""
+    """Return a chain of stages, each at its own partition, with values of so many bytes a sample between them."""
     last = stages - 1
     return SegmentGraph(
         tuple(
@@ -212,13 +206,13 @@ def chain(stages: int, size: int = 0) -> SegmentGraph:
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
-    """Orders of the partitions for a minibatch of so many microbatches.
+    """The order of each partition's tasks, for a minibatch of so many microbatches.
 
-    >>> from distbelief.schedules.pipelines import pipeline
-    >>> made = pipeline("gpipe", chain(2), 1)
-    >>> [(task.direction.value, task.microbatch) for task in made.orders[1]]
+    >>> from distbelief.schedules.pipeline import pipeline
+    >>> gpipe = pipeline("gpipe", chain(2), 1)
+    >>> [(task.direction.value, task.microbatch) for task in gpipe.orders[1]]
     [('forward', 0), ('backward', 0)]
-    >>> for action in made.actions[1]:
+    >>> for action in gpipe.actions[1]:
     ...     print(action)
     Crossing(boundary=0, microbatch=0, direction=<Pass.FORWARD: 'forward'>)
     SegmentTask(direction=<Pass.FORWARD: 'forward'>, segment=1, microbatch=0)
@@ -234,7 +228,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
-        """Return what each partition computes, receives and sends, in order, by the rules."""
+        """Computations, receipts and sends of each partition, in order."""
         return tuple(tuple(self.actions_of(partition)) for partition in range(self.graph.partitions))
 
     def actions_of(self, partition: int) -> Iterator[Action]:
@@ -252,13 +246,13 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
-        """Return the task that uses each received thing last."""
+        """The last task that uses each crossing."""
         tasks = (action for actions in self.actions for action in actions if isinstance(action, SegmentTask))
         return {crossing: task for task in tasks for crossing in self.graph.uses(task)}
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """The most microbatches of each partition that went forward and are not back."""
+        """Most microbatches of each partition that have gone forward and not yet backward."""
         most = []
         for order in self.orders:
             ways = [(way is Pass.FORWARD) - (way is Pass.BACKWARD) for way, _ in order]
@@ -266,9 +260,81 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """Return the slots of a boundary each way: as many as its source has in flight.
-
-        Whoever sends finds one free: its source takes a further microbatch forward only after an earlier one is back,
-        and with it what was taken of that one everywhere behind. Where no gradient comes back he may have to wait.
-        """
+        """Return the number of slots of a boundary in each direction: as many as its source has in flight."""
+        # So a sender finds a free slot: its source takes another microbatch forward only after one has come backward,
+        # and with it all that was made of it. Only where no gradient comes backward may it have to wait.
         return self.in_flight[self.graph.boundaries[boundary].source]
+
+
+PIPELINES = ("sequential", "gpipe", "1f1b")
+
+
+def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
+    """Return the pipeline of an algorithm over the segments of a split model.
+
+    - `sequential`: the minibatch goes through as a whole.
+    - `gpipe`: all microbatches go forward, then all backward (Huang et al. 2018).
+    - `1f1b`: a partition has at most as many in flight as there are partitions from it to the last (Narayanan et al.
+      2019, 2021).
+
+    Args:
+        algorithm: one of `PIPELINES`.
+        graph: the segments and their partitions.
+        microbatches: 1 or more; 1 for `sequential`.
+
+    Raises:
+        UsageError: the algorithm does not exist, or cannot have so many microbatches.
+
+    >>> from distbelief.schedules.pipeline import chain
+    >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    """
+    check_pipeline(algorithm, microbatches)
+    orders = tuple(
+        tuple(partition_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths
+    )
+    return Pipeline(algorithm, graph, microbatches, orders)
+
+
+def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
+    """Return how many microbatches a partition at a depth may have in flight.
+
+    >>> in_flight("gpipe", 8, 2), in_flight("1f1b", 8, 2), in_flight("1f1b", 1, 2)
+    (8, 2, 1)
+    """
+    return microbatches if algorithm == "gpipe" else min(microbatches, depth)
+
+
+def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask]:
+    """Yield the tasks of a partition with so many microbatches in flight.
+
+    >>> [(way.value, number) for way, number in partition_tasks(2, 2)]
+    [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
+    """
+    for turn in range(microbatches + in_flight):
+        if turn >= in_flight:
+            yield PartitionTask(Pass.BACKWARD, turn - in_flight)
+        if turn < microbatches:
+            yield PartitionTask(Pass.FORWARD, turn)
+
+
+def named(schedule: str, microbatches: int) -> str:
+    """Return the name of a schedule; auto is `sequential` for a whole minibatch, else `1f1b`.
+
+    >>> named("auto", 1), named("auto", 4), named("gpipe", 4)
+    ('sequential', '1f1b', 'gpipe')
+    """
+    return schedule if schedule != "auto" else "1f1b" if microbatches > 1 else "sequential"
+
+
+def check_pipeline(algorithm: str, microbatches: int) -> None:
+    """Refuse an algorithm that does not exist, or cannot have so many microbatches."""
+    if algorithm not in PIPELINES:
+        raise unknown("schedule", algorithm, PIPELINES)
+    if microbatches < 1:
+        raise UsageError(f"--microbatches {microbatches}: must be 1 or more")
+    if algorithm == "sequential" and microbatches > 1:
+        raise UsageError(
+            f"--microbatches {microbatches}: schedule sequential sends a minibatch through as a whole: use 1, or gpipe "
+            "or 1f1b"
+        )

@@ -1,6 +1,4 @@
-"""The price of a pipeline: seconds of a step, from those of its segments and a line between partitions, and memory
-held.
-"""
+"""The price of a pipeline: the seconds of a step, from those of segments and links, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -13,26 +11,26 @@ from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.price import LinkModel, Port, carry
 
 BACKWARD = 2.0
-"""Work of a backward pass, of that of a forward pass."""
+"""Work of a backward pass, as a multiple of the forward pass."""
 
 
 class SegmentCost(msgspec.Struct, frozen=True):
-    """Cost of one segment, as the pipeline computes it."""
+    """Cost of one segment."""
 
     forward: float
-    """Seconds of one microbatch."""
+    """Seconds for a microbatch."""
     backward: float
-    """Seconds of one microbatch."""
+    """Seconds for a microbatch."""
     kept: int = 0
-    """Bytes that a microbatch keeps from its way forward for its way back, beside what was received."""
+    """Bytes that a microbatch keeps from forward to backward, besides what was received."""
 
     def seconds(self, direction: Pass) -> float:
-        """Return the time of one task."""
+        """Return the seconds of one task."""
         return self.forward if direction is Pass.FORWARD else self.backward
 
 
 class Span(NamedTuple):
-    """When a partition computed something, in seconds from the beginning of the step."""
+    """The time in which a partition computed a task, in seconds from the start of the step."""
 
     partition: int
     task: SegmentTask
@@ -41,23 +39,23 @@ class Span(NamedTuple):
 
 
 class PipelinePrice(msgspec.Struct, frozen=True):
-    """Price of a step."""
+    """The price of a step."""
 
     seconds: float
-    """From the first task to the last partition's last."""
+    """Seconds from the first task to the last."""
     spans: tuple[Span, ...]
-    """Every task, in the order in which they began."""
+    """All tasks, in the order in which they began."""
     busy: tuple[float, ...]
-    """Seconds that each partition computes."""
+    """Seconds for which each partition computes."""
     held: tuple[int, ...]
-    """The most bytes that each partition holds for what is still to compute: what it kept, and slots of what comes."""
+    """Most bytes that each partition holds: kept values, and slots of what crosses."""
 
     @property
     def idle(self) -> float:
-        """The part of all partitions' time in which they wait.
+        """The share of all partitions' time in which they wait.
 
         >>> from distbelief.schedules.pipeline import chain
-        >>> from distbelief.schedules.pipelines import pipeline
+        >>> from distbelief.schedules.pipeline import pipeline
         >>> round(price_pipeline(pipeline("gpipe", chain(4), 4), [SegmentCost(1, 2)] * 4).idle, 3)
         0.429
         """
@@ -67,25 +65,24 @@ class PipelinePrice(msgspec.Struct, frozen=True):
 def price_pipeline(
     pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel | None = None, samples: float = 0.0
 ) -> PipelinePrice:
-    """The price of a pipeline, in which everything begins as soon as its partition and what it waits for let it.
+    """Return the price of a pipeline in which each task and crossing begins as early as possible.
 
-    Of a chain of stages that take t seconds each with a microbatch, without a price of messages, M microbatches cost
-    sum(t) + (M - 1) max(t).
+    A chain of stages with t seconds each, without a price of messages, takes sum(t) + (M - 1) max(t) seconds for M
+    microbatches.
 
     Args:
-        pipeline: what is played.
+        pipeline: the order of tasks.
         costs: of each segment, in their order.
-        link: between any two partitions, where messages cost something; a partition computes on while they leave and
-            arrive.
-        samples: in a microbatch, for the bytes of what crosses.
+        link: between any two partitions, where messages cost time; a partition computes while they leave and arrive.
+        samples: number of samples in a microbatch, for the bytes that cross.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """
     run = _Timeline(pipeline, costs, link or LinkModel(0.0, float("inf")), samples)
-    # who is the earliest goes first, since ports serve in that order
+    # the earliest partition goes first, because ports serve in that order
     while any(run.advance(partition) for partition in sorted(range(len(run.now)), key=run.now.__getitem__)):
         pass
     held = list(run.most)
@@ -97,7 +94,7 @@ def price_pipeline(
 
 
 class _Timeline:
-    """Until when everybody and everything is busy, and what everybody holds."""
+    """The time until which each partition and port is busy, and the bytes that each partition holds."""
 
     def __init__(self, pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel, samples: float) -> None:
         partitions = pipeline.graph.partitions
@@ -112,7 +109,7 @@ class _Timeline:
         self.held, self.most = [0] * partitions, [0] * partitions
 
     def advance(self, partition: int) -> bool:
-        """Do the next action of a partition, unless it waits for another partition's; whether it did."""
+        """Do a partition's next action, unless it waits for another; return whether it was done."""
         actions = self.pipeline.actions[partition]
         if self.at[partition] == len(actions):
             return False

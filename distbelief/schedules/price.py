@@ -1,43 +1,46 @@
-"""The price of communication: latency, bandwidth and reduction. The virtual network charges it for each message.
+"""The price of communication: latency, bandwidth and additions. The virtual network charges it for each message.
 
-A message leaves through its sender's port, one after the other; is on the line for the latency; enters through its
-receiver's port, one after the other; and what is added there is added by one processor, one after the other. Both ports
-work at once, and so do all lines. `price` is that of a whole schedule.
+A message leaves through its sender's port, is on the line for the latency, and enters through its receiver's port; then
+one processor adds it up. Ports and processors serve one message at a time. The two ports of a rank work side by side,
+and so do all lines. On a topology, messages share the cables of their routes.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from zlib import crc32
 
 import msgspec
 
-from distbelief.network.graph import Routes, busiest_link, loads
+from distbelief.network.graph import Routes, Topology, busiest_link, loads
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm, schedule
 from distbelief.schedules.schedule import Schedule
 
 CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""Algorithms that auto chooses from where messages travel. The messages of `direct` meet: on the virtual network they
-enter a port in the order in which they were sent, not in which they come, and on a real one they share it unevenly, so
-that it takes more than its price on both."""
+"""Algorithms from which auto chooses where messages travel. `direct` takes longer than its price: its messages meet at
+a port. A virtual network serves them in the order of sending, not of arrival, and a real one shares the port
+unevenly."""
 
 
 class LinkModel(msgspec.Struct, frozen=True):
     """Speed of a line between two ranks."""
 
     latency: float
-    """Seconds from the last byte that leaves to the last that arrives."""
+    """Seconds from the last byte's departure to its arrival."""
     bandwidth: float
     """Bytes per second."""
     reduction: float = 0.0
-    """Seconds per byte that is added to another."""
+    """Seconds for each byte that is added."""
     header: int = 0
-    """Bytes of each message beside its elements."""
+    """Bytes of each message besides its elements."""
 
 
 class Port:
-    """Until when one rank sends, receives and adds, in seconds."""
+    """Time until which a rank sends, receives and adds, in seconds."""
 
     __slots__ = ("adds", "arrives", "leaves")
 
@@ -46,7 +49,7 @@ class Port:
 
 
 def carry(source: Port, target: Port, now: float, takes: float, latency: float) -> float:
-    """When a message arrives whose bytes take so many seconds through a port.
+    """Return when a message arrives whose bytes take so many seconds through a port.
 
     >>> one, other = Port(), Port()
     >>> carry(one, other, 0.0, 2.0, 0.5), carry(one, other, 0.0, 2.0, 0.5)
@@ -59,7 +62,7 @@ def carry(source: Port, target: Port, now: float, takes: float, latency: float) 
 
 
 def add(target: Port, arrives: float, takes: float) -> float:
-    """When what arrives is added, where that takes so many seconds."""
+    """Return when an arrival is added up, which takes so many seconds."""
     target.adds = (arrives if arrives > target.adds else target.adds) + takes
     return target.adds
 
@@ -71,14 +74,14 @@ def price(
     inside: LinkModel | None = None,
     hosts: Sequence[Sequence[int]] = (),
 ) -> float:
-    """Seconds from the first step to the last rank's last.
+    """Return the seconds from the first step to the end of the last.
 
     Args:
-        schedule: what is played.
+        schedule: the moves.
         item: bytes of an element.
         link: between any two ranks.
-        inside: between two ranks of one host, where that is another.
-        hosts: the ranks of each host; those of the schedule where none are given.
+        inside: between two ranks of one host, where that is different.
+        hosts: the ranks of each host; without them, those of the schedule.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> round(price(schedule("ring", 8, 250_000), 4, LinkModel(20e-6, 1.25e9)) * 1e3, 2)
@@ -101,9 +104,9 @@ def price(
 
 
 def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel, size: float) -> float:
-    """Seconds for so many bytes on a topology, by the host of each rank; all wait for the busiest link of each step.
+    """Return the seconds for so many bytes on a topology; in each step, all wait for the busiest link.
 
-    The latency of `link` is that of two cables, and its bandwidth that of cables of which the topology says nothing.
+    `link` has the latency of two cables, and the bandwidth of cables for which the topology has none.
     """
     topology, seconds = routes.topology, 0.0
     for step in schedule.steps:
@@ -117,14 +120,14 @@ def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Lin
 
 
 class Formula(msgspec.Struct, frozen=True):
-    """Formula of the literature for an algorithm: steps, and elements that all ranks send together."""
+    """The literature's formula for an algorithm: steps, and elements that all ranks send."""
 
     steps: int
     moved: int
 
 
 def formula(algorithm: str, ranks: int, length: int, hosts: Sequence[Sequence[int]] = ()) -> Formula:
-    """Steps and elements by the formula; the steps are those of a length that is not shorter than the ranks.
+    """Return the steps and elements by the formula, for a length that is at least the number of ranks.
 
     >>> formula("halving-doubling", 8, 1000), formula("ring", 8, 1000)
     (Formula(steps=6, moved=14000), Formula(steps=14, moved=14000))
@@ -148,7 +151,7 @@ def formula(algorithm: str, ranks: int, length: int, hosts: Sequence[Sequence[in
 
 
 def _of_hosts(hosts: Sequence[Sequence[int]], length: int, inner: str) -> Formula:
-    """Around the ring of each host once for its pieces and once for the sums; between hosts, each piece by itself."""
+    """Return the formula of `hierarchical`: a ring inside each host, twice, and another algorithm between hosts."""
     least = min(map(len, hosts))
     beyond = sum(len(host) - least for host in hosts)
     between = formula(inner, len(hosts), length)
@@ -165,8 +168,7 @@ def cheapest(
     inside: LinkModel | None = None,
     among: tuple[str, ...] = CHOICES,
 ) -> str:
-    """Return the algorithm with the least price, of equals the first; arguments as of `schedule` and `price`, for the
-    ranks of the hosts.
+    """Return the algorithm with the lowest price, the first of equals; for arguments see `schedule` and `price`.
 
     >>> hosts, link = (tuple(range(8)),), LinkModel(20e-6, 1.25e9)
     >>> [cheapest(hosts, length, 4, link, among=("butterfly", "halving-doubling")) for length in (1000, 250_000)]
@@ -176,3 +178,72 @@ def cheapest(
     schedules = {name: schedule(name, ranks, length, hosts if name == "hierarchical" else ()) for name in among}
     prices = {name: price(candidate, item, link, inside, hosts) for name, candidate in schedules.items()}
     return min(prices, key=lambda name: prices[name])
+
+
+Traffic = Mapping[str, tuple[int, int, float]]
+"""Hosts of sender and receiver, and the amount, by the names of sender and receiver."""
+NAMED = 8
+"""Most users of the busiest link to be named."""
+
+
+def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:
+    """Describe the loads of links under a schedule with these hosts of its ranks, and with those in two other orders.
+
+    With `link` it also prices a megabyte; `link` has the bandwidth of cables for which the topology has none.
+    """
+    topology, names = routes.topology, routes.topology.hosts
+    used, length = list(dict.fromkeys(hosts)), max(1, schedule.length)
+    sent = Counter[tuple[int, int]]()
+    for move in schedule.moves:
+        sent[move.source, move.target] += move.length
+
+    def traffic(order: Sequence[int]) -> Traffic:
+        at = dict(zip(used, order, strict=True))
+        return {
+            f"{sender}-{to}": (at[hosts[sender]], at[hosts[to]], count / length) for (sender, to), count in sent.items()
+        }
+
+    orders = {
+        "by names": sorted(used, key=lambda host: names[host]),
+        "at random": sorted(used, key=lambda host: crc32(f"{host}".encode())),
+    }
+    most = {what: max(loads(routes, traffic(order).values()).values(), default=0.0) for what, order in orders.items()}
+    otherwise = f"; it would be {', '.join(f'{load:.2f} {what}' for what, load in most.items())}"
+    carried = loads(routes, traffic(used).values())
+    sends = max(carried.get(topology.uplink(host), 0.0) for host in used)
+    return [
+        f"{schedule.algorithm} on {topology.name}, in this order: {', '.join(names[host] for host in used)}",
+        f"a host sends at most {sends:.2f} times the vector; the least is {2 * (len(used) - 1) / len(used):.2f}",
+        *load_lines(routes, traffic(used), "times the vector", link.bandwidth if link else 0.0, otherwise),
+        *([f"price of 1 MB: {1e3 * price_on(schedule, routes, hosts, link, 1e6):.2f} ms"] if link else []),
+    ]
+
+
+def load_lines(routes: Routes, traffic: Traffic, unit: str, usual: float = 0.0, more: str = "") -> list[str]:
+    """Describe the busiest link and its users, and the traffic through each switch.
+
+    Cables without a bandwidth have the usual one, or the fastest of the topology.
+    """
+    topology, carried = routes.topology, loads(routes, traffic.values())
+    busiest = busiest_link(topology, carried, usual)
+    by = [who for who, (source, target, _) in traffic.items() if busiest in routes.of(source, target)]
+    others = f" and {len(by) - NAMED} more" if len(by) > NAMED else ""
+    load = f"{carried.get(busiest, 0.0):.2f} {unit}{', by ' if by else ''}{', '.join(by[:NAMED])}{others}"
+    return [f"the busiest link is {topology.link_name(busiest)}: {load}{more}", *_switch_lines(topology, carried)]
+
+
+def _switch_lines(topology: Topology, carried: Mapping[int, float]) -> Iterator[str]:
+    """Yield a line for each switch with traffic: what its hosts and later switches send to it, and receive."""
+    names = (*topology.hosts, *topology.switches)
+    for switch, name in enumerate(topology.switches, len(topology.hosts)):
+        rows = [
+            (f"{carried.get(link, 0.0):.2f} there, {carried.get(link ^ 1, 0.0):.2f} back", names[other])
+            for other, link in topology.around[switch]
+            if not len(topology.hosts) <= other < switch
+        ]
+        phrases = []
+        for what, group in groupby(rows, key=lambda row: row[0]):
+            first, *rest = [other for _, other in group]
+            phrases.append(f"{first}{f' to {rest[-1]}' if rest else ''} {what}")
+        if any(carried.get(link) or carried.get(link ^ 1) for _, link in topology.around[switch]) and phrases:
+            yield f"  {name}: {'; '.join(phrases)}"

@@ -1,13 +1,12 @@
-"""Schedules as data: who moves which elements to whom at which step, and whether they are added there or put there.
+"""Schedules as data: the elements that move from rank to rank at each step, to be added or to replace others.
 
 The rules of a schedule:
 
-1. What leaves a rank at a step is as that rank had it at the end of the step before.
-2. What reaches a rank at a step is taken in the order of the schedule, and is there at the end of the step.
-3. A rank is at its next step when all that it was to receive has come; it waits for nobody else.
+1. Elements leave a rank with the values that they had at the end of the step before.
+2. Elements that arrive at a rank are taken in the order of the schedule, and are there at the end of the step.
+3. A rank goes on to its next step once all that it receives has arrived; it waits for nothing else.
 
-A schedule states its postcondition: what every rank holds at its end. A test executes it symbolically, and refuses one
-that does not keep it.
+A schedule has a postcondition: what every rank holds at the end. A test executes schedules symbolically, and checks it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 
 
 class Move(NamedTuple):
-    """Elements [start, stop) go from one rank to another, which adds them to its own or puts them in their place."""
+    """Elements [start, stop) that go from one rank to another, which adds them to its own or replaces its own."""
 
     source: int
     target: int
@@ -31,11 +30,11 @@ class Move(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return how many elements."""
+        """Number of elements."""
         return self.stop - self.start
 
     def overlaps(self, other: Move) -> bool:
-        """Return whether some elements are moved by both."""
+        """Return whether two moves have elements in common."""
         return self.start < other.stop and other.start < self.stop
 
 
@@ -43,7 +42,7 @@ Step = tuple[Move, ...]
 
 
 class RankStep(NamedTuple):
-    """Moves of one rank at one step."""
+    """The moves of one rank at one step."""
 
     number: int
     sends: tuple[Move, ...]
@@ -51,7 +50,7 @@ class RankStep(NamedTuple):
 
     @property
     def swaps(self) -> bool:
-        """Return whether elements that leave are among those that are received, so that a copy is needed."""
+        """True if elements leave and arrive in the same step, which needs a copy."""
         return any(sent.overlaps(received) for sent in self.sends for received in self.receives)
 
 
@@ -63,7 +62,7 @@ class Postcondition(Enum):
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    r"""Moves of `length` elements between `ranks` ranks; steps in which nothing moves are left out.
+    r"""Moves of `length` elements between `ranks` ranks; steps without moves are left out.
 
     >>> from distbelief.schedules.allreduce import schedule
     >>> for step in schedule("ring", 2, 4).steps:
@@ -79,26 +78,26 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     length: int
     steps: tuple[Step, ...]
     hosts: tuple[tuple[int, ...], ...] = ()
-    """The ranks of each host, where the algorithm knows of hosts."""
+    """The ranks of each host, if the algorithm uses hosts."""
     postcondition: Postcondition = Postcondition.SUM
 
     @property
     def moves(self) -> Iterator[Move]:
-        """All of them, in order."""
+        """All moves, in order."""
         return (move for step in self.steps for move in step)
 
     @cached_property
     def moved(self) -> int:
-        """Elements that leave all ranks together."""
+        """Number of elements sent, over all ranks."""
         return sum(move.length for move in self.moves)
 
     @cached_property
     def edges(self) -> list[int]:
-        """Return where a move begins or ends, in order: the elements between two edges are moved together."""
+        """Starts and ends of moves, in order; elements between two edges move together."""
         return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
 
     def parts_of(self, move: Move) -> range:
-        """The parts that a move has: part i lies between edges i and i + 1."""
+        """Return the parts of a move; part i lies between edges i and i + 1."""
         return range(self._part[move.start], self._part[move.stop])
 
     @cached_property
@@ -119,5 +118,5 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
         return [tuple(steps) for steps in steps_by_rank]
 
     def steps_of(self, rank: int) -> tuple[RankStep, ...]:
-        """Return what one rank does, in order; steps that do not concern it are left out."""
+        """Return the steps of one rank, in order, without those in which it has no move."""
         return self._by_rank[rank]

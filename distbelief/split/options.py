@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from distbelief.errors import UsageError
-from distbelief.schedules.pipelines import named
+from distbelief.schedules.pipeline import named
 from distbelief.split.registry import check_way
 
 AUTO = "auto"

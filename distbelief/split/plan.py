@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from distbelief.errors import UsageError, unknown
-from distbelief.schedules.pipeline import Pipeline
+from distbelief.schedules.pipeline import Pipeline, pipeline
 from distbelief.schedules.pipeline_price import BACKWARD, SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.graph import SplitGraph
 from distbelief.split.layers import Divided, LossFunction, Placed

@@ -1,4 +1,4 @@
-"""Ways to train, one room for each; replicas and coordinators of several share what is in `replica` and `server`."""
+"""Strategies: ways to train, one room for each. Machines and clients that several share are in `server`, `replica`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import MISSING, fields
 from distbelief import references
 from distbelief.core.settings import Traits, know
 from distbelief.errors import UsageError, unknown
-from distbelief.strategies.allreduce.options import Allreduce
+from distbelief.strategies.allreduce import Allreduce
 from distbelief.strategies.base import Strategy
-from distbelief.strategies.parameter_server.in_memory import Hogwild, Locking
-from distbelief.strategies.parameter_server.options import Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies.parameter_server.options import Bounded, Downpour, Hogwild, Locking, Softsync, Synchronous
 from distbelief.strategies.sandblaster.options import Sandblaster
 from distbelief.strategies.single.options import Single
 
@@ -24,10 +23,10 @@ for _name, _kind in STRATEGIES.items():
 
 
 def find(name: str) -> type[Strategy]:
-    """Find a strategy: one of ours, or `module:Class` of somebody's own, from the current folder too.
+    """Find a strategy: one of ours, or a user's `module:Class`, which may lie in the current folder.
 
     Raises:
-        UsageError: there is none, with the nearest that there is, or what stands there is no strategy.
+        UsageError: there is none of that name, or the class is not a strategy.
 
     >>> find("downpour")
     <class 'distbelief.strategies.parameter_server.options.Downpour'>
@@ -49,10 +48,7 @@ def find(name: str) -> type[Strategy]:
 
 
 def by_name(name: str) -> Strategy:
-    """The strategy of that name, with its defaults.
-
-    Raises:
-        UsageError: as `find`.
+    """Return the strategy of that name, with its default options.
 
     >>> by_name("downpour")
     Downpour(replicas=2, restarts=3, shards=2, standby=0, ...)
@@ -61,11 +57,7 @@ def by_name(name: str) -> Strategy:
 
 
 def check_findable(strategy: Strategy) -> None:
-    """Refuse a strategy that no other process could find by its name.
-
-    Raises:
-        UsageError: saying why, and the remedy.
-    """
+    """Refuse a strategy that other processes cannot import by its name."""
     kind = type(strategy)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__ or find(kind.name) is not kind:
         raise UsageError(
@@ -75,6 +67,18 @@ def check_findable(strategy: Strategy) -> None:
 
 
 __all__ = [
-    "STRATEGIES", "Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync",
-    "Strategy", "Synchronous", "by_name", "check_findable", "find",
-]  # fmt: skip
+    "STRATEGIES",
+    "Allreduce",
+    "Bounded",
+    "Downpour",
+    "Hogwild",
+    "Locking",
+    "Sandblaster",
+    "Single",
+    "Softsync",
+    "Strategy",
+    "Synchronous",
+    "by_name",
+    "check_findable",
+    "find",
+]

@@ -1,4 +1,4 @@
-"""Base of strategies: options, the settings that they make, roles, and what has no meaning for them. No torch."""
+"""Base classes of strategies: their options, roles, and the options that mean nothing to them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,82 +18,82 @@ if TYPE_CHECKING:
 
 AUTO, SERVED, DIRECT = "auto", "served", "direct"
 PATHS = (AUTO, DIRECT, SERVED)
-"""Paths of updates: made by the shards' processes (served), or by replicas in memory shared with them (direct)."""
+"""Paths of updates. The shards' processes make them (served), or replicas do, in memory that they share (direct)."""
 
 
 class LocalMachine(Protocol):
-    """Processes of one machine, as far as a strategy asks about them."""
+    """The processes of one machine, as a strategy sees them."""
 
     @property
     def listen(self) -> str:
-        """HOST or HOST:PORT where guests may join; "" where none may."""
+        """HOST or HOST:PORT where guests may join; "" where they may not."""
         ...
 
     @property
     def transport(self) -> str:
-        """The transport that was asked for."""
+        """The transport that the user chose."""
         ...
 
     @property
     def carrier(self) -> str:
-        """The transport that is used: shared or tcp."""
+        """The transport in use: shared or tcp."""
         ...
 
     @property
     def encrypted(self) -> bool:
-        """Return whether links are TLS."""
+        """True if links are encrypted with TLS."""
         ...
 
 
 class Virtual(Protocol):
-    """A simulated cluster, as far as a strategy asks about it."""
+    """A simulated cluster, as a strategy sees it."""
 
     @property
     def phantom(self) -> bool:
-        """Return whether nothing is computed."""
+        """True if nothing is computed."""
         ...
 
     @property
     def sends(self) -> bool:
-        """Return whether its network is another than usual."""
+        """True if the user sets the network's speed or delay."""
         ...
 
     @property
     def messages(self) -> bool:
-        """Return whether messages cost another time than usual."""
+        """True if the user sets the time that a message costs."""
         ...
 
     @property
     def adds(self) -> bool:
-        """Return whether it says how fast a gradient is added to another."""
+        """True if the user sets how fast gradients are added up."""
         ...
 
     @property
     def local(self) -> bool:
-        """Return whether it says how fast links inside a host are."""
+        """True if the user sets the speed of links inside a host."""
         ...
 
     @property
     def host_replicas(self) -> int | None:
-        """Replicas on each host, 0 for all on one; None where each role has a machine of its own."""
+        """Replicas on each host; 0 puts all on one, None gives each role its own machine."""
         ...
 
     @property
     def faulty(self) -> bool:
-        """Return whether roles crash, or would come back after another time than usual."""
+        """True if roles crash, or if the user sets the time until they restart."""
         ...
 
 
 @dataclass(frozen=True)
 class Strategy(StrategyOptions):
-    """A way to train. Its fields are its options, and their docstrings what `--help` says of them.
+    """A way to train. Its fields are options, and the fields' docstrings their help.
 
-    One that is written elsewhere is a frozen dataclass at the top of a module; its name is `module:Class`. Its fields
-    have defaults, and types that msgspec writes down.
+    A user's strategy is a frozen dataclass at the top of a module, called `module:Class`. Each field has a default, and
+    a type that msgspec encodes.
     """
 
     meaningless: ClassVar[Mapping[str, str]] = {"path": "none of its replicas updates the memory of a shard"}
-    """As of `Traits`, with all that its bases say; "" of what means something to it after all."""
+    """Options that mean nothing here and why, with those of all bases; "" for an option that means something again."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -105,31 +105,31 @@ class Strategy(StrategyOptions):
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays the roles of a job that has a coordinator; made when first asked for, as it needs torch.
+        """Return the players of the roles, for a job with a coordinator. Imports torch.
 
         Raises:
-            LocalProtocolError: one process plays everything.
+            LocalProtocolError: one process runs the whole job.
         """
-        raise LocalProtocolError(f"strategy {cls.name} has no players: one process plays everything")
+        raise LocalProtocolError(f"strategy {cls.name} has no players: one process runs the whole job")
 
     @classmethod
-    def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for those that have one
-        """Return what plays everything in one process; made when first asked for, as it needs torch.
+    def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for strategies that have one
+        """Return the loop of a strategy that runs in one process. Imports torch.
 
         Raises:
-            LocalProtocolError: its roles have players.
+            LocalProtocolError: its roles are played by several processes.
         """
         raise LocalProtocolError(f"strategy {cls.name} has no loop of its own: its roles have players")
 
     def phantom(self, settings: Settings) -> Settings:
-        """The settings of a job in which nothing is computed."""
+        """Return the settings of a simulated job in which nothing is computed."""
         return settings
 
     def roles(self, measured: bool) -> tuple[str, ...]:
-        """List the roles of a job; `single` where one process plays everything.
+        """List the roles of a job; `single` where one process runs the whole job.
 
         Args:
-            measured: whether the model is measured, which an evaluator does where no replica holds it.
+            measured: whether the model is measured. An evaluator does that where the replicas do not hold the model.
         """
         shards = self.parts if self.held_by is Holder.SHARDS else 0
         return (
@@ -144,70 +144,62 @@ class Strategy(StrategyOptions):
         return False
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Why its replicas cannot update the shards' memory themselves; "" where they can."""
+        """Return why the replicas cannot update the shards' memory themselves; "" where they can."""
         return f"strategy {self.name} has no shards whose memory its replicas could update"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse what means nothing to it on processes of one machine.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse options that mean nothing to processes of one machine."""
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse what means nothing to it on a simulated cluster.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse options that mean nothing on a simulated cluster."""
         if cluster.adds:
             raise UsageError(
-                "--network reduce: says how fast replicas add to what others have, which they do with strategies "
-                f"allreduce and hogwild; with {self.name} they do not: leave it off"
+                "--network reduce: sets how fast replicas add up gradients, which they do with strategies allreduce "
+                f"and hogwild, and not with {self.name}: leave it off"
             )
         check_local_links(cluster)
 
 
 def is_alone(strategy: Strategy) -> bool:
-    """Return whether one process plays everything."""
+    """Return whether one process runs the whole job."""
     return roles.SINGLE in strategy.roles(measured=False)
 
 
 def check_local_links(cluster: Virtual) -> None:
-    """Refuse links inside a host where no roles are on one.
+    """Refuse links inside a host where each role has its own machine.
 
     Raises:
-        UsageError: nobody has said who is on one host.
+        UsageError: no option puts roles on one host.
     """
     if cluster.local and cluster.host_replicas is None:
         raise UsageError(
-            "--network local-latency and local-bandwidth are of links inside a host: say with --hosts who is on one, "
-            "or leave it off"
+            "--network local-latency and local-bandwidth are of links inside a host: put roles on one host with "
+            "--hosts, or leave it off"
         )
 
 
-def path_of(asked: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
-    """The path of a job.
+def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
+    """Return the path of a job's updates.
 
     Args:
-        asked: one of `PATHS`; auto is the direct one where that can be.
-        strategy: of the job.
-        settings: of the job.
-        carrier: how bytes travel between its replicas and shards: shared or tcp.
-        lacking: what the place lacks for the direct path; "" for nothing.
+        choice: one of `PATHS`; auto takes the direct one where it can.
+        strategy: the job's.
+        settings: the job's.
+        carrier: how bytes travel between replicas and shards: shared or tcp.
+        lacking: why the place has no direct path; "" where it has one.
 
     Raises:
-        UsageError: there is no such path, or none for this job.
+        UsageError: there is no such path, or this job cannot take it.
     """
-    if asked not in PATHS:
-        raise unknown("path", asked, PATHS)
+    if choice not in PATHS:
+        raise unknown("path", choice, PATHS)
     why = strategy.served_because(settings, carrier)
-    if not why and strategy.needs_memory(settings, carrier):  # it knows no other path
+    if not why and strategy.needs_memory(settings, carrier):  # the strategy has no other path
         return DIRECT
     why = why or lacking
-    if asked == DIRECT and why:
+    if choice == DIRECT and why:
         raise UsageError(f"--path direct: {why}; leave it off")
-    return SERVED if why or asked == SERVED else DIRECT
+    return SERVED if why or choice == SERVED else DIRECT
 
 
 @dataclass(frozen=True)
@@ -217,7 +209,7 @@ class Replicated(Strategy):
     replicas: int = 2
     """Copies of the model, each in its own process."""
     restarts: int = field(default=3, kw_only=True)
-    """Times that each replica, shard or standby, or the coordinator, that died is started anew."""
+    """Times that a dead process of the job (replica, shard, standby or coordinator) is started again."""
 
 
 @dataclass(frozen=True)
@@ -225,11 +217,7 @@ class Partitioned(Partitions, Strategy):
     """A strategy whose model may be split over several processes."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests where replicas are split.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse guests where replicas are split."""
         if machine.listen and self.partitions > 1:
             raise UsageError(
                 f"--listen {machine.listen}: a guest is one process, and replicas are split over {self.partitions}; "
@@ -245,20 +233,22 @@ class Splittable(Partitioned, Replicated):
 
 @dataclass(frozen=True)
 class Served(Replicated):
-    """A strategy whose replicas train parameters that shards hold, under a coordinator."""
+    """A strategy whose parameters are held by shards, under a coordinator."""
 
     shards: int = 2
     """Server processes that share the parameters."""
     standby: int = field(default=0, kw_only=True)
-    """1: every shard has a standby process that holds all it has acknowledged, and takes its place when it dies."""
+    """1: each shard has a standby process, which holds every update that the shard has acknowledged, and takes its
+    place when it dies.
+    """
 
     @property
     def parts(self) -> int:
-        """The shards."""
+        """Number of shards."""
         return self.shards
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Its shards' processes do what it asks of shards."""
+        """Return that the shards' processes make the updates, as they do in every served strategy."""
         return f"strategy {self.name} has the shards' processes make the updates"
 
 
@@ -267,8 +257,8 @@ class Scaled(Strategy):
     """A strategy whose learning rate can grow with its global batch (Goyal et al. 2017, section 2.1)."""
 
     lr_scaling: str = field(default="none", kw_only=True)
-    """Rule by which --lr, which is for --base-batch, grows with the global batch (replicas x batch size x minibatches
-    of each in a round) where that is k times as large: linear (times k), sqrt (times its root), or none.
+    """How --lr, which is for --base-batch, grows with a global batch k times as large: linear (times k), sqrt (times
+    its root), or none. The global batch is replicas x batch size x minibatches of each in a round.
     """
     base_batch: int = field(default=0, kw_only=True)
-    """The global batch that --lr is for; --lr-scaling linear and sqrt need it."""
+    """The global batch that --lr is for; needed by --lr-scaling linear and sqrt."""

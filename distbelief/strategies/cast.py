@@ -1,6 +1,4 @@
-"""The one builder of roles: coordinator, shard, standby, replica (or one of its partitions) and evaluator of a job,
-wherever they are played. It builds them of a strategy's players, and so stands with those, above `runtime`.
-"""
+"""The builder of a job's roles in every place: coordinator, shard, standby, replica or partition, and evaluator."""
 
 from __future__ import annotations
 
@@ -40,31 +38,31 @@ class Cast:
     strategy: Strategy
     settings: Settings
     resolve: Callable[[], Task]
-    """Finds the task that the job trains; a user's own loop has none."""
+    """Returns the job's task; a script's own loop has none."""
     model: Callable[[str], nn.Module]
-    """Makes the model with which a role begins, whole."""
+    """Builds the whole model that a role begins with."""
     graph: Callable[[Task, nn.Module], SplitGraph]
     """Splits the model of a task."""
     measured: bool
     """True if the model is measured."""
     phantom: bool = False
-    """True if replicas compute nothing, and shards hold nothing."""
+    """True if replicas compute nothing and shards hold nothing."""
 
     # machines
 
     def coordinator(self, start: StartingPoint) -> Coordinator:
-        """Make the coordinator, from where the job goes on."""
+        """Return the coordinator of a job that goes on from `start`."""
         return self.players.coordinator(self.settings, self.measured, start)
 
     @property
     def servers(self) -> Servers:
-        """Return who makes a shard and its standby, of what makes its slice."""
+        """The builders of shards and standbys."""
         servers = self.players.servers
         assert servers is not None
         return servers
 
     def slice(self, plan: Plan, shard: int, memory: Memory | None = None) -> Slice:
-        """Make the slice of a shard, in memory of its own, or in that where replicas find it."""
+        """Return a shard's slice, in its own memory or in memory that it shares with replicas."""
         servers = self.servers
         if servers.unlocked_slice is not None and memory is not None:
             return servers.unlocked_slice(plan, memory, self.phantom)
@@ -72,14 +70,14 @@ class Cast:
             return servers.phantom_slice(plan, shard)
         if memory is None:
             return servers.torch_slice(plan, shard, None, None)
-        whole, own = memory(plan.layout.total), plan.assignments[shard]
-        moving, frozen = (whole[part.start : part.stop] for part in (own.moving, own.frozen))
+        whole, assignment = memory(plan.layout.total), plan.assignments[shard]
+        moving, frozen = (whole[part.start : part.stop] for part in (assignment.moving, assignment.frozen))
         return servers.torch_slice(plan, shard, moving, frozen)
 
     # stories
 
     def replica(self, role: str, incarnation: int, stage: Stage) -> PlayedRole:
-        """Make a replica that trains the task, or a partition of one."""
+        """Return a replica, or one partition of a replica, that trains the task."""
         settings = self.settings
         model = None if self.phantom else self.model(role)
         if model is not None:
@@ -97,34 +95,26 @@ class Cast:
             return stage.timed(lambda batch, _: trainer.compute(batch))
 
         context = Context(
-            role,
-            incarnation,
-            settings,
-            task,
-            samples,
-            vectors,
-            computes,
-            stage,
-            self.measured,
-            part,
-            functools.partial(self.model, roles.EVALUATOR),
+            *(role, incarnation, settings, task, samples, vectors, computes, stage, self.measured, part),
+            whole=functools.partial(self.model, roles.EVALUATOR),
         )
         played = self.players.replica(context)
         played = played._replace(worker=replace(played.worker, work=stage.work))
         return stage.reach(played, context.flat)
 
     def scripted(self, role: str, incarnation: int, stage: Stage, loop: ScriptedLoop) -> PlayedRole:
-        """Make a replica whose loop is the user's."""
+        """Return a replica whose loop is a user's script."""
         flat = loop.flat
-        task = Task(model=lambda: flat.module, train=list)  # which nobody asks for anything: it is the loop's
+        task = Task(model=lambda: flat.module, train=list)  # never used: the script has model and data
         context = Context(
-            role, incarnation, self.settings, task, loop.samples, flat, loop.computes, stage, self.measured, loop.part,
+            *(role, incarnation, self.settings, task, loop.samples, flat, loop.computes, stage, self.measured),
+            part=loop.part,
             loop=loop.request,
-        )  # fmt: skip
+        )
         return stage.reach(self.players.replica(context), flat if flat.owned else None)
 
     def evaluator(self, incarnation: int, stage: Stage) -> PlayedRole:
-        """Make the evaluator, which refuses a model that cannot be measured."""
+        """Return the evaluator; refuse a model that cannot be measured."""
         vectors, compute = self.whole(), cannot("compute")
         check_measure(self.task, vectors.module)
         context = Context(
@@ -136,16 +126,16 @@ class Cast:
 
     @functools.cached_property
     def players(self) -> Players:
-        """Players of the strategy, which one that plays everything has none of."""
+        """Players of the strategy; one that runs in a single process has none."""
         return self.strategy.players()
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task that the job trains."""
+        """The job's task."""
         return self.resolve()
 
     def whole(self) -> FlatModule:
-        """Make a whole model, on vectors that are laid out as everybody's."""
+        """Return the whole model, on vectors of the same layout as everywhere."""
         model = self.model(roles.EVALUATOR)
         return self._flat(model, self._layout(model))
 
@@ -163,7 +153,7 @@ class Cast:
         return FlatModule(model, rows=self.players.rows, layout=layout)
 
     def _vectors(self, task: Task, role: str, model: nn.Module | None, stage: Stage) -> tuple[Vectors, Part | None]:
-        """Return what a replica, or a partition of one, holds of the model, and the partition's part of each step."""
+        """Return the vectors of a replica or partition, and a partition's part of each step."""
         if self.settings.partitions == 1:
             return PhantomVectors(self.layout) if model is None else self._flat(model), None
         if model is None:
@@ -175,10 +165,10 @@ class Cast:
 
     @functools.cached_property
     def _program(self) -> SplitProgram:
-        """Return what phantoms of the partitions go through: the same in all replicas."""
+        """Program that phantoms of the partitions run, the same in all replicas."""
         return program_of(self.graph(self.task, self.model(roles.EVALUATOR)))
 
 
 def phantom(samples: int, batch_size: int) -> Compute:
-    """Count the samples of a minibatch, of so many in an epoch, and compute nothing."""
+    """Return a computation that only counts the samples of a minibatch, given those of an epoch."""
     return lambda batch, _: Computed(None, min(batch_size, samples - batch.index % OWN * batch_size), 0.0)

@@ -1,6 +1,4 @@
-"""Context that a place gives to whoever plays a replica or the evaluator: a process, or the simulation, which may
-compute nothing.
-"""
+"""Context of replicas and evaluators: all that a place, a process or the simulation, gives their builders."""
 
 from __future__ import annotations
 
@@ -32,47 +30,47 @@ from distbelief.transport.base import NetworkEndpoint
 from distbelief.transport.virtual import VirtualEndpoint
 
 Memory = Callable[[int], torch.Tensor]
-"""The memory that the replicas of a job share, 1-D uint8, so many bytes of it; all have the same bytes."""
+"""Opens so many bytes of the memory that the replicas of a job share (1-D uint8); all see the same bytes."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage of one life of a role: its time, and the memory that it shares with others."""
+    """Surroundings of one life of a role: its clock, its device, and the memory that it shares."""
 
     memory: Memory | None = None
     """Memory that the replicas share, where the strategy needs it."""
     crossings: Memory | None = None
     """Memory that the partitions of split replicas share, where they are on one host."""
     timed: Callable[[Compute], Compute] = lambda compute: compute
-    """Has a step take the time that it has here."""
+    """Wraps a step so that it takes its time in this place."""
     work: Callable[[float, bool, Callable[[bool], None]], bool | None] = lambda *_: True
-    """Has a partition's share of a step take its time, as a worker's."""
+    """Spends the time of a partition's share of a step, as a worker's `work`."""
     now: Callable[[], float] = time.perf_counter
     """The time, in seconds."""
     device: torch.device | None = None
-    """Where a replica computes; where its model is, if None."""
+    """Device on which a replica computes; None for that of its model."""
     reach: Callable[[PlayedRole, FlatModule | None], PlayedRole] = lambda part, _: part
-    """Has a replica's part reach the shards; with its model, where that may compute on their memory."""
+    """Connects a replica to the shards, given its model where that may compute on their memory."""
     listen: Callable[[], str] = str
-    """Has others reach this process; returns its address."""
+    """Opens a port to other processes; returns its address."""
     count: Callable[[Traffic], None] = lambda _: None
-    """Has the bytes of one more carrier told of, with those of its endpoints."""
+    """Counts the bytes of another carrier along with those of the endpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessStage(Stage):
-    """Stage of a process."""
+    """Surroundings of a role in its own process."""
 
     transport: str
-    """The carrier of its links."""
+    """Carrier of its links."""
     encrypted: bool
-    """True if these are encrypted."""
+    """True if links are encrypted."""
     advertise: str
-    """The host that others reach this one at."""
+    """Host name at which other hosts reach this one."""
     descriptor: Callable[[], int]
-    """Opens the file of the memory that it shares with those who compute the same part of the model."""
+    """Opens the file of the memory shared by replicas that compute the same part of the model."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
-    """Opens another endpoint of its role, at a port that is free; returns it, and its address."""
+    """Opens another endpoint of the role at a free port; returns it and its address."""
 
 
 @dataclass
@@ -80,14 +78,14 @@ class StepTiming:
     """Timing of a simulated replica's step."""
 
     first: float = 1.0
-    """The share of a step after which a minibatch is answered: the rest of it is not waited for."""
+    """Share of a step after which a minibatch is answered, although the step goes on."""
     more: float = 0.0
-    """Seconds of work that each step brings beside what the compute model says."""
+    """Seconds of work in each step beyond the compute model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualStage(Stage):
-    """Stage of a simulated replica."""
+    """Surroundings of a simulated replica."""
 
     clock: VirtualClock
     endpoint: VirtualEndpoint
@@ -99,30 +97,30 @@ class VirtualStage(Stage):
 
 @dataclass(frozen=True)
 class Context:
-    """Context of whoever plays a replica, or the evaluator, in a place."""
+    """All from which a replica or the evaluator is built."""
 
     role: str
     incarnation: int
     settings: Settings
     task: Task
     samples: int
-    """Samples of the training set."""
+    """Samples in the training set."""
     vectors: Vectors
-    """Flat vectors of the model, with its initial parameters; of a phantom, which computes nothing, their lengths."""
+    """Flat vectors of the model with its initial parameters; for a phantom, only their lengths."""
     computes: Callable[[float], Compute]
-    """Builds what computes the gradient of a minibatch, clipped to a global norm (0 for none). It uses the task's data
-    and model, or a user's own loop; for a phantom only time passes.
+    """Builds what computes a minibatch's gradient, clipped to a global norm (0 for none), from the task's model and
+    data or in a script's loop. In a phantom only time passes.
     """
     stage: Stage = Stage()
-    """Where it is played: a `ProcessStage`, or a `VirtualStage` in simulation."""
+    """Surroundings: a `ProcessStage`, or a `VirtualStage` in simulation."""
     measured: bool = False
     """True if the model is measured."""
     part: Part | None = None
-    """PlayedRole of a split replica, computed together with the other partitions: the model is what it holds of it."""
+    """Part of a split replica's computation; `vectors` are then of this part of the model."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
-    """Makes the model of which it holds a part, where its replica is split."""
+    """Builds the whole model, where the replica is split."""
     loop: LoopRequest | None = None
-    """Request of a user's own loop, of which a step may be several backward passes; None where a task is trained."""
+    """Request of a script's loop, whose step may be several backward passes; None where a task is trained."""
 
     @property
     def flat(self) -> FlatModule | None:
@@ -131,20 +129,20 @@ class Context:
 
     @property
     def module(self) -> FlatModule:
-        """The model, of whoever computes."""
+        """The model, in a replica that computes."""
         assert isinstance(self.vectors, FlatModule)
         return self.vectors
 
     @property
     def split(self) -> SplitCompute | None:
-        """Return how it computes together with the other partitions, where the replica is split."""
+        """The computation together with the other partitions; None where the replica is not split."""
         if self.part is None:
             return None
         siblings = Siblings(self.role, self.incarnation, self.settings.partitions, self.stage.listen())
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: Part) -> Crossings | None:
-        """Return the memory in which partitions find what crosses, each replica in a part of what they share."""
+        """Return the memory for what crosses between this replica's partitions: its range of that which all share."""
         if self.stage.crossings is None or not in_order():
             return None
         partitions = self.settings.partitions
@@ -159,20 +157,20 @@ class Context:
 
 
 class LoopSteps(NamedTuple):
-    """Parts of a step in a loop that one process plays."""
+    """Parts of a step of a strategy that runs in one process."""
 
     compute: Callable[[Batch], Computed]
-    """The gradient of a minibatch."""
+    """Returns the gradient of a minibatch."""
     update: Callable[[], None]
-    """The step with it."""
+    """Updates the parameters with that gradient."""
     samples: int
-    """Samples of the training set."""
+    """Samples in the training set."""
     trained: int
     """Bytes of the parameters."""
 
 
 class Loop(Protocol):
-    """The whole of a job that one process plays."""
+    """A job that one process runs."""
 
     def run(self) -> None:
         """Train to the end."""
@@ -180,21 +178,21 @@ class Loop(Protocol):
 
 @dataclass(frozen=True)
 class LoopContext:
-    """Context of a loop that plays everything."""
+    """All from which a loop that runs the whole job is built."""
 
     task: Task
     model: nn.Module
     """On its device, with its initial parameters."""
     settings: Settings
     note: Callable[[Record], None]
-    """Is handed every record."""
+    """Takes every record."""
     stopped: Callable[[], str | None]
-    """Says, after each step, why the loop is to end; None while it is not."""
+    """Returns why the loop is to end, after each step; None while it is to go on."""
     run: str = ""
-    """The run folder; "" keeps nothing."""
+    """Folder of the run; "" keeps nothing."""
     start: StartingPoint = ANEW
-    """From where it goes on."""
+    """Point from which the job goes on."""
     now: Callable[[], float] | None = None
-    """Says when it is time for a checkpoint; the wall's clock where None."""
+    """Clock of the checkpoints; None for the wall clock."""
     timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)
-    """Makes its steps take the time that they have here."""
+    """Wraps the steps so that they take their time in this place."""

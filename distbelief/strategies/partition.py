@@ -1,4 +1,4 @@
-"""Partition of a split model in its process, and the whole model on what all of them hold."""
+"""Partitions of split models: how a model is split, and what one partition computes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from distbelief.tasks.task import as_data
 from distbelief.tasks.worker import load, on_device, raised_at
 
 STREAM = 8
-"""Batches of samples to be answered that follow each other through the partitions, as their split is priced."""
+"""Batches in flight through the partitions when a split model answers; its split is priced for so many."""
 Tell = Callable[[Parted], None]
-"""Is told how a model is split, and what that is worth."""
+"""Takes the record of how a model is split, and what that gains."""
 
 
 def split_graph(
     task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None, inputs: object = None
 ) -> SplitGraph:
-    """The model of a task, split as the settings say; where an example of its inputs is given, without a loss.
+    """Return the graph of a task's model, split as the settings say; an example of its inputs replaces data and loss.
 
     Raises:
-        UsageError: it cannot be split so.
+        UsageError: the model cannot be split so.
     """
     loss, targets = None, None
     if inputs is None:
@@ -59,24 +59,22 @@ def split_graph(
 
 
 def check_model(task: Task, settings: Settings) -> None:
-    """Refuse a split that the model of a task cannot have, and more shards than it has parameters, before anybody has
-    built it.
-
-    It is made without values, which takes no time that grows with it. Where that fails the model is built, as it may
-    need its values to be built or traced; what else is wrong with it, its replicas tell.
+    """Refuse, before any process builds the model, a split that it cannot have, or more shards than parameters.
 
     Raises:
-        UsageError: it cannot be so: with the reason.
+        UsageError: gives the reason.
     """
+    # A model on the meta device takes no time that grows with its size. Where building or tracing needs values, that
+    # fails, and the model is built with them. Other faults of the model are left to its replicas to report.
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 model = task.model()
             _check_model(task, model, settings)
-        except Exception:  # whatever a model raises that has no values
+        except Exception:  # any error of a model that has no values
             with contextlib.suppress(DataError, TrainingError):
                 model = build_on_disk(task, settings.seed).model
-                layout_of(model)  # refuses what cannot be trained, split or not
+                layout_of(model)  # refuses a model that cannot be trained, split or not
                 _check_model(task, model, settings)
 
 
@@ -94,15 +92,15 @@ def part_of(
     rows: bool,
     device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionProgram]:
-    """Return what a partition holds of a model, and what it computes.
+    """Return a partition's parameters and its program.
 
     Args:
-        graph: of the model, or of one like it.
-        model: whole, with its initial parameters.
-        settings: of the job.
+        graph: of this model, or of an equal one.
+        model: the whole model, with its initial parameters.
+        settings: the job's.
         role: the partition.
-        rows: whether sparse gradients may stay so.
-        device: where the partition computes, to which its part alone is moved; where the model is, if None.
+        rows: whether sparse gradients may stay sparse.
+        device: where the partition computes; only its part moves there. None for the model's device.
     """
     partition = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
@@ -111,14 +109,14 @@ def part_of(
 
 
 class PhantomPart(Part):
-    """Part of each step, in which nothing is computed.
+    """One partition's part of each step, where nothing is computed.
 
     Args:
-        split: programs of all partitions.
-        partition: number of this one.
-        settings: of the job.
-        samples: in the training set.
-        clock: says how long a step takes.
+        split: the programs of all partitions.
+        partition: its number.
+        settings: the job's.
+        samples: number of samples in the training set.
+        clock: measures the length of a step.
     """
 
     def __init__(
@@ -138,13 +136,13 @@ class PhantomPart(Part):
 
 
 class PartitionTrainer(ModelPart):
-    """Computes one partition's part of the gradient of one minibatch after another.
+    """One partition's part of each minibatch's gradient.
 
     Args:
-        task: whose training set and loss are used.
-        program: of the partition.
-        settings: of the job.
-        clock: says how long a step takes.
+        task: has the training set and the loss.
+        program: the partition's.
+        settings: the job's.
+        clock: measures the length of a step.
     """
 
     def __init__(
@@ -171,10 +169,10 @@ class PartitionTrainer(ModelPart):
         for parameter in self.parameters:
             parameter.grad = None
         with self._blamed():
-            # what data draw is the same at every partition; what nodes draw has keys of its own
+            # all partitions draw the same data; nodes that draw have their own keys
             seed_chance(self._seed, batch.epoch, batch.index)
             numbers = self._order.indices(batch.epoch, batch.index)
-            inputs, targets = (on_device(one, self.device) for one in self._data.batch(numbers))
+            inputs, targets = (on_device(tensor, self.device) for tensor in self._data.batch(numbers))
             count = len(self.cut(len(numbers)))
             self.compute(cut_minibatch((inputs,), targets, count, key(self._seed, batch.epoch, batch.index)))
 
@@ -202,12 +200,12 @@ class PartitionTrainer(ModelPart):
 
 
 class AnsweringPart(ModelPart):
-    """Part of a model that answers, and is not trained.
+    """One partition's part of a model that answers and is not trained.
 
     Args:
-        program: of the partition.
-        batch_size: most samples of a batch.
-        split: text of the model's split.
+        program: the partition's.
+        batch_size: largest number of samples in a batch.
+        split: how the model is split, as text.
         last: the partition that has the output.
     """
 
@@ -215,7 +213,7 @@ class AnsweringPart(ModelPart):
         super().__init__(program, Settings(), batch_size)
         self.text, self.last = split, last
         self.inputs: object = None
-        """Inputs of the batch that is computed next."""
+        """Inputs of the next batch."""
         for layer in program.layers:
             layer.eval()
 
@@ -225,7 +223,7 @@ class AnsweringPart(ModelPart):
         return self.passes.outputs[0]
 
     def actions(self, direction: Pass | None = None) -> Sequence[Action]:
-        """Return what is computed, given and taken: forward alone."""
+        """Return the actions of a step: only the forward ones."""
         return super().actions(Pass.FORWARD)
 
     def begin(self, _: Batch) -> None:
@@ -241,19 +239,20 @@ class AnsweringPart(ModelPart):
 def answering_part(
     task: Task, model: nn.Module, settings: Settings, role: str, inputs: object, device: torch.device
 ) -> AnsweringPart:
-    """The part of a model that a partition answers with; its parameters have the model's values.
+    """Return one partition of a model that answers.
 
     Args:
-        task: of the model.
-        model: whole, on the host.
-        settings: of the split; microbatches are the batches that follow each other, as they are priced.
+        task: the model's.
+        model: the whole model with the values to answer with, on the host.
+        settings: the split's; the microbatches are the batches in flight for which it is priced.
         role: the partition.
-        inputs: an example for the model.
-        device: where the partition computes, to which its part alone is moved.
+        inputs: an example of the model's inputs.
+        device: where the partition computes; only its part moves there.
 
     Raises:
-        UsageError: it cannot be split so.
+        UsageError: the model cannot be split so.
     """
+    # a partition may have only frozen parameters; here these serve as well
     # a partition may have frozen parameters alone, which are as good as others here
     for parameter in model.eval().parameters():
         parameter.requires_grad_(parameter.is_floating_point())

@@ -1,8 +1,8 @@
-"""Players of the roles of a job, wherever it runs. Each room has its own; here is their common form."""
+"""Players of a job's roles: the form of a strategy's table of players, and the workers of served replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,60 +28,119 @@ from distbelief.core.messages import Address
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import PlayedRole, Worker
+from distbelief.runtime.player import HasStory, PlayedRole, Worker
 from distbelief.server.shard import Shard
-from distbelief.server.slice import Slice, TorchSlice
+from distbelief.server.slice import Slice, TorchSlice, copy_bytes
 from distbelief.server.standby import Standby
 from distbelief.strategies.context import Context, Memory
-from distbelief.strategies.served import served_reader
+from distbelief.tasks.flat import FlatModule
+from distbelief.tasks.worker import measure
+from distbelief.transport.base import Arena
+
+
+def served(context: Context, story: HasStory) -> PlayedRole:
+    """Return a replica that computes gradients on parameters of the shards, given its story.
+
+    The worker of a partition does not clip: the norm of the whole gradient is known only to its story.
+    """
+    clip_norm = context.settings.clip_norm if context.part is None else 0.0
+    return PlayedRole(story, Worker(_attach(context), context.computes(clip_norm)))
+
+
+def served_reader(context: Context) -> Worker:
+    """Return the evaluator's worker, which measures the parameters that the shards answer with."""
+    flat = context.module
+    land = _landing(flat)
+
+    def attach(plan: Plan, arena: Arena) -> None:
+        land(plan, arena)
+        # On a CPU, free the memory that the model was built in before the parameters land. A device takes the frozen
+        # parameters with its first swap, which can only be after they have landed.
+        if flat.device.type == "cpu":
+            flat.swap(0)
+
+    return Worker(attach, measure=lambda: measure(context.task, flat.module))
+
+
+def _attach(context: Context) -> Callable[[Plan, Arena], None]:
+    """Return how the module's parameters are bound: where answers land, or to the shards' own memory."""
+    if context.flat is None:
+        return Worker().attach
+    flat, memory = context.flat, context.stage.memory
+    if memory is None:
+        return _landing(flat)
+
+    def attach(plan: Plan, arena: Arena) -> None:
+        there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
+        if flat.owned or (flat.only_reads and all(section.kind == "parameter" for section in plan.layout.sections)):
+            flat.bind(arena.gradients, [there], remedy="" if flat.owned else "--transport tcp")
+        else:
+            flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
+
+    return attach
+
+
+def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:
+    """Return a function that copies the shards' memory for a model that writes to it; the frozen part only once."""
+    begun: set[int] = set()
+
+    def copied(landing: int) -> int:
+        size = moving if landing in begun else there.numel()
+        begun.add(landing)
+        copy_bytes(parameters[landing][:size], there[:size])
+        return landing
+
+    return copied
+
+
+def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
+    return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
+
 
 COORDINATOR_STATE = (
-    Coordinator, Evaluations, Target, Saving, SnapshotTimer, Registry, Shards, Membership,
-    Standbys, Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment,
-    Address, Portion, Position, AllotmentPlace, Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding,
-    StandbyStanding, CheckpointStage,
-)  # fmt: skip
-"""Classes of a portion-dealing `Coordinator`'s state, for its journal."""
+    *(Coordinator, Evaluations, Target, Saving, SnapshotTimer, Registry, Shards, Membership, Standbys),
+    *(Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment, Address, Portion, Position, AllotmentPlace),
+    *(Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding, CheckpointStage),
+)
+"""Classes of the state of a `Coordinator` that deals portions, for its journal."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Players of the servers: holders of the parameters."""
+    """Builders of the servers that hold the parameters."""
 
     shard: Callable[[int, Callable[[Plan, int], Any], int], Shard]
-    """Makes a shard of its number, what makes its slice, and its incarnation."""
+    """Builds a shard from its number, the builder of its slice, and its incarnation."""
     standby: Callable[[int, Callable[[Plan, int], Any], int], Standby]
-    """Makes the standby of a shard."""
+    """Builds the standby of a shard."""
     torch_slice: Callable[[Plan, int, torch.Tensor | None, torch.Tensor | None], TorchSlice]
-    """Makes a shard's slice in memory: new, or that of a moving and a frozen range (each 1-D uint8)."""
+    """Builds a shard's slice in new memory, or in the memory of a moving and a frozen range (each 1-D uint8)."""
     phantom_slice: Callable[[Plan, int], Slice]
-    """Makes a shard's slice that holds nothing."""
+    """Builds a slice that holds nothing."""
     unlocked_slice: Callable[[Plan, Memory, bool], Slice] | None = None
-    """Makes the slice of the only shard in memory that replicas update without a lock, or a phantom of that."""
+    """Builds the slice of the only shard in memory that replicas update without a lock; True asks for a phantom."""
 
 
 @dataclass(frozen=True)
 class Players:
-    """Players of all roles of a job of one strategy."""
+    """Builders of all roles of one strategy's jobs."""
 
     coordinator: Callable[[Settings, bool, StartingPoint], Coordinator]
-    """Makes the coordinator of a job of these settings, with an evaluator or without, from where it goes on."""
+    """Builds the coordinator from settings, whether there is an evaluator, and where the job goes on."""
     state: tuple[type, ...]
-    """The classes that what the coordinator holds is made of; none where it holds a story, and has to be told all of it
-    again.
-    """
+    """Classes of the coordinator's state. Empty where its state is a generator, which only its events can rebuild."""
     replica: Callable[[Context], PlayedRole]
-    """Builds a replica's part, as a process, in a user's own loop, and in a simulation, where it may be a phantom."""
+    """Builds a replica in a process, in a script's loop, and in a simulation, where it may compute nothing."""
     reader: Callable[[Context], Worker] = served_reader
-    """Builds the evaluator's worker, as a process and in a simulation."""
+    """Builds the evaluator's worker, in a process and in a simulation."""
     servers: Servers | None = None
-    """None where there are no shards."""
+    """Builders of shards; None where there are no shards."""
     check_model: Callable[[Settings, nn.Module], None] = lambda *_: None
     """Refuses, with a `UsageError`, a model that the strategy cannot train."""
     rows: bool = False
-    """True if sparse gradients stay so; else embeddings are told to make dense ones."""
+    """True if sparse gradients stay sparse; else embeddings make dense ones."""
 
     @property
     def memory(self) -> Mapping[str, type]:
-        """The classes of the coordinator's state, by name, as a journal wants them."""
+        """The classes of the coordinator's state by name, for its journal."""
         return {kind.__name__: kind for kind in self.state}

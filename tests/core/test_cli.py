@@ -384,12 +384,12 @@ REFUSED = {
     "train mnist downpour --shard 2": "has no option --shard; did you mean --shards?",
     "train mnist downpour --replicas 0": "--replicas 0: must be 1 or more",
     "train mnist synchronous --prefetch 1": "has no option --prefetch: it belongs to strategy downpour",
-    "train mnist hogwild --partitions 2": "update one memory that holds the whole model, so that none is split; it "
+    "train mnist hogwild --partitions 2": "update one memory that holds the whole model, which cannot be split; it "
     "belongs to strategy downpour",
-    "train mnist locking --split stages": "update one memory that holds the whole model, so that none is split;",
+    "train mnist locking --split stages": "update one memory that holds the whole model, which cannot be split;",
     "train mnist downpour --staleness 1": "has no option --staleness: it belongs to strategy bounded",
     "train mnist synchronous --backup-workers "
-    "2": "--backup-workers 2 of 2 replicas: at least one must be left that a round waits for",
+    "2": "--backup-workers 2 of 2 replicas: a round must wait for at least one of them",
     "train mnist softsync --n 3": "--n 3: must be at most --replicas, which is 2",
     "train mnist softsync --n 0": "--n 0: must be 1 or more",
     "train mnist bounded --staleness -1": "--staleness -1: must be 0 or more",
@@ -402,7 +402,7 @@ REFUSED = {
     "train mnist downpour --lr-schedule cosin": "unknown learning-rate schedule 'cosin'; did you mean 'cosine'? Known: "
     "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
-    "train mnist downpour --resume": "--resume needs the run folder to go on with: name it with --out",
+    "train mnist downpour --resume": "--resume needs the run folder: name it with --out",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "
@@ -463,7 +463,7 @@ REFUSED = {
     "simulate digits downpour --hosts cores=2,together=0": "together have 0.0 of their speed",
     "simulate digits downpour --hosts replicas=5": "hosts with 5 replicas: there are 2",
     "simulate digits allreduce --replicas 4 --per-host 2 --hosts replicas=4": "--per-host 2: the hosts have 4 replicas",
-    "simulate digits hogwild --replicas 4 --hosts replicas=2": "all 4 update one memory, on one host",
+    "simulate digits hogwild --replicas 4 --hosts replicas=2": "all 4 replicas share memory, and must be on one host",
 }
 
 FIELD = {

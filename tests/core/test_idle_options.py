@@ -18,30 +18,30 @@ from distbelief.places.join.guest import Guest
 from distbelief.tasks import resolve
 
 BESIDE = {
-    "train digits sandblaster --overlap 0.4": "--overlap 0.4: is of consecutive batches, and each is the whole "
-        "training set here: set --batch-size",
+    "train digits sandblaster --overlap 0.4": "--overlap 0.4: each batch is the whole training set: set "
+        "--batch-size",
     "train digits sandblaster --method cg --history "
-    "5": "--history 5: counts the curvature pairs of lbfgs, and --method cg has none: leave it off",
+    "5": "--history 5: is for --method lbfgs, and --method cg has no curvature pairs: leave it off",
     "train digits sandblaster --method gradient --history "
-    "5": "--history 5: counts the curvature pairs of lbfgs, and --method gradient has none",
-    "train digits allreduce --per-host 2": "--per-host 2: says who is on one host, which --algorithm auto does not ask",
-    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not ask",
-    "train digits allreduce --algorithm ring": "--algorithm ring: in shared memory nothing is sent, and gradients are "
-        "added up where they lie: leave it off, or use --transport tcp",
+    "5": "--history 5: is for --method lbfgs, and --method gradient has no curvature pairs",
+    "train digits allreduce --per-host 2": "-per-host 2: sets the ranks of a host, which --algorithm auto does not use",
+    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not use",
+    "train digits allreduce --algorithm ring": "--algorithm ring: shared memory needs no algorithm, as nothing is "
+        "sent: leave it off, or use --transport tcp",
     "train digits allreduce --algorithm native --transport tcp "
-    "--tls": "--algorithm native is that of torch's process group, which encrypts nothing: name another, or auto",
-    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not ask",
+    "--tls": "--algorithm native is torch's process group, which encrypts nothing: choose another, or auto",
+    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not use",
     "train digits allreduce --per-host 2 --algorithm tree --transport "
-    "tcp": "--algorithm tree does not ask: name hierarchical, or leave it off",
+    "tcp": "--algorithm tree does not use: choose hierarchical, or leave it off",
     "simulate digits allreduce --per-host 2 --algorithm "
-    "ring": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "ring": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
     "simulate digits allreduce --network "
     "local-latency=1us": "--network local-latency and local-bandwidth are of links inside a host: set --hosts or",
-    "simulate digits downpour --network local-bandwidth=1GB": "say with --hosts who is on one, or leave it off",
-    "simulate digits hogwild --network local-latency=1us": "say with --hosts who is on one",
+    "simulate digits downpour --network local-bandwidth=1GB": "put roles on one host with --hosts, or leave it off",
+    "simulate digits hogwild --network local-latency=1us": "put roles on one host with --hosts",
     "simulate digits downpour --network "
-    "reduce=10GB": "--network reduce: says how fast replicas add to what others have",
-    "simulate digits sandblaster --network reduce=10GB": "with sandblaster they do not: leave it off",
+    "reduce=10GB": "--network reduce: sets how fast replicas add up gradients",
+    "simulate digits sandblaster --network reduce=10GB": "and not with sandblaster: leave it off",
     "simulate digits downpour --network "
     "latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
     "simulate digits downpour --faults "
@@ -59,10 +59,10 @@ BESIDE = {
     "simulate digits downpour --phantom --precision "
     "bf16": "--precision bf16: --phantom computes nothing in any precision",
     "simulate digits sandblaster --phantom --tolerance "
-    "1": "--tolerance 1.0: --phantom computes nothing that could be so small",
+    "1": "--tolerance 1.0: --phantom computes no gradient to compare it with",
     "train digits downpour --lr-schedule "
     "backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
-    "draw ring --per-host 2": "--per-host 2: says who is on one host, which --algorithm ring does not ask",
+    "draw ring --per-host 2": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
     "draw ring --network local-latency=1us": "--network local-latency: the price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: the price of hierarchical",
 }  # fmt: skip
@@ -104,7 +104,7 @@ def test_the_usual_value_is_taken_where_it_changes_nothing() -> None:
 
 
 def test_one_process_has_no_links() -> None:
-    with pytest.raises(UsageError, match="--transport tcp: strategy single is one process, which sends nothing"):
+    with pytest.raises(UsageError, match="--transport tcp: strategy single is one process and sends nothing"):
         db.Local(transport="tcp").settings(db.Job("digits", db.Single()))
 
 

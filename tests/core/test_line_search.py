@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.strategies.sandblaster.line_search import TRIALS, Search, SearchPoint, SearchStart, wolfe
+from distbelief.strategies.sandblaster.methods import TRIALS, Search, SearchPoint, SearchStart, wolfe
 
 Function = Callable[[float], tuple[float, float]]
 

@@ -319,7 +319,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_of_ones_own_is_refused_with_what_to_use(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"DataLoader with a {name} of its own: the order is the job's.*Subset\("):
+    with pytest.raises(UsageError, match=rf"DataLoader with a {name}: the job has its own order.*Subset\("):
         source_of(DataLoader(Nested(), 2, sampler=SAMPLERS[name]))
 
 
@@ -335,16 +335,19 @@ class Doubled(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (DataLoader(Nested(), batch_sampler=Own(SequentialSampler(Nested()), 2, False)), "with a Own of its own"),
+        (
+            DataLoader(Nested(), batch_sampler=Own(SequentialSampler(Nested()), 2, False)),
+            "with a Own: the job has its own order",
+        ),
         (
             DataLoader(Nested(), batch_size=None),
-            r"batch_size=None\): .* give it a batch_size",
+            r"batch_size=None\): .* set a batch_size",
         ),
-        (Doubled(ROWS, 2), "a Doubled, a DataLoader with __iter__ of its own: .*do it in collate_fn"),
+        (Doubled(ROWS, 2), "a Doubled, a DataLoader with its own __iter__: .*do it in collate_fn"),
         (DataLoader(Nested(), 2, drop_last=True), r"drop_last=True\): .*launch with --drop-last"),
         ({"a": ROWS, "b": ROWS[:3]}, "tensors of 3 and of 6 samples: pass equally many of each"),
-        ("text", "str cannot be dealt out"),
-        (3, "int cannot be dealt out"),
+        ("text", "str cannot be cut into"),
+        (3, "int cannot be cut into"),
     ],
 )
 def test_data_that_cannot_be_dealt_are_refused_with_the_remedy(data: Any, says: str) -> None:
@@ -392,7 +395,9 @@ def test_an_iterator_cannot_be_read_again_and_goes_on() -> None:
     loader = Loader(source_of(iter(range(11))), OF_TWO, 0)
     found = [loader.load(Batch(0, number), ()) for number in (0, 1, 0, 1)]
     assert [one and one[0].tolist() for one in found] == [[0, 2], [4, 6], [8, 10], None]
-    with pytest.raises(DataError, match="has nothing in epoch 1: an iterator is read once; give an IterableDataset"):
+    with pytest.raises(
+        DataError, match="has nothing in epoch 1: an iterator can be read only once; use an IterableDataset"
+    ):
         loader.load(Batch(1, 0), ())
 
 
@@ -526,7 +531,7 @@ def test_the_last_minibatch_of_a_replica_is_known_where_it_can_be() -> None:
     assert [last(1, number, data="own") for number in own_numbers(1, 3)] == [False, False, True]
     with pytest.raises(UsageError, match=r'batches.last of 2 replicas in order shuffled.*order="sequential"'):
         last(0, 0)
-    with pytest.raises(UsageError, match="last of Numbers, a stream: nobody knows"):
+    with pytest.raises(UsageError, match="last of Numbers, a stream: its last minibatch is not known"):
         _ = Batches(Numbers(), source_of(Numbers()), OF_TWO, 0, -1, iter).last
 
 

@@ -18,8 +18,7 @@ from distbelief.core.timers import DoubtOver, HoldOver
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Journal, JournalEntry
-from distbelief.runtime.lasting import Session
-from distbelief.runtime.machine_memory import recall, remember
+from distbelief.runtime.lasting import Session, recall, remember
 
 
 class Part:
@@ -75,7 +74,7 @@ def test_a_part_that_two_share_stays_shared_and_one_that_came_later_is_made() ->
 
 @pytest.mark.parametrize("value", [Unknown(1), object(), (i for i in range(3)), Part(Unknown(1)), {1: len}])
 def test_what_cannot_be_remembered_is_refused_and_not_forgotten(value: object) -> None:
-    with pytest.raises(LocalProtocolError, match="cannot be remembered"):
+    with pytest.raises(LocalProtocolError, match="cannot be stored"):
         remember(value, KINDS)
 
 
@@ -146,6 +145,6 @@ def test_a_session_tells_again_what_was_not_heard_and_no_more_than_it_keeps() ->
     assert session.missed(5) == []
     for heard in (1, 6, -1):
         with pytest.raises(
-            RemoteProtocolError, match=f"{heard} messages are said to have come, of 5; the last 3 are kept"
+            RemoteProtocolError, match=f"{heard} messages are said to have arrived, of 5; the last 3 are kept"
         ):
             session.missed(heard)

@@ -19,6 +19,7 @@ from distbelief.cli import costs
 from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.lab.draw.schedules import draw_pipeline, draw_svg
 from distbelief.schedules.pipeline import (
+    PIPELINES,
     Boundary,
     Crossing,
     PartitionSegment,
@@ -28,9 +29,9 @@ from distbelief.schedules.pipeline import (
     SegmentGraph,
     SegmentTask,
     chain,
+    pipeline,
 )
 from distbelief.schedules.pipeline_price import SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import PIPELINES, pipeline
 from distbelief.schedules.price import LinkModel
 
 
@@ -193,11 +194,11 @@ def test_what_skips_partitions_has_slots_for_all_that_its_source_has_in_flight()
 
 
 BROKEN = {
-    "first": ((PartitionSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "nobody before it gives"),
+    "first": ((PartitionSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "no segment before it gives"),
     "number": ((PartitionSegment("a", 0, (), (3,)),), (), "boundary 3 of 0"),
     "given twice": (
         (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 0, (), (0,)), PartitionSegment("c", 1, (0,))),
-        (Boundary("x", 0, 1),), "another segment's to give",
+        (Boundary("x", 0, 1),), "which another segment gives",
     ),
     "not taken": (
         (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 1)), (Boundary("x", 0, 1),), "crosses once",

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.batches import BatchWindows
-from distbelief.strategies.sandblaster.work_units import RESERVE, WorkUnits
+from distbelief.strategies.sandblaster.evaluating import RESERVE, BatchWindows, WorkUnits
 
 WHO = [f"replica {i}" for i in range(4)]
 

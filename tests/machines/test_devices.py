@@ -26,7 +26,7 @@ from distbelief.fabric.crossings import Crossings, segment_bytes
 from distbelief.fabric.pinned import CudaDevice, DeviceCopies, pin
 from distbelief.replica.siblings import Siblings
 from distbelief.replica.split_compute import SplitCompute
-from distbelief.runtime.split_model import SplitModel
+from distbelief.runtime.split_model import SplitCall, SplitModel
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import cut_minibatch
@@ -427,7 +427,7 @@ def test_what_tracing_wrote_down_is_of_the_device_that_computes() -> None:
 
 def test_a_script_may_leave_the_whole_model_on_the_host() -> None:
     model, split = layered(), Split.parse("stages", 2)
-    script = SplitModel(model, split, None, None, lambda: Batch(0, 0), bool, META)
+    script = SplitModel(model, SplitCall(split), lambda: Batch(0, 0), bool, META)
     sample = torch.zeros(2, 1, 8, 8), torch.zeros(2)
     flat, part = script.cut(
         1, lambda: sample, settings_of("stages"), 4, lambda whole, graph: layout_of(whole, None, graph.pieces), None

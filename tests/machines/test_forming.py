@@ -17,7 +17,7 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.players import coordinator
-from distbelief.strategies.grouped.replica import AllreduceReplica
+from distbelief.strategies.grouped.replica import AllreduceReplica, GroupSurroundings
 from distbelief.strategies.grouped.whole import Whole
 
 LAYOUT = lay_out([Tensor("weight", (4,), "float32")])
@@ -123,7 +123,7 @@ def test_a_checkpoint_waits_for_a_round_that_only_the_dead_had_a_minibatch_of() 
 def told_while_it_waits(role: str, reduces: bool, said: list[tuple[str, Message]]) -> list[str]:
     """What a replica says at each of its waits, when it is told one thing after the other."""
     replica, coming, answer, waits = (
-        AllreduceReplica(role, Whole(LAYOUT), 8, reduces=reduces),
+        AllreduceReplica(role, Whole(LAYOUT), 8, surroundings=GroupSurroundings(reduces=reduces)),
         iter(said),
         None,
         [],

@@ -156,7 +156,7 @@ def test_a_name_is_kept_once_and_goes_on_with_the_same_names() -> None:
     values = objects.keep({"best": 1.0, "scaler": torch.amp.GradScaler("cpu")}, None)
     with pytest.raises(UsageError, match=r"keep\(best=...\) a second time"):
         objects.keep({"best": 2.0}, None)
-    with pytest.raises(UsageError, match=r"^worst = 3: keep\(\) was given best: give it there too"):
+    with pytest.raises(UsageError, match=r"^worst = 3: keep\(\) has best: pass it there too"):
         values.worst = 3
     state = saved(objects)
     with pytest.raises(UsageError, match=r"keep\(worst=...\): the run has kept scaler, best, .* no such value"):
@@ -165,9 +165,9 @@ def test_a_name_is_kept_once_and_goes_on_with_the_same_names() -> None:
         KeptObjects(CPU).keep({"best": torch.amp.GradScaler("cpu")}, state)
     fewer = KeptObjects(CPU)
     fewer.keep({"best": 0.0}, state)
-    with pytest.raises(UsageError, match="the run has kept 'scaler', and the script does not"):
+    with pytest.raises(UsageError, match="the run has kept 'scaler', but the script does not"):
         fewer.check_names(state)
-    with pytest.raises(UsageError, match=r"keep\(scaler=...\): it does not take the state .*KeyError"):
+    with pytest.raises(UsageError, match=r"keep\(scaler=...\): the object does not accept the state .*KeyError"):
         KeptObjects(CPU).keep({"scaler": lr_scheduler.ChainedScheduler([SCHEDULERS["step"](optimizer())])}, state)
 
 
@@ -175,12 +175,12 @@ def test_more_than_may_be_kept_is_refused_with_the_name_of_most(monkeypatch: pyt
     monkeypatch.setattr(keeping, "SCRIPT_LIMIT", 1000)
     objects = KeptObjects(CPU)
     objects.keep({"small": b"", "large": torch.zeros(100), "most": torch.zeros(200)}, None)
-    with pytest.raises(UsageError, match=r"^keep\(\): 1,\d\d\d bytes, of which most has 8\d\d; 1,000 are the most"):
+    with pytest.raises(UsageError, match=r"^keep\(\): 1,\d\d\d bytes, of which most has 8\d\d; the limit is 1,000"):
         saved(objects)
 
 
 def test_what_is_no_state_of_a_script_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="what a script has kept in 000001 cannot be read"):
+    with pytest.raises(CheckpointError, match="the script's part of 000001 cannot be read"):
         kept_of({SCRIPT: torch.zeros(3, dtype=torch.uint8)}, "000001")
 
 
@@ -260,7 +260,9 @@ def test_keep_comes_before_the_loop_and_takes_no_model_and_no_optimizer() -> Non
     own = one.optimizer(model)
     with pytest.raises(UsageError, match=r"keep\(net=...\) of the model that is trained"):
         one.keep(net=model)
-    with pytest.raises(UsageError, match=r"keep\(own=...\) of an optimizer: its state is on the shards"):
+    with pytest.raises(
+        UsageError, match=r"keep\(own=...\) of an optimizer: the shards and their checkpoints have its state"
+    ):
         one.keep(own=own)
     next(iter(one.epochs(2)))
     with pytest.raises(UsageError, match=r"keep\(\) after the loop has begun"):
@@ -271,7 +273,7 @@ def test_a_strategy_that_saves_nothing_of_a_script_says_so() -> None:
     one = replica(JobReached(0, "", False))
     one.optimizer(nn.Linear(2, 2))
     one.keep(best=1)
-    with pytest.raises(UsageError, match=r"^keep\(\): strategy .*saves nothing of a script's"):
+    with pytest.raises(UsageError, match=r"^keep\(\): strategy .*saves nothing of a script"):
         next(iter(one.batches((torch.zeros(4, 2),), 2)))
 
 

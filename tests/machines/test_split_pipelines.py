@@ -8,7 +8,7 @@ from pipeline_proofs import prove
 from splitting import Played, whole_gradients
 from torch import nn
 
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipeline import pipeline
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.play import Passes, cut_minibatch, play

@@ -22,7 +22,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.loop import Replica
 from distbelief.runtime.script_story import ScriptStage
-from distbelief.runtime.split_model import SplitModel
+from distbelief.runtime.split_model import SplitCall, SplitModel
 from distbelief.schedules.pipeline import Action, SegmentTask
 from distbelief.split.options import Split
 from distbelief.strategies import Single
@@ -76,7 +76,9 @@ class Partition:
         parts = Single(partitions=split.partitions, microbatches=options.pop("microbatches", 1))
         settings = Settings(batch_size=SIZE, strategy=parts)
         whole = copy.deepcopy(model)
-        self.model = SplitModel(whole, split, options.get("loss"), options.get("example"), self.minibatch, self.play)
+        self.model = SplitModel(
+            whole, SplitCall(split, options.get("loss"), options.get("example")), self.minibatch, self.play
+        )
         self.flat, self.part = self.model.cut(
             self.partition, lambda: sample, settings, SIZE, lambda one, graph: layout_of(one, None, graph.pieces), None
         )
@@ -378,11 +380,11 @@ def measured(split: SplitModel, x: torch.Tensor) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a second call": (twice, "called once in a minibatch, with its backward pass: evaluate the whole one"),
-    "going back twice": (back_twice, "each minibatch goes back once"),
-    "measuring": (measured, "evaluate the whole one, with the model.safetensors"),
+    "a second call": (twice, "called once in each minibatch, with a backward pass: evaluate the whole model"),
+    "going back twice": (back_twice, "each minibatch has one backward pass"),
+    "measuring": (measured, "evaluate the whole model, with the job's model.safetensors"),
     "eval": (lambda split, _: split.eval(), r"eval\(\) of a split model: .* model.safetensors"),
-    "saving": (lambda split, _: split.state_dict(), r"state_dict\(\) of a split model: .* nobody the whole"),
+    "saving": (lambda split, _: split.state_dict(), r"state_dict\(\) of a split model: .* only a part of it"),
     "loading": (lambda split, _: split.load_state_dict({}), "Load weights before replica.split"),
     "a dtype": (lambda split, x: split(x.float()), r"traced with float64 \['n', 5\], and is called with float32"),
     "more arguments": (lambda split, x: split(x, x), r"split\(..., example=\(...\)\)"),
@@ -390,8 +392,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda split, x: split(x, input=x),
         r"is called as forward\(input.*\): multiple values",
     ),
-    "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples: .* of a minibatch, 6"),
-    "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "a gradient, which stays here: detach it"),
+    "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples, .* of a minibatch, 6"),
+    "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "requires a gradient: detach it"),
 }
 
 
@@ -412,7 +414,7 @@ def test_nothing_goes_back_in_another_minibatch() -> None:
         own.batch = Batch(0, 1)
         loss.backward()
 
-    with pytest.raises(UsageError, match=r"each minibatch goes back once, before its optimizer.step\(\)"):
+    with pytest.raises(UsageError, match=r"each minibatch has one backward pass, before its optimizer.step\(\)"):
         run(2, script)
 
 
@@ -440,7 +442,9 @@ def test_what_a_model_is_called_with_may_be_named() -> None:
         cross_entropy(split(x[:3]), y[:3]).backward()
 
     run(2, script)
-    with pytest.raises(UsageError, match=r"give the arguments of a call, of two samples, as split\(..., example="):
+    with pytest.raises(
+        UsageError, match=r"show the arguments of a call: pass those, of two samples, as split\(..., example="
+    ):
         run(2, lambda own: own.split(mlp().double(), Split("stages", 2), x, loss=cross_entropy))
 
 
@@ -481,9 +485,9 @@ AT_THE_DOOR: dict[str, tuple[dict[str, Any], Callable[[Replica], Any], str]] = {
         r"split\(\) in 4 chunks, and --chunks 3: leave",
     ),
     "no split": ({}, lambda one: one.optimizer(mlp()), r"--partitions 2: .* model = replica.split\(model\)"),
-    "another model": ({}, of_another, "a replica trains one model, which is split"),
+    "another model": ({}, of_another, "a replica trains one split model"),
     "an optimizer of its own": (
-        {}, lambda one: one.optimizer(one.split(mlp()), optim=Optimizer()), "with the optimizer of the job",
+        {}, lambda one: one.optimizer(one.split(mlp()), optim=Optimizer()), "with the job's optimizer",
     ),
     "an optimizer before": (
         {"partitions": 1}, lambda one: (one.optimizer(mlp()), one.split(mlp())), "launch it with --partitions",

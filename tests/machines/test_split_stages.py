@@ -6,8 +6,7 @@ from splitting import check_equal, play_split
 from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
-from distbelief.schedules.pipeline import Pass
-from distbelief.schedules.pipelines import pipeline
+from distbelief.schedules.pipeline import Pass, pipeline
 from distbelief.split.options import Split
 from distbelief.split.play import Passes, cut_minibatch, play
 

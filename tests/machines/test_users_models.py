@@ -350,11 +350,17 @@ def test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_go
             "nesterov",
             True,
             {},
-            "sets nesterov to True: it began with False, and numbers go with a push alone",
+            "sets nesterov to True: it began as False, and only numbers can change",
         ),
-        ("adam", "betas", 0.9, {}, r"sets betas to 0.9: it began with \(0.9, 0.999\)"),
+        ("adam", "betas", 0.9, {}, r"sets betas to 0.9: it began as \(0.9, 0.999\)"),
         ("adam", "eps", -1.0, {}, "sets eps to -1.0"),
-        ("sgd", "momentum", 0.9, {}, "sets momentum to 0.9, and it began without: launch with --optimizer momentum"),
+        (
+            "sgd",
+            "momentum",
+            0.9,
+            {},
+            "sets momentum to 0.9, but the job began without: launch with --optimizer momentum",
+        ),
         (
             "adam",
             "eps",
@@ -362,8 +368,20 @@ def test_a_script_finds_the_options_of_the_jobs_optimizer_and_what_it_changes_go
             {"strategy": "softsync"},
             "sets eps of .*softsync adds up pushes before a step: leave it",
         ),
-        ("adam", "eps", 1e-6, {"strategy": "allreduce"}, "sets eps of .*allreduce nobody but the job does: leave it"),
-        ("adam", "eps", 1e-6, {"standby": 1}, r"sets eps of .*a standby does not hear of it \(--standby\): leave it"),
+        (
+            "adam",
+            "eps",
+            1e-6,
+            {"strategy": "allreduce"},
+            "sets eps of .*allreduce only the job may change it: leave it",
+        ),
+        (
+            "adam",
+            "eps",
+            1e-6,
+            {"standby": 1},
+            r"sets eps of .*a standby does not see the change \(--standby\): leave it",
+        ),
     ],
 )
 def test_an_option_that_no_push_can_take_with_it_is_refused(
@@ -379,7 +397,7 @@ def test_an_option_that_no_push_can_take_with_it_is_refused(
     ("rates", "settings", "says"),
     [
         ((0.2, 0.2), Settings(lr_schedule="cosine"), r"and so does the job \(--lr-schedule, --warmup-epochs\)"),
-        ((-0.1, -0.1), Settings(), "and a push takes a factor of that, 0 or more; give"),
+        ((-0.1, -0.1), Settings(), "and must be 0 or more times that; start"),
     ],
 )
 def test_a_rate_that_no_push_can_take_with_it_is_refused(

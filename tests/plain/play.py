@@ -324,7 +324,7 @@ class Room:
         if isinstance(own, _Direct):
             own.poll(None)
         else:
-            assert self.network.step(), "everybody waits for somebody"
+            assert self.network.step(), "every role waits for another"
 
     def glance(self) -> None:
         """All that has come is delivered by turns."""
@@ -347,7 +347,7 @@ class _Beneath(InlineEndpoint):
 
     def poll(self, timeout: float | None) -> None:
         self._delivered = self.network.step()
-        assert self._delivered or timeout == 0, "everybody waits for somebody"
+        assert self._delivered or timeout == 0, "every role waits for another"
 
 
 class _Direct(DirectEndpoint, _Beneath, InlineEndpoint, SharedEndpoint):  # type: ignore[misc]  # its links are inline

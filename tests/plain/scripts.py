@@ -300,7 +300,7 @@ def tensors() -> None:
     has("thawed", "Parameters that were frozen when the optimizer was made are thawed",
         model=lambda: changed(net(), lambda m: m[0].requires_grad_(False)),
         begin=each(lambda m, n: m[0].requires_grad_(n > 3)),
-        refused="0.weight has a gradient in step .*, and was frozen .*: call that first and freeze it then")
+        refused="0.weight has a gradient in step .*, and was frozen .*: call .* first and freeze it afterwards")
     has("parametrized", "A weight that is computed of others (weight norm)",
         model=lambda: changed(net(), lambda m: nn.utils.parametrizations.weight_norm(m[0])))
     has("spectral", "A parametrization with buffers (spectral norm)",
@@ -362,11 +362,11 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "SWALR": lambda o: swa_utils.SWALR(o, 0.01, 4),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.5),
 }
-BY_JOB = {"allreduce": "the script sets the learning rate to .*: with strategy allreduce nobody but the job does"}
+BY_JOB = {"allreduce": "the script sets the learning rate to .*: with strategy allreduce only the job may change it"}
 NO_OPTIONS = {
     "allreduce": "the script sets (momentum|weight_decay) of its parameter groups, and with strategy allreduce"
 }
-NAMED = {"allreduce": r"optimizer\(optim=...\): strategy allreduce steps with --optimizer; give it there"}
+NAMED = {"allreduce": r"optimizer\(optim=...\): strategy allreduce steps with --optimizer; set it there"}
 SEVERAL = {
     "allreduce": r"optimizer\(\) of a second model: strategy allreduce trains one",
     "direct": "--path direct: the script has several models, whose updates the shards make; leave it off",
@@ -537,7 +537,7 @@ def optimizers() -> None:
         has(f"set_{option}", f"The script sets {option} in the loop", refused=NO_OPTIONS,
             begin=sets(option, partial(lambda value, _: value, value)))
     has("set_maximize", "The script sets maximize in the loop", begin=sets("maximize", lambda _: True),
-        refused="the script sets maximize to True: it began with False, and numbers go with a push alone")
+        refused="the script sets maximize to True: it began as False, and only numbers can change")
     allowed = {"lr": 0.02, "weight_decay": 0.1}
     foreign = {"momentum": 0.5, "dampening": 0.1, "nesterov": True, "maximize": True, "foreach": False, "fused": False}
     of_adam = {"betas": (0.8, 0.9), "eps": 1e-4, "amsgrad": True}
@@ -551,9 +551,9 @@ def optimizers() -> None:
         refused="parameter '2.weight' is in no parameter group: put it in one, or set its requires_grad to")
     has("group_added", "A group is added in the loop",
         begin=lambda _m, o, _s: lambda *_: o.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}),
-        refused=r"add_param_group\(\): what each shard holds is settled; give all groups at once")
+        refused=r"add_param_group\(\): the shards' slices are fixed; pass all groups at once")
     add("optimizer", "closure", "A step with a closure", closure,
-        r"optimizer.step\(closure\): a push is one gradient, .* L-BFGS is strategy sandblaster")
+        r"optimizer.step\(closure\): a push is one gradient, .* for L-BFGS use strategy sandblaster")
     job = {"optimizer": Optimizer()}
     add("optimizer", "optimizer_named", "The script names its optimizer", optimizer_named, NAMED, of=job)
     for every in (1, 3):
@@ -566,7 +566,7 @@ def optimizers() -> None:
     has("averaged_swapped", "SWA: the model goes on from the average", begin=swapped)
     add("optimizer", "sharpness_aware", "SAM: a gradient beside the weights, which are put back", sharpness_aware)
     has("lookahead", "Lookahead: the weights go back half of their way", begin=look_ahead)
-    said = {"says": "the script has written to '0.weight' after its last step: model.safetensors .*by itself .*\n"}
+    said = {"says": "the script has written to '0.weight' after its last step: the run's model.safe.*yourself.*\n"}
     has("clipped_by_numpy", "Weights are clipped by numpy after each step", begin=each(clip_array), of=said)
     has("clipped_by_no_grad", "Weights are clipped in no_grad after each step", begin=each(clip), of=said)
     has("written_by_data", "A weight's .data is written to once",
@@ -574,7 +574,7 @@ def optimizers() -> None:
     has("optimizer_saved", "The optimizer's state is saved", begin=save_all,
         refused=r"optimizer.state_dict\(\) has no state to save: .*--resume")
     has("state_read", "What the optimizer keeps is read in the loop", begin=state,
-        refused=r"optimizer.state\[...\] has nothing: what the optimizer keeps is on the shards")
+        refused=r"optimizer.state\[...\] has nothing: the optimizer's state is on the shards")
     has("groups_read", "Options are read from the groups in the loop", begin=options)
     has("step_hooks", "Hooks before and after the step of the optimizer", begin=hooked)
 # fmt: on
@@ -778,7 +778,7 @@ def loader(dataset: Any = None, size: int | None = 8, **given: Any) -> DataLoade
 
 GROUP = "means nothing to strategy allreduce; the minibatches of a round are dealt to its whole group"
 STREAM = {"allreduce": f"a stream {GROUP}"}
-OWN_ORDER = "of its own: the order is the job's, which deals each sample to one replica"
+OWN_ORDER = "the job has its own order, in which each sample goes to one replica"
 DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "arrays": ("Arrays in a tuple", lambda: tuple(one.numpy() for one in data()), ""),
     "tensor_dataset": ("A TensorDataset", lambda: TensorDataset(*data()), ""),
@@ -798,14 +798,14 @@ DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "loader_of_stream": ("A DataLoader of an IterableDataset", lambda: loader(Flow()), STREAM),
     "batched_stream": ("A stream of minibatches", lambda: loader(InBatches(), None), STREAM),
     "sampler": ("A sampler", lambda: loader(sampler=WeightedRandomSampler([1.0] * 40, 40)),
-                f"a DataLoader with a WeightedRandomSampler {OWN_ORDER}"),
+                f"a DataLoader with a WeightedRandomSampler: {OWN_ORDER}"),
     "batch_sampler": ("A batch sampler",
                       lambda: DataLoader(Numbered(), batch_sampler=OwnSampler(RandomSampler(Numbered()), 8, False)),
-                      f"a DataLoader with a OwnSampler {OWN_ORDER}"),
+                      f"a DataLoader with a OwnSampler: {OWN_ORDER}"),
     "drop_last": ("drop_last", lambda: loader(drop_last=True), r"drop_last=True\): .* launch with --drop-last"),
-    "no_batch_size": ("batch_size=None", lambda: loader(size=None), r"batch_size=None\): .* give it a batch_size"),
-    "loader_class": ("A DataLoader with __iter__", lambda: Doubling(Numbered(), 8), "with __iter__ of its own"),
-    "string": ("A string", lambda: "words", "str cannot be dealt out in minibatches: pass a map-style data set"),
+    "no_batch_size": ("batch_size=None", lambda: loader(size=None), r"batch_size=None\): .* set a batch_size"),
+    "loader_class": ("A DataLoader with __iter__", lambda: Doubling(Numbered(), 8), "with its own __iter__"),
+    "string": ("A string", lambda: "words", "str cannot be cut into minibatches: pass a map-style data set"),
 }  # fmt: skip
 
 
@@ -869,7 +869,7 @@ def data_sets() -> None:
     ):
         add("data", f"data_{name}", title, train, of=by_processes, samples=partial(loader, shuffle=True, **options))
     add("data", "data_loader_in_order", "A DataLoader that does not shuffle", train, samples=loader,
-        refused="a DataLoader with shuffle=False, and the job shuffles: give it shuffle=True, or")
+        refused="a DataLoader with shuffle=False, but the job shuffles: set shuffle=True, or")
     add("data", "data_fetched", "A data set that counts what is read of it", fetched)
     add("data", "open_file", "A data set that reads an open file", open_file)
     add("data", "dictionary", "Samples in a dictionary", dictionary)
@@ -881,9 +881,9 @@ def data_sets() -> None:
     add("data", "epochs_of_loader", "Epochs of a DataLoader, with validation", in_epochs, of=one,
         samples=partial(loader, shuffle=True))
     add("data", "epochs_left", "Epochs that are left before their end", in_epochs, of=one, samples=data, most=3,
-        refused="the loop over the minibatches of epoch 0 was left, which has ended this replica's part: pass over")
+        refused="the loop over the minibatches of epoch 0 was left, which has ended this replica's part: skip")
     add("data", "epochs_of_other_data", "Epochs of more and more data", in_epochs, of=one, samples=data, grows=True,
-        refused=r"batches\(\) of 30 samples in epoch 1, and of 20 before: the epochs of a job are of the same data")
+        refused=r"batches\(\) of 30 samples in epoch 1, and of 20 before: all epochs of a job have the same data")
     add("data", "epochs_scheduled", "A scheduler that is stepped with each epoch", in_epochs, BY_JOB, of=one,
         samples=data, scheduled=True)
 # fmt: on
@@ -1039,9 +1039,9 @@ def control() -> None:
     add("control", "by_hand", "Minibatches that are taken one by one", by_hand, most=100)
     add("control", "sliced", "The first minibatches alone (itertools.islice)", by_hand, most=6)
     add("control", "loops", "A second loop over batches(), without one over epochs", again, loops=2,
-        refused=r"batches\(\) a second time: the first hands out the minibatches of all epochs .* replica.epochs\(n\)")
+        refused=r"batches\(\) a second time: the first yields the minibatches of all epochs .* replica.epochs\(n\)")
     add("control", "steps", "Two steps in one minibatch", again, steps=2,
-        refused=r"optimizer.step\(\) twice for one minibatch of replica.batches\(\): each minibatch is one step")
+        refused=r"optimizer.step\(\) twice in one minibatch of replica.batches\(\): each minibatch is one step")
     add("control", "step_before", "A step before the loop", again, before=True,
         refused=r"optimizer.step\(\) outside of a minibatch of replica.batches\(\): there is no gradient to")
     add("control", "printed", "Lines and warnings of the script", train, begin=says)

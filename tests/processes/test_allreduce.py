@@ -259,7 +259,7 @@ def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: s
 
 @pytest.mark.parametrize("place", [Local(listen="127.0.0.1"), Local(listen="0.0.0.0", insecure=True)])
 def test_guests_are_refused_where_links_are_in_the_clear(tmp_path: Path, place: Local) -> None:
-    with pytest.raises(UsageError, match="guests of allreduce add up gradients over encrypted links"):
+    with pytest.raises(UsageError, match="guests of allreduce need encrypted links"):
         place.run(jobs.job(tmp_path / "run", Allreduce()))
 
 

@@ -163,7 +163,7 @@ def test_a_killed_replica_costs_nothing_but_time_and_others_begin_again(tmp_path
 
 @pytest.mark.parametrize("place", [Local(transport="tcp"), Local(listen="127.0.0.1")])
 def test_it_is_of_one_machine(tmp_path: Path, place: Local) -> None:
-    with pytest.raises(UsageError, match="is of one machine, whose memory its replicas update"):
+    with pytest.raises(UsageError, match="update the memory of one machine"):
         place.run(jobs.job(tmp_path / "run", Hogwild()))
 
 
@@ -174,5 +174,5 @@ def test_it_needs_a_task_and_no_script(tmp_path: Path) -> None:
 
 
 def test_low_precision_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is bfloat16, whose steps need float32 masters"):
+    with pytest.raises(UsageError, match="is bfloat16, which needs a float32 master"):
         jobs.run(tmp_path / "run", Hogwild(), task="jobs:low", evaluate_every=0)

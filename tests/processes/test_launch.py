@@ -291,8 +291,8 @@ def refused(says, call, *given, **named):
     else:
         raise AssertionError(f"nothing was refused: {says}")
 
-replica, data, words = db.join(), jobs.data(), "it takes the model itself, replica.optimizer.model."
-outside = "outside of a minibatch .* call it in the loop, in the place of break"
+replica, data, words = db.join(), jobs.data(), "it takes the model, replica.optimizer.model."
+outside = "outside of a minibatch .* call it in the loop, instead of break"
 whole = "must be a whole number, 1 or more"
 refused("replica.optimizer", replica.batches, [])
 refused(outside, replica.stop)
@@ -301,7 +301,7 @@ model = jobs.net()
 refused(f"optimizer.<generator .*{words}; .*--optimizer, --lr", replica.optimizer, model.parameters())
 refused(f"optimizer.Adam .*{words}", replica.optimizer, torch.optim.Adam(model.parameters()))
 refused("optimizer.groups=0.1.: parameter groups are a list of dictionaries", replica.optimizer, model, 0.1)
-refused("optimizer.optim=Adam.: it is made by distbelief.optim", replica.optimizer, model, optim=torch.optim.Adam)
+refused("optimizer.optim=Adam.: make it with distbelief.optim", replica.optimizer, model, optim=torch.optim.Adam)
 refused("complex64", replica.optimizer, nn.Linear(8, 4, dtype=torch.complex64))
 refused("no parameter of the model", replica.optimizer, model, [{"params": nn.Linear(1, 1).parameters()}])
 model[0].bias.requires_grad_(False)
@@ -320,17 +320,17 @@ for number, (x, y) in enumerate(replica.batches(data, jobs.BATCH)):
     backward(x, y)
     one, other = optimizer.param_groups
     if number == 0:
-        refused("a push is one gradient, .*L-BFGS is strategy sandblaster", optimizer.step, lambda: 0.0)
-        refused("add_param_group.*give all groups at once", optimizer.add_param_group, {"params": [torch.ones(1)]})
+        refused("a push is one gradient, .*for L-BFGS use strategy sandblaster", optimizer.step, lambda: 0.0)
+        refused("add_param_group.*pass all groups at once", optimizer.add_param_group, {"params": [torch.ones(1)]})
         refused("batches.. a second time: .* all epochs .*drop the outer loop", replica.batches, data)
         other["lr"] = -1.0
-        refused("the learning rate to 0, -1: it began with 0, 0.3, and a push takes a factor", optimizer.step)
+        refused("the learning rate to 0, -1: it began as 0, 0.3, and must be 0 or more times that", optimizer.step)
         one["lr"], other["lr"] = 0.1, 0.3
-        refused("the learning rate to 0.1, 0.3: it began with 0, 0.3, and a push takes a factor", optimizer.step)
+        refused("the learning rate to 0.1, 0.3: it began as 0, 0.3, and must be 0 or more times that", optimizer.step)
         one["lr"] = 0.0
         model[0].bias.requires_grad_(True)
         backward(x, y)
-        refused("^0.bias has a gradient in step 0, and was frozen when .*freeze it then", optimizer.step)
+        refused("^0.bias has a gradient in step 0, and was frozen when .*freeze it afterwards", optimizer.step)
         model[0].bias.requires_grad_(False).grad = None
     refused("report.samples=-1.: must be a whole number, 0 to", replica.report, samples=-1)
     replica.report(samples=5 + number)
@@ -369,7 +369,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a rate of no job": (
         {"inside": "optimizer.param_groups[0]['lr'] = 0.2", "strategy": Allreduce()},
         UsageError,
-        "sets the learning rate to 0.2: with strategy allreduce nobody but the job does; use --lr-schedule",
+        "sets the learning rate to 0.2: with strategy allreduce only the job may change it; use --lr-schedule",
     ),
     "a loop around what was made before it": (
         {"source": MADE.format(**FIELDS)},
@@ -398,9 +398,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a first minibatch to look at": (
         {"source": LOOP.format(**{**FIELDS, "before": LOOK, "batch": "16)"}).replace("(replica.b", "(look(replica.b")},
         UsageError,
-        r"batches\(\) a second time: a minibatch was taken of it before, by next\(iter\(...\)\).* dataset\[0\]",
+        r"batches\(\) a second time: the first was ended, by next\(iter\(...\)\).* dataset\[0\]",
     ),
-    "no step": ({"inside": "continue"}, UsageError, r"without optimizer.step\(\): nothing was trained"),
+    "no step": ({"inside": "continue"}, UsageError, r"had no optimizer.step\(\): it has trained nothing"),
     "raises": (
         {"inside": "assert number < 3, 'three is enough'"},
         TrainingError,

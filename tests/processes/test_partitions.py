@@ -30,7 +30,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy
 from distbelief.strategies.context import Context
-from distbelief.strategies.served import served_reader
+from distbelief.strategies.players import served_reader
 from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.on_disk import build_on_disk

@@ -338,7 +338,7 @@ def test_a_script_that_stumbles_over_an_epoch_that_is_done_is_told_of_it(tmp_pat
     (tmp_path / "script.py").write_text(LOOP.format(before="", inside=f"{STEP}; last = y", after="len(last)"))
     for resume in (False, True):
         job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script", resume=resume)
-        told = r"UnboundLocalError: .*'last'.*; it had no minibatch in epoch 2, which was done before it came there"
+        told = r"UnboundLocalError: .*'last'.*; it had no minibatch in epoch 2, which the others had finished"
         with pytest.raises(DistbeliefError, match=told) if resume else contextlib.nullcontext():
             Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
 
@@ -441,8 +441,8 @@ def test_what_a_script_writes_to_a_parameter_ends_the_job_where_it_cannot_be_fol
     job = jobs.job(tmp_path / "run", Downpour(replicas=replicas), task="script")
     words = [str(tmp_path / "script.py"), str(tmp_path / "seen")]
     if replicas > 1:
-        with pytest.raises(UsageError, match=r"written to '0.weight' .*the other replicas do not hear of it: have the"):
+        with pytest.raises(UsageError, match=r"written to '0.weight' .*the other replicas do not see it: have the"):
             Local().launch(job, words)
     else:
         assert Local().launch(job, words)["outcome"] == "done"
-        assert "written to '0.weight' after its last step: model.safetensors" in capfd.readouterr().out
+        assert "written to '0.weight' after its last step: the run's model.safetensors" in capfd.readouterr().out

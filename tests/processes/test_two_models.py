@@ -121,7 +121,7 @@ def test_a_minibatch_in_which_the_loop_is_left_is_done(
 
 
 REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
-    "an optimizer for one": (Downpour, {"critic": "db.optim('adam')"}, "of one model and not of another"),
+    "an optimizer for one": (Downpour, {"critic": "db.optim('adam')"}, "for one model and not for another"),
     "another strategy": (Allreduce, {}, "strategy allreduce trains one; use downpour, bounded or synchronous"),
     "a job's optimizer": (
         lambda **own: Downpour(optimizer=Optimizer("adam", 0.1), **own),

@@ -31,7 +31,7 @@ from distbelief.record.summary import Summary
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import LinkModel, price
 from distbelief.strategies import Allreduce, Synchronous
-from distbelief.strategies.grouped.torch_whole import TorchWhole
+from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.accounting import Accounting

@@ -22,8 +22,7 @@ from distbelief.runtime.player import PlayedRole
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
-from distbelief.strategies.players import Players
-from distbelief.strategies.served import served
+from distbelief.strategies.players import Players, served
 from distbelief.tasks import Task
 from distbelief.testing.strategies import (
     Knob,
@@ -142,6 +141,6 @@ class Endless(Downpour):
 
 
 def test_a_job_that_does_not_end_is_found() -> None:
-    with pytest.raises(LocalProtocolError, match="everybody waits") as found:
+    with pytest.raises(LocalProtocolError, match="every role waits") as found:
         check_faults(Endless(), 5)
     assert any("of check_faults" in note for note in found.value.__notes__)

@@ -28,7 +28,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Allreduce, Single
 from distbelief.strategies.grouped.replica import CHUNK
-from distbelief.strategies.grouped.torch_whole import TorchWhole
+from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.testing.simulations import attach, draw_compute, draw_network, draw_revivals
 from distbelief.transport.cluster_model import NetworkModel
 

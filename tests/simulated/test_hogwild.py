@@ -564,18 +564,18 @@ def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "said"),
     [
-        (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: its step needs several numbers of one moment"),
+        (Hogwild(optimizer=optim("adam")), {}, "--optimizer adam: needs several numbers of the same moment"),
         (Hogwild(optimizer=optim("momentum", dampening=0.5)), {}, "dampening"),
         (Hogwild(241), {}, "--replicas 241: at most 240 can share the memory"),
         (Locking(locks="row"), {}, "--locks"),
-        (Locking(locks="none"), {}, "--locks none: updates without locks are those of strategy hogwild"),
+        (Locking(locks="none"), {}, "--locks none: updates without locks are strategy hogwild"),
         (Locking(locks="global"), {}, "--locks global: one lock for all parameters is --locks shard --shards 1"),
-        (Locking(locks="round-robin", shards=4), {}, "--shards 4 with --locks round-robin: its order is of one lock"),
+        (Locking(locks="round-robin", shards=4), {}, "--shards 4: --locks round-robin orders a single lock"),
         (Locking(shards=-1), {}, "--shards -1: must be 1 or more"),
         (
             Hogwild(),
             {"device": "cuda"},
-            "--device cuda means nothing to strategy hogwild; it computes in memory that all replicas share",
+            "--device cuda means nothing to strategy hogwild; its replicas share the host's memory",
         ),
     ],
 )
@@ -620,7 +620,7 @@ def test_what_torch_cannot_do_with_sparse_gradients_is_refused(
 
 
 def test_a_phantom_knows_no_rows() -> None:
-    with pytest.raises(UsageError, match="which rows an update writes to"):
+    with pytest.raises(UsageError, match="what rows an update writes to"):
         Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
 
 

@@ -93,7 +93,7 @@ class Stage:
         """What has arrived by now is delivered already."""
 
     def turn(self) -> None:
-        assert self.network.step(), "everybody waits for somebody"
+        assert self.network.step(), "every role waits for another"
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the first replica's model is with the server's parameters."""

@@ -31,7 +31,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.server import layerwise, optimizers
 from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
-from distbelief.strategies.grouped.torch_whole import TorchWhole
+from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
 from distbelief.transport.cluster_model import NetworkModel

@@ -27,8 +27,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.batches import BatchWindows
-from distbelief.strategies.sandblaster.work_units import RESERVE
+from distbelief.strategies.sandblaster.evaluating import RESERVE, BatchWindows
 from distbelief.tasks import Task, resolve
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
@@ -182,7 +181,7 @@ def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so()
     single = dataclasses.replace(task(), model=lambda: nn.Linear(6, 3), train=lambda: TensorData(*rounded()))
     run, _ = play(task=single, iterations=60, tolerance=0.0)
     notes = [record.text for record in run.records if isinstance(record, records.Note)]
-    assert any("begins anew from the steepest descent" in note for note in notes)
+    assert any("restarts with steepest descent" in note for note in notes)
     ended = next(record.reason for record in run.records if isinstance(record, records.Finished))
     assert "no step along the steepest descent lowers the loss" in ended
 
@@ -220,7 +219,7 @@ def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
 
 def test_batch_norm_is_refused_with_the_reason() -> None:
     normed = dataclasses.replace(task(), model=lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double())
-    with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum of its portions' losses"):
+    with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum over its portions"):
         play(task=normed)
 
 
@@ -238,7 +237,7 @@ def test_windows_that_cannot_overlap_are_refused() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_job() -> None:
     wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
-    with pytest.raises(JobFailed, match="the loss is inf at the first parameters"):
+    with pytest.raises(JobFailed, match="the loss is inf at the initial parameters"):
         Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))
 
 

@@ -25,8 +25,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.line_search import SearchStart, wolfe
-from distbelief.strategies.sandblaster.recursion import CurvaturePair
+from distbelief.strategies.sandblaster.methods import CurvaturePair, SearchStart, wolfe
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data

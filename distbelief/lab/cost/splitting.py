@@ -22,9 +22,8 @@ from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.profile import StepClock, busy_notes, clock_of, measure_update
 from distbelief.places.evaluate import threads
 from distbelief.record import limits
-from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
+from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask, pipeline
 from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
-from distbelief.schedules.pipelines import pipeline
 from distbelief.schedules.price import LinkModel
 from distbelief.split.graph import SplitGraph, TransferKind
 from distbelief.split.options import Split

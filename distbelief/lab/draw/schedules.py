@@ -159,7 +159,7 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     `F2` is microbatch 2 forward, `B2` the same backward, and `.` a wait. A partition's segments stand side by side.
 
     >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipelines import pipeline
+    >>> from distbelief.schedules.pipeline import pipeline
     >>> print(draw_pipeline(pipeline("1f1b", chain(2), 3)))
     1f1b, 2 partitions, 3 microbatches: 6 crossings; partitions wait 25 % of the time if all segments take equally long
       partition 0  F0 F1 .  B0 F2 B1 .  B2    2 in flight

@@ -15,7 +15,7 @@ from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.placement import HOME
 from distbelief.places.topologies import topology as topology_of
 from distbelief.schedules.allreduce import HIERARCHICAL, PLACED, by_host, schedule
-from distbelief.schedules.on_topology import Traffic, draw_on, load_lines
+from distbelief.schedules.price import Traffic, draw_on, load_lines
 from distbelief.strategies.grouped.settings import reduction
 
 MOST_LOADED = 512

@@ -56,10 +56,9 @@ from distbelief.runtime.clock import WallClock
 from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, reads_only
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
-from distbelief.runtime.loading import said, worker_traceback
+from distbelief.runtime.loading import text_of, worker_traceback
 from distbelief.runtime.player import Answer, Compute, PlayedRole, Shown
-from distbelief.runtime.pump import Pump
-from distbelief.runtime.script_story import ScriptStage
+from distbelief.runtime.script_story import Pump, ScriptStage
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
 from distbelief.split.graph import SplitGraph
@@ -656,12 +655,12 @@ class _Process:
             if end.code not in (None, 0):
                 self._fail(TrainingError.__name__, f"{named} ended itself with sys.exit({end.code!r})")
         except (UsageError, DataError, LayoutError, TrainingError) as error:
-            told = said(error).removeprefix(f"{self.role}: ")
+            told = text_of(error).removeprefix(f"{self.role}: ")
             self._fail(type(error).__name__, f"{_place_in(script, named, error)}: {told}")
         except DistbeliefError:
             raise
         except BaseException as error:
-            what = ": ".join(word for word in (type(error).__name__, said(error)) if word) + hint(error)
+            what = ": ".join(word for word in (type(error).__name__, text_of(error)) if word) + hint(error)
             what += script_hint(self.spec.script, error) + (loop.current.hint if loop.current is not None else "")
             where = _place_in(script, named, error)
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))

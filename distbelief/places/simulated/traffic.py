@@ -7,7 +7,7 @@ from collections import Counter
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.network.graph import busiest_link
-from distbelief.schedules.on_topology import NAMED
+from distbelief.schedules.price import NAMED
 from distbelief.transport.routed import RoutedNetwork
 
 

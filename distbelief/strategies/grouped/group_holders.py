@@ -1,7 +1,10 @@
-"""Replicas as holders of the parameters: each holds all, and those who are there form a group, again and again.
+"""Replicas that each hold all parameters, and form a group, time and again, to add up their gradients.
 
-A group is formed in three steps: all halt and say how many rounds they have made; one that has made most becomes the
-source of what the others lack; all are told who is in it. It is whole once each holds what it begins with.
+A group is formed in three steps. All replicas halt and report their rounds. One of those with the most rounds becomes
+the source of the state that others lack. All get the list of members, and take the state. Then the group is whole.
+
+A whole group is dealt round batches, each to all members. Rounds that are not done when it breaks up are dealt again,
+so that every minibatch is in exactly one update.
 """
 
 from __future__ import annotations
@@ -9,43 +12,43 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
+from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers, Holders
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import grouping, membership
+from distbelief.core.conversations import dealing, grouping, initialising, membership
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.grouping import NOTHING
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.outcomes import Cause
 from distbelief.errors import RemoteProtocolError
-from distbelief.strategies.grouped.round_batches import RoundBatches
+from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatches
 from distbelief.strategies.grouped.settings import reduction
 
 BARREN, BARREN_WITH_GUESTS = 5, 2
-"""Groups in a row that may break up without a round or a death; and with guests, whom others may not reach."""
+"""Groups in a row that may break up without a round or a death; and the same with guests, whom some may not reach."""
 
 
 class GroupHolders(Holders):
-    """The replicas of a job that reduce among themselves; see `coordination.coordinator.Holders`."""
+    """The replicas of a job that reduce among themselves."""
 
     def __init__(self) -> None:
         self.group: list[str] = []
-        """The members, in their order; empty while a group is formed."""
+        """The members in order of rank; empty while a group is formed."""
         self.whole = False
-        """True while all of the group hold what it began with."""
+        """True once all members have the state that the group began with."""
         self.number = 0
-        """Number of the group, or of the one that is being formed."""
+        """Number of the group, or of the next one while that is formed."""
         self.rounds: dict[str, int] = {}
-        """Rounds that each is known to have made; none of those who hold nothing."""
+        """Rounds that each replica has reported; a replica without state is not in it."""
         self.barren = 0
-        """Groups since the last round that have broken up though nobody had died."""
+        """Groups since the last round that broke up without a death."""
         self._awaited: set[str] = set()
-        """Those who are to halt, or of a group that is formed, to hold what it begins with."""
+        """Replicas that are to halt, or, in a group that is formed, to take the state that it begins with."""
         self._begins = 0
         self._joins: dict[str, tuple[tuple[membership.PartPlace, ...], str]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Replicas come, halt, cannot go on, and die."""
+        """Return handlers of replicas that join, halt, cannot go on, or die."""
         return {
             membership.Join: partial(self._join, job),
             grouping.Halted: partial(self._halted, job),
@@ -54,15 +57,15 @@ class GroupHolders(Holders):
         }
 
     def roles(self, job: Coordinator) -> list[str]:
-        """The first of those who hold the parameters."""
+        """Return the first replica that holds the parameters."""
         return sorted(self.rounds, key=roles.index_of)[:1]
 
     def ready(self, job: Coordinator) -> bool:
-        """Return whether all hold the same, or nobody is left."""
+        """Return whether all members hold the same state, or nobody is left."""
         return self.whole or not job.membership.everybody
 
     def waits(self, job: Coordinator) -> list[str]:
-        """Return who is to come, to leave a group, or to meet in the next."""
+        """Return which replicas are awaited, and for what."""
         who = sorted(self._awaited, key=roles.index_of)
         if not self.group and not who:
             return self._missing(job)
@@ -72,11 +75,11 @@ class GroupHolders(Holders):
         ]
 
     def _missing(self, job: Coordinator) -> list[str]:
-        """The replicas of the job that are not there, and will come."""
+        """Return the replicas of the job that are absent and still to come."""
         known = {*job.membership.everybody, *job.registry.over}
         return [role for role in roles.leads(job.settings.mesh) if role not in known]
 
-    # who comes
+    # joining
 
     def _join(self, job: Coordinator, sender: str, event: membership.Join) -> list[Effect]:
         if len(event.places) != job.settings.partitions:
@@ -85,17 +88,17 @@ class GroupHolders(Holders):
         return job.join(sender, event)
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Form the first group, once all are there who will come."""
+        """Form the first group once all awaited replicas are present."""
         if job.may(May.GATHER):
             job.enter(Phase.INITIALISING)
         return self.initialise(job)
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Form the group anew where others are there than those who are in it."""
+        """Form the group anew unless its members are exactly the replicas that are present."""
         return [] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)
 
     def welcome(self, job: Coordinator) -> list[Effect]:
-        """Form the group anew where others are there; who is in a whole one takes part, and its first measures."""
+        """Form the group anew for new replicas; admit the members of a whole group, whose first one measures."""
         effects = self.initialise(job)
         if not self.whole:
             return effects
@@ -111,7 +114,7 @@ class GroupHolders(Holders):
     # forming groups
 
     def regroup(self, job: Coordinator) -> list[Effect]:
-        """Have a group's members halt; where that was asked already, form the next once nobody is waited for."""
+        """Halt the group's members; while they already halt, form the next group once the last one has."""
         halts: list[Effect] = []
         if self.group:
             self.number += 1
@@ -129,7 +132,7 @@ class GroupHolders(Holders):
         return self._form(job)
 
     def _form(self, job: Coordinator) -> list[Effect]:
-        """Form a group of all who are there, once all have halted; the first once all are there who will come."""
+        """Form a group of all present replicas once all have halted; the first one waits for all of the job's."""
         if job.plan is None or self._awaited:
             return []
         here, missing = sorted(job.membership.everybody, key=roles.index_of), self._missing(job)
@@ -143,7 +146,7 @@ class GroupHolders(Holders):
         members = []
         for i, role in enumerate(here):
             [lead, *parts], digest = self._joins[role]
-            # of those who hold nothing, whose initial parameters are the source's need none
+            # at the start, a replica whose initial parameters are equal to the source's needs no state
             alike = nothing and not checkpoint and digest == self._joins[here[source]][1]
             needs = i != source and not alike and self.rounds.get(role) != self._begins
             members.append(grouping.Member(role, lead.place, needs, lead.store, tuple(parts)))
@@ -154,7 +157,7 @@ class GroupHolders(Holders):
         return [*effects, *(Send(role, assemble) for role in here)]
 
     def restored(self, sender: str) -> bool:
-        """A member holds what its group begins with; whether now all do."""
+        """Note that a member has the state that its group begins with; return whether all have it now."""
         if not self.group or sender not in self._awaited:
             return False
         self._awaited.discard(sender)
@@ -163,7 +166,7 @@ class GroupHolders(Holders):
         return self.whole
 
     def _broken(self, job: Coordinator, sender: str, event: grouping.Broken) -> list[Effect]:
-        """A member cannot go on: should nobody have died, the same group is formed again."""
+        """A member cannot go on: form the group anew, or end the job if that has failed too often."""
         if event.group != self.number or sender not in self.group:
             return []
         self.barren += 1
@@ -181,7 +184,7 @@ class GroupHolders(Holders):
             effects += [Send(role, membership.Refused(why)), *job.without(role, why, -1, died=False)]
         return effects
 
-    # who goes
+    # leaving
 
     def _lost(self, job: Coordinator, sender: str, event: events.Lost) -> list[Effect]:
         role, members = roles.lead_of(sender), {*job.membership.members}
@@ -194,7 +197,7 @@ class GroupHolders(Holders):
         )
 
     def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
-        """Form a group without a replica that is gone, and ask another for what that was asked for."""
+        """Form a group without a dead replica, and give its requests to another."""
         saving, closing, here = job.saving, job.closing, job.membership.everybody
         self.rounds.pop(replica, None)
         self._awaited.discard(replica)
@@ -211,12 +214,12 @@ class GroupHolders(Holders):
         return effects + self.initialise(job)
 
     def _rewind(self, job: Coordinator) -> list[Effect]:
-        """Go back to the newest checkpoint, or to the beginning, as nobody is left who holds what was made since."""
+        """Go back to the newest checkpoint, or to the start: every replica that held later rounds is dead."""
         again, notes = job.closing.go_back() if job.may(May.DISMISS) else (True, [])
         data = job.return_to_checkpoint()
         job.membership.done.clear()
-        whence = f"go back to checkpoint {job.saving.kept}" if job.saving.newest else "begin anew"
-        text = f"every replica that held the parameters is gone; those that came again {whence}"
+        whence = f"go back to checkpoint {job.saving.kept}" if job.saving.newest else "begin from the start"
+        text = f"every replica that held the parameters is gone; those that joined again {whence}"
         effects = [*notes, WriteRecord(records.Note(text)), WriteRecord(records.Rewound(data.samples, job.epochs))]
         if not again:
             return effects + job.end(job.closing.cause, job.closing.reason)
@@ -228,3 +231,77 @@ def dealt(job: Coordinator) -> RoundBatches:
     """Return the round batches of a job."""
     assert isinstance(job.data, RoundBatches)
     return job.data
+
+
+class RoundWork(DealtWork):
+    """Dealer of rounds to a group.
+
+    Args:
+        holders: the group.
+    """
+
+    def __init__(self, holders: GroupHolders) -> None:
+        self._holders = holders
+        self._losses: dict[str, tuple[float, int]] = {}
+        """Sum and number of the losses that each member has reported for rounds that some have not made."""
+
+    def handlers(self, job: Coordinator) -> Handlers:
+        """Return handlers of members that report rounds, or that have taken their group's state."""
+        return {dealing.Progress: partial(self._progress, job), initialising.Restored: partial(self._restored, job)}
+
+    def begin(self, job: Coordinator) -> RoundBatches:
+        """Return the job's rounds, from the newest checkpoint on."""
+        assert job.plan is not None
+        return RoundBatches(job.plan, job.saving.position, job.saving.samples, reduction(job.settings).accumulate)
+
+    def deal(self, job: Coordinator) -> list[Effect]:
+        """Deal two round batches ahead, up to the next evaluation or checkpoint; none while one is under way."""
+        data, group = dealt(job), self._holders.group
+        effects: list[Effect] = []
+        if not self._holders.whole or job.saving.holds or job.evaluations.pending:
+            return effects
+        if data.finished:  # the job went back to a checkpoint at the end of the data
+            return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
+        while data.out <= ROUNDS_LIMIT:
+            before = job.until_due(data, data.width(group))
+            if (portion := data.deal(group, before)) is None:
+                break
+            effects += [Send(role, dealing.Deal(portion)) for role in group]
+        return effects
+
+    def end(self, job: Coordinator) -> list[Effect]:
+        """Break off the rounds that are under way: all replicas end with the same number."""
+        return self._holders.regroup(job) if dealt(job).out else []
+
+    def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:
+        loss, losses = self._losses.get(sender, (0.0, 0))
+        self._losses[sender] = loss + event.loss, losses + event.losses
+        holders = self._holders
+        if not holders.whole or sender not in holders.group:
+            return []  # a late report of a group that broke up: its members report their rounds when they halt
+        holders.rounds[sender] += event.pushes
+        return self._settle(job, min(holders.rounds[role] for role in holders.group))
+
+    def _restored(self, job: Coordinator, sender: str, _: initialising.Restored) -> list[Effect]:
+        if not self._holders.restored(sender):
+            return []
+        if job.may(May.INITIALISE):
+            return job.begin()
+        effects = self._settle(job, self._holders.rounds[sender], recalls=True)
+        return [*effects, *self._holders.welcome(job), *job.go_on()]
+
+    def _settle(self, job: Coordinator, rounds: int, recalls: bool = False) -> list[Effect]:
+        """Note that all members have made so many rounds; in a new group, deal the rest again."""
+        data, before = dealt(job), dealt(job).minibatches
+        shares = data.settle(rounds - data.rounds)
+        if recalls:
+            data.recall()
+        if not shares:
+            return []
+        self._holders.barren = 0
+        effects: list[Effect] = []
+        for role, (steps, samples) in shares.items():
+            loss, losses = self._losses.pop(role, (0.0, 0))
+            mean = loss / losses if losses else None
+            effects.append(WriteRecord(records.Stepped(role, steps, samples, steps, mean, 0, losses)))
+        return effects + job.applied(data, data.completed - data.epochs, data.minibatches - before)

@@ -1,18 +1,18 @@
-"""The story of a replica of a group: it computes, adds up its gradients with those of its group, and
-makes the same update as all.
+"""The client of a replica in a group: it computes, adds up its gradients with its group's, and makes the same update.
 
-Whatever happens to another, it waits for the coordinator's word: to halt, and say how far it is. Then a group is formed
-of those who are there, and who has made fewer rounds than another, or has just come, is given what that one holds.
+When a replica dies or a link breaks, the coordinator halts the group, and each replica answers with its rounds. A group
+is then formed of the replicas that are present. One that has made fewer rounds, or is new, gets the state of another.
 
-Each partition of a split replica plays this story on its own part of the model, with the same partitions of the others.
-The first leads: it takes part for all, and hands on what it is told; to them it is what the coordinator is to it. A
-round's update is made when all of them hold their sums, so that a replica is never between two rounds.
+Each partition of a split replica runs this client on its part of the model, in a group with the same partition of the
+other replicas. The first partition leads: it talks to the coordinator, and the other partitions talk to it. They make a
+round's update once all of them have their sums, so that a replica never stands between two rounds.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -68,19 +68,19 @@ from distbelief.strategies.grouped.settings import Reducing, reduction
 from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
-"""Most bytes of what a replica holds in one message to another."""
+"""Largest piece of a replica's state in one message, in bytes."""
 FORWARD = 1 / 3
-"""Fraction of a simulated step after which the backward pass begins."""
+"""Share of a simulated step after which the backward pass begins."""
 NAMED = 3
-"""Most replicas that a sentence about a wait names."""
+"""Largest number of replicas that the text of a wait names."""
 Request = (
     dealing.Deal | evaluating.Evaluate | checkpointing.Snapshot | checkpointing.SaveScript | checkpointing.Describe
 )
-"""A request of the coordinator, or of the partition that leads."""
+"""A request of the coordinator, or of the leading partition."""
 
 
 class _Halted(Exception):
-    """The group is broken up, and another of this number is to be formed."""
+    """The group breaks up, and the next one, of this number, is formed."""
 
     def __init__(self, group: int) -> None:
         super().__init__(group)
@@ -88,11 +88,11 @@ class _Halted(Exception):
 
 
 class _Dismissed(Exception):
-    """It is let go, wherever it is in its rounds."""
+    """The replica is dismissed, which may be in the middle of a round."""
 
 
 class _StateArray(NamedTuple):
-    """Received part of one array of the source's state."""
+    """The bytes that have arrived of one array of the source's state."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -100,85 +100,95 @@ class _StateArray(NamedTuple):
     data: bytearray
 
 
+@dataclass(frozen=True)
+class GroupSurroundings:
+    """Surroundings of a replica: how it reaches its group, and what its process does for it."""
+
+    address: str = ""
+    """Address at which the others reach it."""
+    reduces: bool = False
+    """True if its worker adds up gradients, in shared memory or over links; else the client sends them as messages."""
+    gradual: bool = False
+    """True if its simulated step makes bucket after bucket, so that the first travel before the step is over."""
+    store: str = ""
+    """Address at which the worker's carrier is met, where that has one."""
+    choose: Callable[[Bucket, int], str] | None = None
+    """Chooses the algorithm for a bucket among so many ranks, where the job's is auto."""
+    split: SplitCompute | None = None
+    """Computation together with the other partitions, where the replica is split."""
+    collect: Callable[[int, bytes], None] = lambda *_: None
+    """Takes the values of a split model, part by part, before it is measured."""
+    fault: Callable[[], str] = str
+    """Returns why its worker could not reduce or join its group; "" where that is unknown."""
+    loop: LoopRequest | None = None
+    """Request of a script's loop; None where a task is trained."""
+
+
 class AllreduceReplica:
-    """One replica.
+    """One replica, or one partition of it.
 
     Args:
         role: its name.
         whole: its model.
-        samples: in its training set.
-        incarnation: of this replica; a restarted one has a higher.
-        address: where others reach it.
-        reduces: whether its worker adds up the gradients (in shared memory, or by torch.distributed); else they travel
-            as messages.
-        gradual: whether its simulated step makes one bucket after the other, so that the first are on their way before
-            it is over.
-        store: where the others of a group reach what adds up there, if it is not in messages or shared memory.
-        choose: the algorithm for a bucket among so many ranks, where the job's is auto.
-        split: how it computes together with the other partitions, where the replica is split.
-        collect: takes the values of the model, part by part, that is measured then, where the replica is split.
-        fault: says why its worker could not reduce, or not take its part in a group; "" where that is not known.
-        loop: request of the user's own; None where a task is trained.
+        samples: number of samples in its training set.
+        incarnation: grows with each restart of the replica.
+        surroundings: how it reaches its group, and what its process does for it.
     """
 
     def __init__(
-        self, role: str, whole: Whole, samples: int, incarnation: int = 0, address: str = "", reduces: bool = False,
-        gradual: bool = False, store: str = "", choose: Callable[[Bucket, int], str] | None = None,
-        split: SplitCompute | None = None, collect: Callable[[int, bytes], None] = lambda *_: None,
-        fault: Callable[[], str] = str, loop: LoopRequest | None = None,
-    ) -> None:  # fmt: skip
+        self, role: str, whole: Whole, samples: int, incarnation: int = 0, surroundings: GroupSurroundings | None = None
+    ) -> None:
+        surroundings = surroundings or GroupSurroundings()
         self.role, self.whole, self.incarnation = role, whole, incarnation
         self.step = self.samples = 0
         self.rounds = grouping.NOTHING
-        request = loop or LoopRequest()
+        split, request = surroundings.split, surroundings.loop or LoopRequest()
         self._split, self.script = split, request.script
         self._siblings = split.siblings if split else Siblings(role, incarnation)
-        asked, keeps = (request.batch_size, request.epochs), request.script is not None
-        place, digest = membership.PartPlace(Address(address, incarnation), store), whole.digest()
-        self._join = membership.Join(
-            incarnation, whole.layout, samples, *asked, keeps=keeps, places=(place,), digest=digest
-        )
+        keeps, digest = request.script is not None, whole.digest()
+        place = membership.PartPlace(Address(surroundings.address, incarnation), surroundings.store)
+        data = whole.layout, samples, request.batch_size, request.epochs
+        self._join = membership.Join(incarnation, *data, keeps=keeps, places=(place,), digest=digest)
         self.stops = False
-        """True if its script ends the job for all."""
-        self._reduces, self._gradual, self._choose, self._fault = reduces, gradual, choose, fault
-        self._collects = collect
+        """True if its script ends the job for all replicas."""
+        self._surroundings = surroundings
         self._cuts = False
-        """True if the optimizer needs norms of layers that lie at several partitions."""
+        """True if the optimizer needs norms of layers that lie on several partitions."""
         self._plan: Plan | None = None
         self._assemble: grouping.Assemble | None = None
         self._group = -1
         self._members: list[str] = []
         self._rank = 0
-        """Rank of this replica among them."""
+        """Its rank in the group."""
         self._buckets: list[Bucket] = []
         self._messages: Messages | None = None
-        """Carrier that adds up the gradients of the group, where no worker does."""
+        """Carrier of the group's gradients, where no worker adds them up."""
         self._awaits, self._awaited = "", list[str]()
-        """Reason that it, or its worker, may be waiting, and those of its group that it waits for."""
+        """What it, or its worker, waits for, and the members from whom that comes."""
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[Request] = deque()
-        """Requests that are left, the first of which it does now."""
+        """Requests that are not done; the first is under way."""
         self._errors: list[str] = []
-        """Errors of the partitions that it leads, in saving their parts."""
+        """Errors of the partitions that it leads, when they saved their parts."""
         self._coming: deque[Batch] = deque()
         self._greeted: dict[str, int] = {}
         self._linked: dict[str, int] = {}
         self._receipt, self._receipts = 0, dict[str, int]()
-        """The last that was asked for, and the last of each other."""
+        """Number of the last receipt that it asked for, and of the last that each other replica sent."""
         self._arrays: dict[str, _StateArray] = {}
         self._given, self._missing = -1, 0
-        """The group of which it was given something last, and how many messages are to come of that."""
+        """Last group of which it received state, and how many messages of that are still to come."""
         self._updates = 0
         self._ending = self._leaves_early = self._left = False
-        """Three flags: it makes no more rounds; though the job may go on; and has said so."""
+        """It makes no more rounds; the job may go on without it; it has sent `Leave`."""
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         self._reported = (0, 0, 0)
-        """Its own steps, the samples of all, and the rounds that it has reported."""
+        """Its steps, the samples of all replicas, and the rounds, as last reported."""
         self._answers = self._table()
-        """Answer to each kind of event, from its sender and itself."""
+        """Handler of each kind of event."""
 
     def story(self) -> Story:
-        """From joining to leaving."""
+        """Join, take part in groups, and end when dismissed."""
         yield from self._siblings.meet(self.whole.layout)
         joins = [self._join, *(self._siblings.joined[role] for role in self._siblings.followers)]
         places = tuple(place for join in joins for place in join.places)
@@ -196,7 +206,7 @@ class AllreduceReplica:
             yield from self._siblings.tell(membership.Farewell())
 
     def _next(self) -> Steps[None]:
-        """Form a group, say that it leaves, or do what was asked for first."""
+        """Form a group, leave, or do the next request."""
         if self._assemble is not None:
             yield from self._form(self._assemble)
         elif self._ending and not self._left:
@@ -208,8 +218,8 @@ class AllreduceReplica:
             yield from self._wait()
 
     def _halt(self, group: int) -> Steps[None]:
-        """Break off, and say how far it is; what is asked for beside rounds is done in the next group."""
-        kept = [one for one in self._requests if not (isinstance(one, dealing.Deal) or self._siblings.follows)]
+        """Break off the round and report how many are done; requests other than rounds wait for the next group."""
+        kept = [item for item in self._requests if not (isinstance(item, dealing.Deal) or self._siblings.follows)]
         self._requests = deque(kept)
         self._early.clear()
         self._awaits, self._group = "", -1
@@ -218,23 +228,23 @@ class AllreduceReplica:
         yield Send(self._siblings.superior, grouping.Halted(group, self.rounds))
 
     def _leave(self) -> Steps[None]:
-        """Say that it makes no more rounds, and what it has made; it stays until it is let go."""
+        """Report the last rounds and leave, but stay until dismissed: others may need this replica's state."""
         self._left = True
         if self._group >= 0:
             yield self._report()
         yield Send(self._siblings.superior, membership.Leave(self._leaves_early, self.stops))
 
     def _wait_for_followers(self) -> Steps[None]:
-        """Wait until the partitions that this one leads have done what they were asked for."""
+        """Wait until the partitions that this one leads have done their request."""
         while self._siblings.busy:
             yield from self._wait()
 
     def coming(self, most: int) -> list[Batch]:
-        """The minibatches that come next, as far as they are dealt."""
+        """Return the next minibatches, as far as they are dealt."""
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """Return what it waits for, where it does: one sentence."""
+        """Return what it waits for, as text."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():
@@ -252,97 +262,97 @@ class AllreduceReplica:
         return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
     def standing(self) -> dict[str, object]:
-        """Return how far it is."""
+        """Return its progress, for a status."""
         return {"rounds": self.rounds}
 
     def _await(self, what: str, whom: list[str]) -> None:
-        """Have it told that this is waited for, until it is there."""
+        """Note, for `waits`, what is awaited and from which members."""
         self._awaits, self._awaited = what, whom
 
     @property
     def _others(self) -> list[str]:
-        """The group without this replica."""
+        """The other members of the group."""
         return [role for role in self._members if role != self.role]
 
     # the group
 
-    def _form(self, told: grouping.Assemble) -> Steps[None]:
-        """Take one's place in a group, and hold what it begins with."""
+    def _form(self, assembly: grouping.Assemble) -> Steps[None]:
+        """Join a group, and take the state that it begins with."""
         self._assemble = None
-        plan, partition = told.plan, self._siblings.partition
-        yield from self._siblings.ask(told, initialising.Restored)
+        plan, partition = assembly.plan, self._siblings.partition
+        yield from self._siblings.ask(assembly, initialising.Restored)
         if self._siblings.follows:
-            told = replace(told, members=grouping.column(told.members, partition))
+            assembly = replace(assembly, members=grouping.column(assembly.members, partition))
         if self._plan is None:
             yield from self._attach(plan)
-        self._group, self._members = told.group, [member.role for member in told.members]
+        self._group, self._members = assembly.group, [member.role for member in assembly.members]
         rank = self._rank = self._members.index(self.role)
-        self._siblings.begin(told.group)
+        self._siblings.begin(assembly.group)
         if self._split is not None:
-            yield from self._split.begin(told.group)
-        self._buckets = [*buckets(plan.layout, self._own.bucket_mb, partition)]
-        if self._own.buffers == "broadcast":
+            yield from self._split.begin(assembly.group)
+        self._buckets = [*buckets(plan.layout, self._reducing.bucket_mb, partition)]
+        if self._reducing.buffers == "broadcast":
             self._buckets += of_buffers(plan.layout, partition)
-        needy = {i for i, member in enumerate(told.members) if member.needs}
-        partners = needy if rank == told.source else {told.source} if rank in needy else set()
-        if not self._reduces:
+        needy = {i for i, member in enumerate(assembly.members) if member.needs}
+        partners = needy if rank == assembly.source else {assembly.source} if rank in needy else set()
+        if not self._surroundings.reduces:
             schedules = [*map(self._schedule, self._buckets)]
-            self._messages = Messages(told.group, self._members, rank, self._buckets, schedules, self.whole)
+            self._messages = Messages(assembly.group, self._members, rank, self._buckets, schedules, self.whole)
             partners |= self._messages.partners
-        yield from self._meet(told, partners - {rank})
-        yield from self._hold(told)
-        if self._reduces:
+        yield from self._meet(assembly, partners - {rank})
+        yield from self._hold(assembly)
+        if self._surroundings.reduces:
             self._await(f"a link of group {self._group}", self._others)
-            if not (yield Form(told)):
-                yield from self._break(self._fault() or "its part in the group could not be made")
+            if not (yield Form(assembly)):
+                yield from self._break(self._surroundings.fault() or "its part in the group could not be made")
             self._awaits = ""
         yield from self._wait_for_followers()
         self._reported = self.step, self.samples, self.rounds
         yield Send(self._siblings.superior, initialising.Restored(loaded=True))
 
-    def _hold(self, told: grouping.Assemble) -> Steps[None]:
-        """Hold what the group begins with: load it, or give it to others, or be given it."""
+    def _hold(self, assembly: grouping.Assemble) -> Steps[None]:
+        """Take the state that the group begins with: load it, receive it, or send it to the others."""
         rank = self._rank
-        if told.checkpoint and rank == told.source:
-            loaded: events.Loaded = yield Load(told.checkpoint, told.plan, self._siblings.partition)
+        if assembly.checkpoint and rank == assembly.source:
+            loaded: events.Loaded = yield Load(assembly.checkpoint, assembly.plan, self._siblings.partition)
             self.whole.load(loaded.arrays)
             self._updates = int(loaded.facts.get("updates", 0))
         if self.rounds == grouping.NOTHING:
-            self.samples = told.samples
-        if rank == told.source:
-            yield from self._give([member.role for i, member in enumerate(told.members) if member.needs])
-        elif told.members[rank].needs:
-            self._await("parameters", [self._members[told.source]])
+            self.samples = assembly.samples
+        if rank == assembly.source:
+            yield from self._give([member.role for i, member in enumerate(assembly.members) if member.needs])
+        elif assembly.members[rank].needs:
+            self._await("parameters", [self._members[assembly.source]])
             yield from self._receive_state()
             self._awaits = ""
-        self.rounds = told.rounds
+        self.rounds = assembly.rounds
 
     def _attach(self, plan: Plan) -> Steps[None]:
-        """Have the vectors that a plan asks for."""
+        """Bind the vectors of a plan."""
         self._plan = plan
         self._cuts = bool(cut_layers(plan))
         yield Attach(plan, 0, 0)
 
     @property
     def _settings(self) -> Settings:
-        """Settings of the job, once it has begun."""
+        """The job's settings, once it has begun."""
         assert self._plan is not None
         return self._plan.settings
 
     @property
-    def _own(self) -> Reducing:
+    def _reducing(self) -> Reducing:
         return reduction(self._settings)
 
     def _schedule(self, bucket: Bucket) -> Schedule:
-        """Return how one bucket is reduced in the group."""
-        ranks, own = len(self._members), self._own
-        chosen = self._choose(bucket, ranks) if self._choose and own.algorithm == "auto" else own.algorithm
-        return schedule_of(bucket, chosen, ranks, own.per_host)
+        """Return the schedule that reduces a bucket in the group."""
+        ranks, reducing, choose = len(self._members), self._reducing, self._surroundings.choose
+        chosen = choose(bucket, ranks) if choose and reducing.algorithm == "auto" else reducing.algorithm
+        return schedule_of(bucket, chosen, ranks, reducing.per_host)
 
-    def _meet(self, told: grouping.Assemble, partners: set[int]) -> Steps[None]:
-        """Open the links to partners of a higher rank, and wait for those of a lower one."""
+    def _meet(self, assembly: grouping.Assemble, partners: set[int]) -> Steps[None]:
+        """Connect to partners of a higher rank, and wait for those of a lower one."""
         for other in sorted(partners):
-            role, place = self._members[other], told.members[other].place
+            role, place = self._members[other], assembly.members[other].place
             if other > self._rank:
                 if self._linked.get(role) != place.incarnation:
                     if not (yield Connect(role, place)):
@@ -355,10 +365,10 @@ class AllreduceReplica:
             yield from self._wait()
         self._awaits = ""
         for other in partners:
-            self._linked[self._members[other]] = told.members[other].place.incarnation
+            self._linked[self._members[other]] = assembly.members[other].place.incarnation
 
     def _give(self, needy: list[str]) -> Steps[None]:
-        """Send all that this replica holds to those who need it."""
+        """Send this replica's state to members that need it."""
         if not needy:
             return
         chunks = [
@@ -379,27 +389,27 @@ class AllreduceReplica:
                 yield from self._await_receipts(needy)
                 sent = 0
 
-    def _await_receipts(self, of: list[str]) -> Steps[None]:
-        """Wait until others have taken what was sent to them."""
+    def _await_receipts(self, receivers: list[str]) -> Steps[None]:
+        """Wait for others to receive all that was sent to them, so that no more than a chunk is under way."""
         self._receipt += 1
-        for role in of:
+        for role in receivers:
             yield Send(role, grouping.AskReceipt(self._receipt))
-        while away := [role for role in of if self._receipts.get(role) != self._receipt]:
+        while away := [role for role in receivers if self._receipts.get(role) != self._receipt]:
             self._await("a receipt", away)
             yield from self._wait()
         self._awaits = ""
 
     def _receive_state(self) -> Steps[None]:
-        """Wait for what the source holds, and take it."""
+        """Wait for the source's state, and take it."""
         while self._missing or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
-        arrays = {name: (one.dtype, one.shape, one.data) for name, one in self._arrays.items() if name}
+        arrays = {name: (array.dtype, array.shape, array.data) for name, array in self._arrays.items() if name}
         self._arrays.clear()
         self.whole.take_state(arrays)
 
     def _break(self, reason: str) -> Steps[None]:
-        """Say that the group cannot go on, and wait to be halted."""
+        """Report that the group cannot go on, and wait for it to be halted."""
         self._awaits = ""
         yield Send(self._siblings.superior, grouping.Broken(self._group, reason))
         while True:
@@ -408,18 +418,20 @@ class AllreduceReplica:
     # rounds
 
     def _make(self, portion: Portion) -> Steps[None]:
-        """All rounds of a round batch."""
+        """Make all rounds of a round batch."""
         assert self._plan is not None
         count, settings = len(self._members), self._settings
-        width = count * self._own.accumulate
+        width = count * self._reducing.accumulate
         rounds = [portion.numbers[at : at + width] for at in range(0, portion.count, width)]
-        self._coming = deque(Batch(portion.epoch, index) for taken in rounds for index in taken[self._rank :: count])
-        for taken in rounds:
-            sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in taken]
+        self._coming = deque(
+            Batch(portion.epoch, index) for indices in rounds for index in indices[self._rank :: count]
+        )
+        for indices in rounds:
+            sizes = [min(settings.batch_size, self._plan.samples - index * settings.batch_size) for index in indices]
             computed = None
-            own = sizes[self._rank :: count]
-            for at, size in enumerate(own):
-                self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(own))
+            mine = sizes[self._rank :: count]
+            for at, size in enumerate(mine):
+                self.whole.weigh(size / sum(sizes), first=not at, last=at + 1 == len(mine))
                 yield from self._look()
                 if self._ending:
                     return
@@ -440,17 +452,17 @@ class AllreduceReplica:
                 if computed.written:
                     self.whole.take_written()
                 self.whole.gather()
-            if not own:
+            if not mine:
                 self.whole.contribute_nothing()
             yield from self._reduce(computed)
-            last, due = taken is rounds[-1], self._seconds >= report_seconds(count)
+            last, due = indices is rounds[-1], self._seconds >= report_seconds(count)
             if self._siblings.follows and (last or due):
-                yield self._report()  # before the lead's, of the same rounds
-            # each makes the update once all partitions of the replica hold their sums of the round
+                yield self._report()  # the lead counts it into its own report, of the same rounds
+            # the partitions update only once all of them have their sums: none may be a round ahead after a death
             self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))
             squares = self.whole.squares() if self._cuts else ()
             norms = (yield from self._siblings.whole_squares(squares, self._wait)) if self._cuts else ()
-            if self._own.buffers == "broadcast":
+            if self._reducing.buffers == "broadcast":
                 self.whole.adopt_buffers()
             self.whole.update(self._plan.factor(self.samples), norms, count == 1)
             self.rounds += 1
@@ -460,11 +472,11 @@ class AllreduceReplica:
                 yield self._report()
 
     def _reduce(self, computed: Computed | None) -> Steps[None]:
-        """Add up the gradients of the round."""
-        if self._reduces:
+        """Add up the group's gradients of the round."""
+        if self._surroundings.reduces:
             self._await("gradients", self._others)
             if not (yield ReduceGradients()):
-                yield from self._break(self._fault() or "its gradients could not be added up")
+                yield from self._break(self._surroundings.fault() or "its gradients could not be added up")
             self._awaits = ""
             return
         pieces = self._messages
@@ -472,7 +484,7 @@ class AllreduceReplica:
         pieces.begin_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
-            if piece.group == self._group:  # those of groups before were on their way when these broke up
+            if piece.group == self._group:  # pieces of earlier groups were on their way when these broke up
                 pieces.receive(sender, piece)
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
@@ -495,15 +507,16 @@ class AllreduceReplica:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """When the gradient of each bucket is there, in seconds since the step began; a step whose worker makes it at
-        once has them all.
+        """Return when the gradient of each bucket is ready, in seconds since the step began.
+
+        A worker makes them all at once: they are ready when the step is over.
         """
-        if computed is None or not self._gradual:
+        if computed is None or not self._surroundings.gradual:
             return [0.0] * len(self._buckets)
         return [computed.seconds * share for share in shares(self._buckets)]
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Count the loss of a step on a minibatch into the next report.
+        """Add the loss of a step on a minibatch to the next report.
 
         Raises:
             LossNotFinite: it is not a finite number.
@@ -513,47 +526,47 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        """Tell what it has made since the last report."""
+        """Return the report of steps, samples and rounds since the last one."""
         now, loss, losses = (self.step, self.samples, self.rounds), self._loss, self._losses
         steps, samples, rounds = (after - before for after, before in zip(now, self._reported, strict=True))
         self._reported = now
         self._loss, self._losses, self._seconds = 0.0, 0, 0.0
         return Send(self._siblings.superior, dealing.Progress(steps, samples, rounds, loss, losses, wants=False))
 
-    # what it is asked for
+    # requests
 
-    def _do(self, asked: Request) -> Steps[None]:
-        match asked:
+    def _do(self, request: Request) -> Steps[None]:
+        match request:
             case dealing.Deal() if not self._left:
-                yield from self._siblings.tell(asked)
-                yield from self._make(asked.portion)
+                yield from self._siblings.tell(request)
+                yield from self._make(request.portion)
             case evaluating.Evaluate():
-                yield from self._measure(asked)
+                yield from self._measure(request)
             case checkpointing.Snapshot():
-                yield from self._save(asked.number)
+                yield from self._save(request.number)
             case checkpointing.SaveScript() if self.script is not None:
                 yield from end_minibatch(self.script)
-                error = yield from save(self.script, asked.number)
-                yield Send(roles.COORDINATOR, checkpointing.ScriptSaved(asked.number, error))
-                if asked.number == checkpointing.LEAVING:
+                error = yield from save(self.script, request.number)
+                yield Send(roles.COORDINATOR, checkpointing.ScriptSaved(request.number, error))
+                if request.number == checkpointing.LEAVING:
                     yield Send(roles.COORDINATOR, membership.Leave(self._leaves_early, self.stops))
             case checkpointing.Describe():
-                # a round is made of the parameters that it updates
-                told = checkpointing.Description(Version(0, self._updates), self.samples, {0: self._updates})
-                yield Send(roles.COORDINATOR, told)
+                # every minibatch of a round is computed on the parameters that the round updates: staleness is 0
+                description = checkpointing.Description(Version(0, self._updates), self.samples, {0: self._updates})
+                yield Send(roles.COORDINATOR, description)
 
-    def _measure(self, asked: evaluating.Evaluate) -> Steps[None]:
+    def _measure(self, request: evaluating.Evaluate) -> Steps[None]:
         if self._siblings.follows:
             yield from self._give_values()
             return
-        yield from self._siblings.tell(asked, awaited=True)
+        yield from self._siblings.tell(request, awaited=True)
         for start, stop in self._chunks() if self._siblings.followers else ():
-            self._collects(start, self.whole.values(start, stop))
+            self._surroundings.collect(start, self.whole.values(start, stop))
         yield from self._wait_for_followers()
         measured: Measured = yield Measure()
         yield Send(
             roles.COORDINATOR,
-            evaluating.Evaluated(asked.number, measured.loss, measured.accuracy, measured.metrics, measured.seconds),
+            evaluating.Evaluated(request.number, measured.loss, measured.accuracy, measured.metrics, measured.seconds),
         )
 
     def _save(self, number: int) -> Steps[None]:
@@ -567,7 +580,7 @@ class AllreduceReplica:
         yield Send(self._siblings.superior, checkpointing.SnapshotDone(number, error))
 
     def _give_values(self) -> Steps[None]:
-        """Send the lead what this partition holds of the flat vector."""
+        """Send the lead this partition's range of the flat vector."""
         superior, chunks = self._siblings.superior, self._chunks()
         for left, (start, stop) in zip(range(len(chunks) - 1, -1, -1), chunks, strict=True):
             yield Send(superior, grouping.PartValues(self._group, start, left, self.whole.values(start, stop)))
@@ -575,33 +588,34 @@ class AllreduceReplica:
                 yield from self._await_receipts([superior])
 
     def _chunks(self) -> list[tuple[int, int]]:
-        """Return what this partition holds of the flat vector, in parts of which one at least is there."""
+        """Return this partition's range of the flat vector in chunks; an empty range is one empty chunk."""
         held = self.whole.layout.held(self._siblings.partition)
         starts = range(held.start, max(held.stop, held.start + 1), CHUNK)
         return [(start, min(start + CHUNK, held.stop)) for start in starts]
 
-    # what arrives
+    # events
 
     def _wait(self) -> Steps[None]:
         yield from self._take((yield RECEIVE))
 
     def _look(self) -> Steps[None]:
-        """Take what has arrived, and go on."""
+        """Take all that has arrived, without waiting."""
         while (arrival := (yield GLANCE)) is not None:
             yield from self._take(arrival)
 
     def _take(self, arrival: Arrival) -> Steps[None]:
-        """Act on what arrived, or note it.
+        """Handle an event.
 
         Raises:
-            _Halted: the group is to break up; _Dismissed: it is let go.
+            _Halted: the group breaks up.
+            _Dismissed: the replica is dismissed.
         """
         answer = self._answers.get(type(arrival.event))
         if answer is not None:
             yield from answer(arrival.sender, arrival.event) or ()
         if self._siblings.takes(arrival):
             yield from self._siblings.doubts()
-        elif answer is None and not isinstance(arrival.event, events.Woke):  # of a round that was broken off
+        elif answer is None and not isinstance(arrival.event, events.Woke):  # a timer of a round that was broken off
             unwanted(self.role, arrival)
 
     def _table(self) -> dict[type, Callable[..., Iterable[Effect] | None]]:
@@ -617,7 +631,7 @@ class AllreduceReplica:
             dealing.Progress: self._add_report,
             checkpointing.SnapshotDone: lambda _, event: self._errors.append(event.error),
             grouping.PartValues: self._take_values,
-            partitioning.Crossed: lambda *_: None,  # whoever waits looks again
+            partitioning.Crossed: lambda *_: None,  # the loop that waits looks again
             partitioning.Boundary: lambda _, event: self._split.arrive(event) if self._split else None,
             grouping.ReducedPiece: self._take_piece,
             grouping.GroupHello: lambda sender, event: self._greeted.update({sender: event.group}),
@@ -633,7 +647,7 @@ class AllreduceReplica:
     def _take_group(self, _: str, event: grouping.Assemble) -> None:
         self._assemble = event
         if self.rounds == grouping.NOTHING:
-            self._left, self._ending = False, self._leaves_early  # what it was told to end with is lost
+            self._left, self._ending = False, self._leaves_early  # what it has left with is lost with its group
 
     def _queue(self, _: str, event: Request) -> None:
         self._requests.append(event)
@@ -641,7 +655,8 @@ class AllreduceReplica:
     def _finish(self, sender: str, _: membership.Finish) -> None:
         self._ending = True
         if sender == roles.SUPERVISOR:
-            self._leaves_early, self._left = True, False  # it says so, though it may have left with the others
+            # it sends `Leave` once more, even if it has left with the others: now it leaves early
+            self._leaves_early, self._left = True, False
 
     def _stop(self, sender: str, event: membership.Stop | membership.Farewell) -> None:
         if isinstance(event, membership.Stop) and not self._ending:
@@ -649,11 +664,11 @@ class AllreduceReplica:
         raise _Dismissed
 
     def _add_report(self, _: str, event: dealing.Progress) -> None:
-        """Count what a partition that this one leads has counted into the next report."""
+        """Add what a partition that this one leads reports to the next report."""
         self._loss, self._losses = self._loss + event.loss, self._losses + event.losses
 
     def _take_values(self, sender: str, event: grouping.PartValues) -> None:
-        self._collects(event.start, event.data)
+        self._surroundings.collect(event.start, event.data)
         if not event.left:
             self._siblings.done(sender)
 
@@ -671,7 +686,7 @@ class AllreduceReplica:
             self._missing = event.left
 
     def _lose(self, role: str, event: events.Lost) -> Steps[None]:
-        """A link to another is gone: the coordinator is told, which may not know of it."""
+        """Report a lost link: the coordinator may not have noticed."""
         if role == roles.COORDINATOR:
             unwanted(self.role, Arrival(role, event))
         if 0 <= event.incarnation < self._linked.get(role, -1):

@@ -1,4 +1,4 @@
-"""Round batches: an epoch's minibatches, dealt to a whole group round by round, and taken back as it breaks up."""
+"""Round batches: runs of rounds that are dealt to a whole group, and taken back when it breaks up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 ROUNDS_LIMIT = 16
-"""Most rounds in one round batch; a group is dealt the next while it makes one."""
+"""Most rounds in one round batch; the group gets the next batch while it works on one."""
 GROUP = "the group"
-"""Name of the holder of what is dealt, to the dealer."""
+"""The dealer's name for the group, which holds what is dealt."""
 
 
 class RoundBatches(DataDealer):
-    """Deals the data of a plan, from a position at which `samples` are done.
+    """Dealer of a plan's data in rounds.
 
-    A round takes one minibatch for each member, or `accumulate` of them, so that it is the same as one of a larger
-    minibatch; only the last of an epoch may be smaller, but where what a death has put back lies apart. An epoch is
-    dealt when the one before is done.
+    A round has one minibatch for each member, or `accumulate` of them: a step on a larger minibatch. The last round of
+    an epoch may be smaller, and so may rounds of minibatches that a death has put back. An epoch is dealt once the one
+    before is done.
+
+    Args:
+        plan: the job's.
+        position: where the job goes on.
+        samples: number of samples that are done there.
+        accumulate: minibatches of each member in a round.
     """
 
     def __init__(self, plan: Plan, position: Position, samples: int, accumulate: int) -> None:
@@ -31,10 +37,10 @@ class RoundBatches(DataDealer):
         self._dealer = RoundDealer(plan.batches, plan.settings.epochs, position)
         self.epochs = self._dealer.completed
         self.pushes = self.minibatches = self.rounds = 0
-        """Done since somebody last set the first two to 0, and rounds since all began."""
+        """Done since the first two were last reset; rounds since the start."""
         self._group: Sequence[str] = ()
         self._rounds: deque[Portion] = deque()
-        """Rounds that are dealt and not done, of the group that was dealt anything last."""
+        """Rounds of the group that are dealt and not done."""
 
     @property
     def out(self) -> int:
@@ -48,17 +54,15 @@ class RoundBatches(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True where every minibatch of every epoch is done."""
+        """True if every minibatch of every epoch is done."""
         return self._dealer.finished
 
     def width(self, group: Collection[str]) -> int:
-        """Return how many minibatches a round of a group has."""
+        """Return the number of minibatches in a round of a group."""
         return len(group) * self._accumulate
 
     def deal(self, group: Sequence[str], before: float = math.inf) -> Portion | None:
-        """The next round batch of a group, of the rounds that `before` minibatches take at most; None where there is
-        none now.
-        """
+        """Return the group's next round batch, of at most `before` minibatches; None where there is none now."""
         width = self.width(group)
         left = before - self._dealer.held(GROUP)
         rounds = min(ROUNDS_LIMIT, -(-left // width)) if left > 0 else 0
@@ -66,54 +70,54 @@ class RoundBatches(DataDealer):
         if portion is not None:
             self._group, rest = group, portion
             while rest.count:
-                taken, rest = rest.cut(width)
-                self._rounds.append(taken)
+                round_, rest = rest.cut(width)
+                self._rounds.append(round_)
         return portion
 
     def settle(self, rounds: int) -> dict[str, tuple[int, int]]:
-        """So many more rounds are done; returns the steps and samples of each member in them.
+        """Note that so many more rounds are done; return each member's steps and samples in them.
 
         Raises:
-            RemoteProtocolError: more than were dealt.
+            RemoteProtocolError: there are more than were dealt.
         """
         if not 0 <= rounds <= self.out:
             raise RemoteProtocolError(f"{rounds} rounds are reported, and {self.out} were dealt")
         shares: dict[str, tuple[int, int]] = {}
         for _ in range(rounds):
-            taken = self._rounds.popleft()
-            self._dealer.done(GROUP, taken.count)
-            for turn, index in enumerate(taken.numbers):
+            round_ = self._rounds.popleft()
+            self._dealer.done(GROUP, round_.count)
+            for turn, index in enumerate(round_.numbers):
                 role = self._group[turn % len(self._group)]
                 steps, samples = shares.get(role, (0, 0))
                 size = min(self._size, self._all - index * self._size)
                 shares[role] = steps + 1, samples + size
                 self.samples += size
-            self.minibatches += taken.count
+            self.minibatches += round_.count
         self.pushes += rounds
         self.rounds += rounds
         return shares
 
     def recall(self) -> int:
-        """Take back what is not done; returns how many minibatches that is."""
+        """Take back the rounds that are not done; return their number of minibatches."""
         self._rounds.clear()
         return self._dealer.lost(GROUP)
 
     def held(self, role: str) -> int:
-        """Return how many minibatches of what is dealt and not done are a member's."""
+        """Return how many minibatches of rounds that are not done belong to a member."""
         if role not in self._group:
             return 0
-        return sum(len(taken.numbers[self._group.index(role) :: len(self._group)]) for taken in self._rounds)
+        return sum(len(round_.numbers[self._group.index(role) :: len(self._group)]) for round_ in self._rounds)
 
     def lost(self, role: str) -> int:
-        """A replica is gone; returns how many minibatches it held, which are dealt again once the group is whole."""
+        """Return how many minibatches a dead member held; they are dealt again with the next group."""
         return self.held(role)
 
     def position(self) -> Position:
-        """Return the present position in the data, for a checkpoint."""
+        """Return the position in the data, for a checkpoint."""
         return self._dealer.position()
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that what the group holds is in rounds."""
+        """Assert that no minibatch is lost or counted twice, and that the group's minibatches are in its rounds."""
         self._dealer.validate()
-        held, rounds = self._dealer.held(GROUP), sum(taken.count for taken in self._rounds)
+        held, rounds = self._dealer.held(GROUP), sum(round_.count for round_ in self._rounds)
         assert held == rounds, f"the group holds {held} minibatches, and its rounds have {rounds}"

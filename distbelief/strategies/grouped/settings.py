@@ -1,4 +1,4 @@
-"""Options of strategies whose replicas add up their gradients among themselves."""
+"""Options of strategies whose replicas add up gradients among themselves."""
 
 from __future__ import annotations
 
@@ -9,41 +9,36 @@ from distbelief.core.settings import Holder, Settings, StrategyOptions, at_least
 from distbelief.errors import UsageError, unknown
 
 GUESTS = 64
-"""Limit of guests that may join one job: each sends into a window of its own in the memory of the others."""
+"""Most guests of a job: each needs a window in the memory of every other member."""
 CHOICES = {"buffers": ("broadcast", "local"), "on_death": ("regroup", "stop")}
 
 
 @dataclass(frozen=True)
 class Reducing(StrategyOptions):
-    """Options of how replicas add up their gradients."""
+    """Options of how gradients are added up."""
 
     held_by: ClassVar[Holder] = Holder.REPLICAS
     one_moment: ClassVar[bool] = True
 
     accumulate: int = field(default=1, kw_only=True)
-    """Minibatches whose gradients each replica accumulates for a round, where a larger one does not fit."""
+    """Minibatches whose gradients each replica accumulates in a round; use it where a larger minibatch does not fit."""
     algorithm: str = field(default="auto", kw_only=True)
     """Algorithm that adds up gradients over links: ring, butterfly, halving-doubling, tree, naive, direct, hierarchical
-    (hierarchical:tree: with tree between hosts); native (the carrier's own), or auto: that, and over TLS the cheapest
-    by what is measured."""
+    (or hierarchical:tree: tree between hosts), or native (the network library's). auto takes native, and over TLS the
+    one that is cheapest by measurement."""
     bucket_mb: float = field(default=25.0, kw_only=True)
-    """Most megabytes of gradients that are added up at once, while the rest of the backward pass goes on."""
+    """Most megabytes of gradients that are added up at once, while the backward pass goes on."""
     buffers: str = field(default="broadcast", kw_only=True)
-    """Batch-norm statistics: broadcast (all take those of the first replica at every step) or local (each keeps its
-    own).
-    """
+    """Batch-norm statistics: broadcast (all replicas take those of the first at each step) or local (each keeps its
+    own)."""
     on_death: str = field(default="regroup", kw_only=True)
-    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends at once, and
-    --restarts is of the coordinator only)."""
+    """When a replica dies: regroup (the others go on, and its data is dealt again) or stop (the job ends, and
+    --restarts applies only to the coordinator)."""
     per_host: int = field(default=0, kw_only=True)
-    """Replicas on each host, in their order, for hierarchical, and for auto where it chooses (over TLS); 0 for all."""
+    """Replicas on each host, for hierarchical and for auto over TLS; 0 puts all on one host."""
 
     def check(self, settings: Settings) -> None:
-        """Refuse what no job can have.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
-        """
+        """Refuse options that no job can have."""
         at_least(self, 1, ("accumulate",), {})
         at_least(self, 0, ("per_host",), {})
         for name, known in CHOICES.items():
@@ -54,14 +49,14 @@ class Reducing(StrategyOptions):
 
     @property
     def host_replicas(self) -> int:
-        """Replicas of a host, as they were asked for."""
+        """Replicas on each host, as the user chose."""
         return self.per_host
 
     def global_batch(self, settings: Settings) -> int:
-        """Return what all accumulate for a round."""
+        """Return the number of samples in a round."""
         return settings.replicas * settings.batch_size * self.accumulate
 
 
 def reduction(settings: Settings) -> Reducing:
-    """Return how the replicas of a job add up their gradients; the usual way where the strategy does not say."""
+    """Return how a job's replicas add up gradients; the defaults where its strategy has no such options."""
     return settings.strategy if isinstance(settings.strategy, Reducing) else Reducing()

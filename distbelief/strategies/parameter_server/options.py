@@ -1,4 +1,8 @@
-"""Strategies on a parameter server, by what may be stale: downpour, synchronous, softsync, bounded."""
+"""Strategies on a parameter server.
+
+Those of served replicas differ in what may be stale: downpour, synchronous, softsync, bounded. The replicas of hogwild
+(Niu et al. 2011) and locking share the memory of one machine, and update it in place.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,40 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from distbelief.core import consistency
+from distbelief.core.consistency import Policy, RoundRobin
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.rounds import Rounds, quorum_of
 from distbelief.core.settings import Accruing, Pushing, Settings, at_least
 from distbelief.core.values import Given
-from distbelief.errors import UsageError
-from distbelief.strategies.base import Scaled, Served, Splittable
+from distbelief.errors import UsageError, unknown
+from distbelief.strategies.base import (
+    LocalMachine,
+    Replicated,
+    Scaled,
+    Served,
+    Splittable,
+    Strategy,
+    Virtual,
+    check_local_links,
+)
 
 if TYPE_CHECKING:
     from distbelief.strategies.players import Players
 
-
 SHARING = 240
-"""Most replicas that update one memory."""
+"""Most replicas that can share a shard's memory."""
 
 
 @dataclass(frozen=True)
 class ServedWithOptimizer(Splittable, Served):
-    """One whose shards step with an optimizer."""
+    """A served strategy whose shards have an optimizer."""
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
     """Optimizer of the shards."""
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays them."""
+        """Return the players of parameter servers."""
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
@@ -39,17 +52,17 @@ class ServedWithOptimizer(Splittable, Served):
 
 @dataclass(frozen=True)
 class Asynchronous(Pushing, ServedWithOptimizer):
-    """One whose replicas push and fetch each at a cadence of their own."""
+    """A strategy whose replicas push and fetch when they like."""
 
     meaningless: ClassVar[Mapping[str, str]] = {"path": ""}
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Return what needs the shards' processes to make the updates; "" where nothing does."""
+        """Return why the shards' processes make the updates; "" where replicas can."""
         reasons = {
-            f"strategy {self.name} is written elsewhere, and may have slices of its own": ":" in self.name,
+            f"strategy {self.name} is a user's, and may have its own slices": ":" in self.name,
             f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
-            "--standby 1 has another process hold all that was pushed, which needs the pushes": settings.standby > 0,
-            f"--partitions {self.partitions}: a replica that is split pushes in parts": self.partitions > 1,
+            "--standby 1 needs pushes, which the standby holds": settings.standby > 0,
+            f"--partitions {self.partitions}: a split replica pushes in parts": self.partitions > 1,
             f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard": self.replicas > SHARING,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
@@ -57,8 +70,8 @@ class Asynchronous(Pushing, ServedWithOptimizer):
 
 @dataclass(frozen=True)
 class Downpour(Asynchronous):
-    """Replicas push gradients to server shards and fetch parameters from them, none waiting for another (Dean et al.
-    2012, section 4.1).
+    """Each replica pushes gradients to server shards and fetches parameters from them, without waiting for the others
+    (Dean et al. 2012, section 4.1).
     """
 
     name: ClassVar[str] = "downpour"
@@ -66,8 +79,8 @@ class Downpour(Asynchronous):
 
 @dataclass(frozen=True)
 class Synchronous(Accruing, ServedWithOptimizer, Scaled):
-    """Rounds: every replica computes one minibatch, and the shards make one update with the gradient of their union
-    (Chen et al. 2016).
+    """Rounds: each replica computes one minibatch, and the shards make one update with the gradient of all (Chen et al.
+    2016).
     """
 
     name: ClassVar[str] = "synchronous"
@@ -76,97 +89,232 @@ class Synchronous(Accruing, ServedWithOptimizer, Scaled):
     backup_workers: int = 0
     """Replicas that a round does not wait for: the last gradients are dropped, and their minibatches dealt again."""
     quorum: float = field(default=0.0, kw_only=True)
-    """Gradients that a round waits for, in the place of --backup-workers: below 1 a fraction of the replicas that take
-    part (0.75), which follows deaths; else their number; 0 waits for all."""
+    """Gradients that a round waits for, instead of --backup-workers. Below 1 it is a fraction of the members (0.75),
+    and follows deaths; else a number; 0 waits for all."""
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return whether replicas find the parameters in the shards' own memory: nobody steps them while one computes,
-        since a round waits for all. One that is written elsewhere may have others play them.
+        """Return whether replicas read the parameters in the shards' own memory, which nobody updates meanwhile.
+
+        That is so where a round waits for all replicas. A user's strategy may have other players: it gets copies.
         """
         waits = not (self.backup_workers or self.quorum or self.standby)
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
 
     def check(self, settings: Settings) -> None:
-        """Check that a round waits for somebody."""
+        """Refuse rounds that wait for no replica, or for more than there are."""
         at_least(self, 1, ("push_every",), {})
         at_least(self, 0, ("backup_workers", "quorum"), {})
         if self.backup_workers >= settings.replicas:
             raise UsageError(
-                f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: at least one must be left "
-                "that a round waits for"
+                f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: a round must wait for at "
+                "least one of them"
             )
         if self.quorum and self.backup_workers:
             raise UsageError(
-                f"--quorum {self.quorum:g} and --backup-workers {self.backup_workers} both say whom a round waits for: "
-                "leave one of them off"
+                f"--quorum {self.quorum:g} and --backup-workers {self.backup_workers} both set how many replicas a "
+                "round waits for: leave one of them off"
             )
         if self.quorum > settings.replicas or (self.quorum > 1 and self.quorum % 1):
             raise UsageError(
-                f"--quorum {self.quorum:g} of {settings.replicas} replicas: is a fraction of the members below 1, or "
-                "their number"
+                f"--quorum {self.quorum:g} of {settings.replicas} replicas: must be a fraction below 1, or a whole "
+                "number of replicas"
             )
 
     def global_batch(self, settings: Settings) -> int:
-        """Return what all are pushing for a round."""
+        """Return the number of samples that a round waits for."""
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
         return waited * self.pushing.global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Rounds, which one shard rules."""
+        """Return the policy of rounds, which one shard rules."""
         return Rounds(settings, rules, self.backup_workers, self.quorum)
 
 
 @dataclass(frozen=True)
 class Softsync(Asynchronous):
-    """The shards make one update with the mean of every floor(replicas / n) pushes; the staleness is about n (Zhang et
-    al. 2016).
+    """The shards make one update with the mean of floor(replicas / n) pushes; the staleness is about n (Zhang et al.
+    2016).
     """
 
     name: ClassVar[str] = "softsync"
 
     n: int = 1
-    """One update for every floor(replicas / n) pushes: 1 is nearest to synchronous, as many as replicas is downpour."""
+    """One update for every floor(replicas / n) pushes; 1 is nearest to synchronous, as many as replicas is downpour."""
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """An update of several pushes is made by who has them all."""
+        """Return why the shards' processes make the updates; "" where replicas can."""
         several = f"--n {self.n} of {self.replicas} replicas: the shards' processes make one update of several pushes"
         return several if self.replicas // self.n > 1 else super().served_because(settings, carrier)
 
     def check(self, settings: Settings) -> None:
-        """Check as others do, and that an update is of a push at least."""
+        """Refuse updates of less than one push."""
         super().check(settings)
         at_least(self, 1, ("n",), {})
         if self.n > settings.replicas:
             raise UsageError(
-                f"--n {self.n}: must be at most --replicas, which is {settings.replicas}; with as many, every push is "
-                "an update"
+                f"--n {self.n}: must be at most --replicas, which is {settings.replicas}; then each push is an update"
             )
 
     def global_batch(self, settings: Settings) -> int:
-        """Return what is in the pushes of an update."""
+        """Return the number of samples in the pushes of an update."""
         return settings.replicas // self.n * super().global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Pushes are gathered."""
+        """Return the policy that gathers pushes."""
         return consistency.SoftsyncPolicy(self.n, self.staleness_scaling)
 
 
 @dataclass(frozen=True)
 class Bounded(Asynchronous):
-    """Every push is applied at once; no replica begins a step more than `staleness` clocks ahead of the slowest (Ho et
-    al. 2013).
+    """Pushes are applied at once; no replica begins a step more than `staleness` clocks ahead of the slowest (Ho et al.
+    2013).
     """
 
     name: ClassVar[str] = "bounded"
 
     staleness: int = 3
-    """Clocks (pushes) that a step may begin ahead of the slowest replica's; 0 waits for all before every step."""
+    """Clocks (pushes) by which a replica may be ahead of the slowest as it begins a step; 0 waits for all each time."""
 
     def check(self, settings: Settings) -> None:
-        """Check as others do, and that the bound is a number of clocks."""
+        """Refuse a negative staleness."""
         super().check(settings)
         at_least(self, 0, ("staleness",), {})
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Fetches of who is too far ahead are held."""
+        """Return the policy that holds the fetches of a replica that is too far ahead."""
         return consistency.BoundedPolicy(self.staleness, self.staleness_scaling)
+
+
+LOCKS = ("shard", "round-robin")
+GONE = {
+    "none": "updates without locks are strategy hogwild: use that",
+    "global": "one lock for all parameters is --locks shard --shards 1, the default: leave it off",
+}
+"""Values of earlier versions, and their replacement."""
+STEPPED = ("sgd", "momentum", "nesterov", "adagrad")
+"""Optimizers with at most one number of state for each element: several could be of different updates."""
+
+
+@dataclass(frozen=True)
+class InMemory(Replicated):
+    """A strategy whose replicas update the parameters in place."""
+
+    meaningless: ClassVar[Mapping[str, str]] = {
+        "path": "its replicas always make the updates",
+        "device": "its replicas share the host's memory: use cpu",
+        "listen": "its replicas update the memory of one machine",
+        "script": "between two lines of a script, other replicas could change its parameters: give it a task",
+        **dict.fromkeys(
+            ("data", "order"), "its replicas are processes of one machine, with the same data: use downpour"
+        ),
+        **dict.fromkeys(
+            ("partitions", "split", "schedule", "microbatches", "chunks"),
+            "replicas update one memory that holds the whole model, which cannot be split",
+        ),
+    }
+
+    def needs_memory(self, settings: Settings, carrier: str) -> bool:
+        """Return True: the replicas update shared memory."""
+        return True
+
+    def check(self, settings: Settings) -> None:
+        """Refuse more replicas than can share a memory."""
+        if self.replicas > SHARING:
+            raise UsageError(f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard")
+
+    def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
+        """Refuse links over a network."""
+        if machine.carrier != "shared":
+            option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
+            raise UsageError(f"{option}: the replicas of {self.name} update the memory of one machine: leave it off")
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse several hosts."""
+        check_local_links(cluster)
+        if cluster.host_replicas and cluster.host_replicas < settings.replicas:
+            raise UsageError(
+                f"hosts with {cluster.host_replicas} replicas: all {settings.replicas} replicas share memory, and must "
+                "be on one host; leave it off"
+            )
+
+
+@dataclass(frozen=True)
+class Hogwild(InMemory):
+    """No locks: updates may overwrite parts of each other, and parameters may change while a gradient is computed."""
+
+    name: ClassVar[str] = "hogwild"
+    meaningless: ClassVar[Mapping[str, str]] = {
+        "fixed_point": "rounding a parameter would undo what other replicas add at the same time: use downpour",
+    }
+
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
+    """Optimizer of every replica: sgd, momentum, nesterov or adagrad."""
+
+    @classmethod
+    def players(cls) -> Players:
+        """Return the players of hogwild."""
+        from distbelief.strategies.parameter_server.players import HOGWILD_PLAYERS
+
+        return HOGWILD_PLAYERS
+
+    def check(self, settings: Settings) -> None:
+        """Refuse an optimizer that replicas cannot step in shared memory."""
+        super().check(settings)
+        if self.optimizer.name not in STEPPED:
+            raise UsageError(
+                f"--optimizer {self.optimizer.name}: needs several numbers of the same moment, which shared memory "
+                f"does not have; use {', '.join(STEPPED)}, or strategy downpour, which steps with any"
+            )
+        if self.optimizer.options.get("dampening"):
+            raise UsageError(
+                "--optimizer-options dampening: torch leaves it out of the first step, and no replica knows which step "
+                "is the first: leave it off"
+            )
+
+
+@dataclass(frozen=True)
+class Locking(InMemory):
+    """Updates under the shards' locks: none is lost, each is whole at every shard, and parameters do not change while a
+    gradient is computed.
+    """
+
+    name: ClassVar[str] = "locking"
+
+    optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
+    """Optimizer with which a replica updates the parameters, under a shard's lock."""
+    locks: str = "shard"
+    """Locks of an update: shard (each shard's for its part), or round-robin (the lock of the one shard, which replicas
+    take in a fixed order)."""
+    shards: int = 1
+    """Shards of the parameters, each with its lock; 1 is one lock for everything."""
+
+    @classmethod
+    def players(cls) -> Players:
+        """Return the players of parameter servers."""
+        from distbelief.strategies.parameter_server.players import PLAYERS
+
+        return PLAYERS
+
+    def served_because(self, settings: Settings, carrier: str) -> str:
+        """Return "": a replica makes its update with the shard's machine, under the shard's lock."""
+        return ""
+
+    def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
+        """Refuse several hosts, and the speed of sums: no gradients are summed."""
+        super().check_virtual(settings, cluster)
+        Strategy.check_virtual(self, settings, cluster)
+
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        """Return the policy: apply every push at once, or in its turn."""
+        return RoundRobin(self.replicas) if self.locks == "round-robin" else Policy()
+
+    def check(self, settings: Settings) -> None:
+        """Refuse locks that do not exist."""
+        super().check(settings)
+        at_least(self, 1, ("shards",), {})
+        if why := GONE.get(self.locks):
+            raise UsageError(f"--locks {self.locks}: {why}")
+        if self.locks not in LOCKS:
+            raise unknown("--locks", self.locks, LOCKS)
+        if self.locks == "round-robin" and self.shards != 1:
+            raise UsageError(f"--shards {self.shards}: --locks round-robin orders a single lock: leave it off")

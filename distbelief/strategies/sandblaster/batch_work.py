@@ -1,8 +1,8 @@
-"""Work of a batch method: its story is played, replicas compute work units, and shards operate on vectors.
+"""Work of a batch method: it runs as a client, for which replicas compute work units and shards operate on vectors.
 
-It sees scalars only. Between two iterations the job is at rest: then there are checkpoints, which hold the parameters,
-the history and, as the position, the few numbers that the story goes on with. When a shard dies and has no standby, all
-go back to the newest.
+The coordinator sees only scalars. Between two iterations the job rests, and checkpoints are made: they hold the
+parameters, the history, and the few numbers with which the method goes on. When a shard without a standby dies, all go
+back to the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOper
 
 
 class BatchWork:
-    """Deals the evaluations that a batch method asks for; see `coordination.coordinator.DealtWork`."""
+    """Dealer of the evaluations of a batch method."""
 
     def __init__(self) -> None:
         self._story: Steps[tuple[Cause, str]] | None = None
         self._answer: object = None
         self._waits = False
-        """True if the story waits for an answer."""
+        """True while the method waits for an answer."""
         self._resting, self._due = True, False
         self._operation = 0
-        self._told: list[operations.Operate] = []
-        """Operations that not every shard is known to have done: the next life of one is told again."""
+        self._unanswered: list[operations.Operate] = []
+        """Operations that some shard may not have done: a shard that restarts gets them again."""
         self._kinds: tuple[str, ...] = ()
         self._scalars: dict[str, tuple[float, ...]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """A replica has done a work unit, a shard an operation."""
+        """Return handlers of replicas that report a work unit, and shards that report an operation."""
         return {operations.Done: partial(self._done, job), operations.Operated: partial(self._operated, job)}
 
     def begin(self, job: Coordinator) -> Evaluating:
-        """The story from where the newest checkpoint stands; what was asked of shards that have fallen is nobody's."""
+        """Start the method at the newest checkpoint; evaluations that are under way are dropped."""
         assert job.plan is not None
         last = job.data.evaluation if isinstance(job.data, Evaluating) else 0
         work = Evaluating(job.plan, job.saving.position, job.saving.samples, last)
         self._story = Descend(job.plan.settings.own(Descent), job.plan.settings.epochs, work.state).story()
         self._answer, self._waits, self._resting, self._due = None, False, True, False
-        self._kinds, self._told = (), []
+        self._kinds, self._unanswered = (), []
         return work
 
     def again(self, shard: str) -> list[Effect]:
-        """Send a shard the operations since all shards had answered."""
-        return [Send(shard, operate) for operate in self._told]
+        """Send a shard the operations that were sent since all shards last answered."""
+        return [Send(shard, operate) for operate in self._unanswered]
 
     def defers(self) -> bool:
-        """Until the job is at rest."""
+        """Return whether a checkpoint must wait for the end of the iteration; it is due then."""
         self._due |= not self._resting
         return not self._resting
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """Go back to where a line search began: what it was trying out is not the model."""
+        """Go back to the start of the line search: parameters that it tries are not the model."""
         _dealt(job).abandon()
         return self._operate(job, (Copy(X0, X),))
 
-    # the story
+    # the method
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Let the story go on as far as it can, and give work to all who have room for it."""
+        """Let the method go on as far as it can, and deal work units to replicas that have room for them."""
         effects = self._play(job)
         return effects + (_dealt(job).deal(job.membership.served) if job.may(May.DEAL) else [])
 
@@ -97,12 +97,12 @@ class BatchWork:
     def _operate(self, job: Coordinator, commands: Sequence[AnyCommand]) -> list[Effect]:
         self._operation += 1
         self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
-        unready = job.shards.unready  # they are told later
-        self._told.append(operate := operations.Operate(self._operation, tuple(commands)))
+        unready = job.shards.unready  # they get it when they are ready
+        self._unanswered.append(operate := operations.Operate(self._operation, tuple(commands)))
         return [Send(shard, operate) for shard in job.shards.roles if shard not in unready]
 
     def _iterated(self, job: Coordinator, done: IterationDone) -> list[Effect]:
-        """At rest between two iterations: write down, measure, save."""
+        """Rest between two iterations: record, evaluate, save."""
         work, self._resting = _dealt(job), True
         counts = (done.evaluations, work.again)
         work.again = 0
@@ -111,7 +111,7 @@ class BatchWork:
         ]
         if done.note:
             effects.append(WriteRecord(records.Note(f"iteration {done.iteration}: {done.note}")))
-        if done.iteration == work.epochs:  # the search failed: there is nothing new
+        if done.iteration == work.epochs:  # the search failed: the parameters are as before
             return effects
         work.advance(done.iteration - 1, done.state)
         effects += job.epoch_done(work)
@@ -119,16 +119,16 @@ class BatchWork:
         due, self._due = self._due or pushes, False
         return [*effects, *armed, *(job.save() if due and job.may(May.DEAL) else [])]
 
-    # who reports
+    # reports
 
     def _operated(self, job: Coordinator, sender: str, event: operations.Operated) -> list[Effect]:
         if event.number != self._operation or not self._kinds or not job.may(May.DEAL):
-            return []  # of before all went back, or before the end
+            return []  # it is older than the last return to a checkpoint, or the job ends
         if sender not in job.shards.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(
                 f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"
             )
-        self._scalars[sender] = event.scalars  # one that has come again may answer again, with the same
+        self._scalars[sender] = event.scalars  # a shard that restarts may answer again, with the same scalars
         if len(self._scalars) < len(job.shards.roles):
             return []
         shares = [self._scalars[role] for role in job.shards.roles]
@@ -136,7 +136,7 @@ class BatchWork:
             max(share) if kind == "max" else sum(share)
             for kind, share in zip(self._kinds, zip(*shares, strict=True), strict=True)
         ]
-        self._waits, self._kinds, self._told = False, (), []
+        self._waits, self._kinds, self._unanswered = False, (), []
         return self.deal(job)
 
     def _done(self, job: Coordinator, sender: str, event: operations.Done) -> list[Effect]:
@@ -161,6 +161,6 @@ class BatchWork:
 
 
 def _dealt(job: Coordinator) -> Evaluating:
-    """The evaluations of the job."""
+    """Return the job's evaluations."""
     assert isinstance(job.data, Evaluating)
     return job.data

@@ -1,36 +1,250 @@
-"""The batch methods: how each makes a direction of the gradient and its history, and what it learns of a step.
+"""The batch methods: how each makes a direction from the gradient and its history, and what it learns from a step.
 
-`learn` is a story too: it yields commands, is sent their scalars, and returns a note for whoever watches, or "".
+`wolfe` and `learn` are generators. A line search yields a step to try, and is sent the loss and the slope there. It
+returns the step that it accepts, always the last that it tried, or None if no step lowers the loss enough. `learn`
+yields commands, is sent their scalars, and returns a note for the user, or "".
+
+L-BFGS is the two-loop recursion on a matrix of dot products. Its history is a list of curvature pairs (s, y): an
+iteration's step, and the change of the gradient over it. The direction is -H g; H is the inverse Hessian that the pairs
+give, from gamma times the identity (Nocedal and Wright, algorithm 7.4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AbsoluteNorms, AnyCommand, Combine, Copy, Dots
 from distbelief.core.records import Json
-from distbelief.strategies.sandblaster.line_search import CURVATURE, SearchPoint
-from distbelief.strategies.sandblaster.recursion import (
-    CurvaturePair,
-    Gram,
-    all_products,
-    coefficients,
-    gradient_products,
-    new_products,
-)
 from distbelief.strategies.sandblaster.settings import Descent
+
+SUFFICIENT, CURVATURE = 1e-4, 0.9
+"""c1 and c2 of the Wolfe conditions."""
+TRIALS = 25
+"""Most steps that a search tries."""
+NARROW = 1e-9
+"""Least length of a bracket, times the largest component of the direction."""
+
+
+class SearchPoint(NamedTuple):
+    """A step, with the loss and the slope there."""
+
+    step: float
+    loss: float
+    slope: float
+
+
+class SearchStart(NamedTuple):
+    """Start of a search: loss and slope at step 0, the first step, the direction's largest component, and c2."""
+
+    loss: float
+    slope: float
+    first: float
+    largest: float = 1.0
+    curvature: float = CURVATURE
+
+
+Search = Generator[float, tuple[float, float], SearchPoint | None]
+
+
+def _try(step: float) -> Generator[float, tuple[float, float], SearchPoint]:
+    loss, slope = yield step
+    # a loss that is not finite counts as infinite, so that the search goes back to smaller steps
+    return SearchPoint(step, loss if math.isfinite(loss) else math.inf, slope)
+
+
+def cubic(a: SearchPoint, b: SearchPoint, least: float, most: float) -> float:
+    """Return the minimum of the cubic through two trials, or the middle of the bounds (Nocedal and Wright, 3.59).
+
+    >>> cubic(SearchPoint(0.0, 1.0, -2.0), SearchPoint(3.0, 4.0, 4.0), 0.0, 3.0)
+    1.0
+    """
+    if a.step > b.step:
+        a, b = b, a
+    if not all(map(math.isfinite, (*a, *b))):
+        return (least + most) / 2
+    d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.step - b.step)
+    square = d1 * d1 - a.slope * b.slope
+    if square < 0:
+        return (least + most) / 2
+    d2 = math.sqrt(square)
+    below = b.slope - a.slope + 2 * d2
+    if not below:
+        return (least + most) / 2
+    return min(max(b.step - (b.step - a.step) * ((b.slope + d2 - d1) / below), least), most)
+
+
+def wolfe(start: SearchStart) -> Search:
+    """Find a step that satisfies the strong Wolfe conditions: bracket, then zoom (Nocedal and Wright, 3.5 and 3.6).
+
+    When trials run out or the bracket is too narrow, accept the best step that lowers the loss enough.
+
+    >>> search = wolfe(SearchStart(loss=1.0, slope=-2.0, first=3.0)); next(search)
+    3.0
+    >>> search.send(((1 - 3.0) ** 2, 2 * (3.0 - 1)))
+    1.0
+    """
+    zero = SearchPoint(0.0, start.loss, start.slope)
+    before, here, tried = zero, (yield from _try(start.first)), 1
+    bracket: list[SearchPoint] = []
+
+    def enough(trial: SearchPoint) -> bool:
+        return trial.loss <= start.loss + SUFFICIENT * trial.step * start.slope
+
+    def flat(trial: SearchPoint) -> bool:
+        return abs(trial.slope) <= -start.curvature * start.slope
+
+    while not bracket:
+        if not enough(here) or (tried > 2 and here.loss >= before.loss):
+            bracket = [before, here]
+        elif flat(here):
+            return here
+        elif here.slope >= 0:
+            bracket = [before, here]
+        elif tried >= TRIALS:
+            return here
+        else:
+            least, most = here.step + 0.01 * (here.step - before.step), here.step * 10
+            before, here = here, (yield from _try(cubic(before, here, least, most)))
+            tried += 1
+    return (yield from _zoom(zero, bracket, tried, start, enough, flat))
+
+
+def _zoom(
+    zero: SearchPoint,
+    bracket: list[SearchPoint],
+    tried: int,
+    start: SearchStart,
+    enough: Callable[[SearchPoint], bool],
+    flat: Callable[[SearchPoint], bool],
+) -> Search:
+    """Narrow a bracket that contains such a step."""
+    low, high = sorted(bracket, key=lambda trial: trial.loss)
+    last, slow = bracket[-1], False
+    while tried < TRIALS and abs(high.step - low.step) * start.largest >= NARROW:
+        left, right = sorted((low.step, high.step))
+        step, margin = cubic(low, high, left, right), 0.1 * (right - left)
+        near = min(right - step, step - left) < margin
+        if near and (slow or step in (left, right)):
+            step = right - margin if right - step < step - left else left + margin
+            near = False
+        slow = near
+        last = trial = yield from _try(step)
+        tried += 1
+        if not enough(trial) or trial.loss >= low.loss:
+            high = trial
+            if high.loss < low.loss:
+                low, high = high, low
+        elif flat(trial):
+            return trial
+        else:
+            if trial.slope * (high.step - low.step) >= 0:
+                high = low
+            low = trial
+    if not (low.step and enough(low) and low.loss < zero.loss):
+        return None
+    return low if last.step == low.step else (yield from _try(low.step))
+
+
+class CurvaturePair(NamedTuple):
+    """Names of the two vectors of a curvature pair.
+
+    >>> CurvaturePair.of(3)
+    CurvaturePair(s='history.s3', y='history.y3')
+    """
+
+    s: str
+    y: str
+
+    @classmethod
+    def of(cls, slot: int) -> CurvaturePair:
+        """Return the pair of a slot; a slot is used again once its pair is too old."""
+        return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
+
+
+class Gram:
+    """The known dot products of named vectors.
+
+    >>> gram = Gram(); gram.learn([("s", "y")], [2.0]); gram["y", "s"]
+    2.0
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], float] = {}
+
+    def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
+        """Add dot products."""
+        for (left, right), value in zip(pairs, values, strict=True):
+            self._known[left, right] = self._known[right, left] = value
+
+    def __getitem__(self, pair: tuple[str, str]) -> float:
+        return self._known[pair]
+
+
+def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+    """Return the products that the last pair and a new gradient add to the known ones: 6m for m pairs.
+
+    >>> len(new_products([CurvaturePair.of(i) for i in range(10)], "g"))
+    60
+    """
+    *old, new = pairs
+    products = [(new.s, new.s), (new.s, new.y), (new.y, new.y)]
+    for pair in old:
+        products += [(new.s, pair.s), (new.s, pair.y), (new.y, pair.s), (new.y, pair.y)]
+    return products + gradient_products(pairs, gradient)
+
+
+def gradient_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+    """Return the products that a new gradient adds."""
+    return [(gradient, gradient), *((gradient, name) for pair in pairs for name in pair)]
+
+
+def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+    """Return all products that a direction needs."""
+    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [
+        (gradient, gradient)
+    ]
+
+
+def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> dict[str, float]:
+    """Combine history and gradient into the direction: the two-loop recursion on scalars (Chen et al. 2014).
+
+    Args:
+        gram: has all dot products of these vectors.
+        pairs: oldest first.
+        gradient: name of the gradient.
+
+    >>> coefficients(Gram(), [], "g")
+    {'g': -1.0}
+    """
+    delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {gradient: -1.0}
+
+    def dot(name: str) -> float:
+        return sum(value * gram[other, name] for other, value in delta.items() if value)
+
+    alpha = {}
+    for pair in reversed(pairs):
+        alpha[pair] = dot(pair.s) / gram[pair.s, pair.y]
+        delta[pair.y] -= alpha[pair]
+    if pairs:
+        scale = gram[pairs[-1].s, pairs[-1].y] / gram[pairs[-1].y, pairs[-1].y]
+        delta = {name: scale * value for name, value in delta.items()}
+    for pair in pairs:
+        delta[pair.s] += alpha[pair] - dot(pair.y) / gram[pair.s, pair.y]
+    return delta
+
 
 G, G0, D = "g", "g0", "d"
 FLAT = 1e-8
-"""A pair whose s.y is no larger than this, times |s|^2, tells no curvature and is skipped."""
+"""A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 
 Terms = tuple[tuple[float, str], ...]
 Learning = Generator[tuple[AnyCommand, ...], list[float], str]
 
 
 class Direction(NamedTuple):
-    """Commands that make the direction, the loss's slope along it, the first step, and a bound on its components."""
+    """The command that makes a direction, the loss's slope along it, the first step, and its largest component."""
 
     command: AnyCommand
     slope: float
@@ -39,44 +253,44 @@ class Direction(NamedTuple):
 
 
 class Method(Protocol):
-    """One batch method."""
+    """A batch method."""
 
     largest: float
     """The largest component of the gradient."""
     curvature: float
-    """c2 of its Wolfe conditions."""
+    """c2 of the Wolfe conditions."""
 
     @property
     def step_name(self) -> str:
-        """The vector that is to hold the step of an iteration."""
+        """Name of the vector for an iteration's step."""
         ...
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return what must be known before the first direction."""
+        """Return commands whose scalars the first direction needs."""
         ...
 
     def begin(self, scalars: list[float]) -> None:
-        """The answer to that."""
+        """Take the scalars of `asks`."""
 
     def direction(self) -> Direction:
-        """The next direction."""
+        """Return the next direction."""
         ...
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Take in a step, which `step` makes, and the change of the gradient, which `change` is the combination for."""
+        """Learn from a step, which the command `step` makes, and from the gradient's change, a combination `change`."""
         ...
 
     def forget(self) -> bool:
-        """Begin anew from the steepest descent; whether anything was forgotten."""
+        """Restart with steepest descent; return whether there was anything to forget."""
         ...
 
     def state(self) -> Json:
-        """Return what it goes on with."""
+        """Return the state with which it goes on after a checkpoint."""
         ...
 
 
 class GradientDescent:
-    """Steepest descent on whole batches: d = -g; a search tries first the step that changes the loss as the last."""
+    """Steepest descent: d = -g. A search first tries a step that would change the loss as much as the last one did."""
 
     curvature, step_name = CURVATURE, "s"
 
@@ -86,11 +300,11 @@ class GradientDescent:
         self.largest = self._sum = self._square = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient."""
+        """Return commands for the norms of the gradient."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient."""
+        """Take the norms of the gradient."""
         self.largest, self._sum, self._square = scalars
 
     def _first(self, slope: float) -> float:
@@ -99,22 +313,22 @@ class GradientDescent:
         return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
 
     def direction(self) -> Direction:
-        """Down the gradient."""
+        """Return the direction down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """The new gradient's norms are all there is to learn."""
+        """Learn the norms of the new gradient."""
         self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
     def forget(self) -> bool:
-        """Nothing but the length of the last step."""
+        """Forget the last change of the loss."""
         forgotten, self._last = bool(self._last), 0.0
         return forgotten
 
     def state(self) -> Json:
-        """The length of the last step."""
+        """Return the last change of the loss."""
         return {"last": self._last}
 
 
@@ -130,23 +344,23 @@ class ConjugateGradient(GradientDescent):
         self._along = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient, and how far the last direction points along it."""
+        """Return commands for the gradient's norms and its product with the last direction."""
         return (*super().asks(), Dots(((G, self._old),))) if self._beta else super().asks()
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient, and the last direction."""
+        """Take the gradient's norms and its product with the last direction."""
         self._along = scalars[3] if self._beta else 0.0
         super().begin(scalars[:3])
 
     def direction(self) -> Direction:
-        """Make the gradient conjugate to the last direction; the steepest descent where that leads upwards."""
+        """Return the conjugate direction, or steepest descent if that leads upwards."""
         slope = -self._square + self._beta * self._along
         if not self._beta or slope >= 0:
             return super().direction()
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Beta, of the old gradient and the new."""
+        """Learn beta from the old gradient and the new one."""
         self._last = point.step * direction.slope
         old = self._square
         dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
@@ -156,18 +370,18 @@ class ConjugateGradient(GradientDescent):
         return ""
 
     def forget(self) -> bool:
-        """The last direction."""
+        """Forget the last direction."""
         forgotten = super().forget() or bool(self._beta)
         self._beta = 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Beta, and the length of the last step."""
+        """Return beta and the last change of the loss."""
         return {**super().state(), "beta": self._beta}
 
 
 class Lbfgs:
-    """L-BFGS, vector-free: the direction combines 2m + 1 vectors, whose factors come of their dot products."""
+    """L-BFGS, vector-free: a direction combines 2m + 1 vectors, with factors computed from their dot products."""
 
     curvature = CURVATURE
 
@@ -183,25 +397,25 @@ class Lbfgs:
 
     @property
     def _free(self) -> int:
-        """Return a slot for the next pair: one more than pairs, for the oldest stays until the newest is good."""
+        """Slot of the next pair. There is one more slot than pairs: the oldest pair stays until the new one is good."""
         return next(slot for slot in range(self._descent.history + 1) if slot not in self._slots)
 
     @property
     def step_name(self) -> str:
-        """The vector of the next pair."""
+        """Name of the step's vector in the next pair."""
         return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """The norms of the gradient, and every dot product of the history."""
+        """Return commands for the gradient's norms and all dot products of the history."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
 
     def begin(self, scalars: list[float]) -> None:
-        """Know the gradient and the history."""
+        """Take the gradient's norms and the dot products of the history."""
         self.largest, self._sum, *products = scalars
         self._gram.learn(all_products(self._pairs, G), products)
 
     def direction(self) -> Direction:
-        """-H g."""
+        """Return -H g."""
         factors = coefficients(self._gram, self._pairs, G)
         slope = sum(factor * self._gram[name, G] for name, factor in factors.items())
         step = self._descent.step
@@ -210,7 +424,7 @@ class Lbfgs:
         return Direction(Combine(tuple((factor, name) for name, factor in factors.items()), D), slope, step)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """A curvature pair, where it tells one; else what the new gradient has in common with the history."""
+        """Add a curvature pair; if the step shows no curvature, learn only the products of the new gradient."""
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
         pairs, new = [*map(CurvaturePair.of, kept), CurvaturePair.of(slot)], CurvaturePair.of(slot)
@@ -220,7 +434,8 @@ class Lbfgs:
         ss, sy, yy = values[:3]
         note = ""
         if not (sy > FLAT * ss and yy > 0):
-            products, note = gradient_products(self._pairs, G), "the step tells no curvature: it is not in the history"
+            note = "the step shows no curvature and is left out of the history"
+            products = gradient_products(self._pairs, G)
             values = yield (Dots(tuple(products)),)
         else:
             self._slots = [*kept, slot]
@@ -228,12 +443,12 @@ class Lbfgs:
         return note
 
     def forget(self) -> bool:
-        """The history."""
+        """Forget the history."""
         forgotten, self._slots = bool(self._slots), []
         return forgotten
 
     def state(self) -> Json:
-        """Return which slots hold pairs, oldest first."""
+        """Return the slots of the pairs, oldest first."""
         return {"slots": list(self._slots)}
 
 
@@ -245,5 +460,5 @@ METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]
 
 
 def method_of(descent: Descent, state: Json) -> Method:
-    """The method of a job, with what it goes on with."""
+    """Return a job's method, in the state with which it goes on."""
     return METHODS[descent.method](descent, state)

@@ -1,4 +1,4 @@
-"""Sandblaster: batch methods on the same shards, L-BFGS above all (Dean et al. 2012, section 4.2)."""
+"""Sandblaster: batch methods, such as L-BFGS, on a parameter server (Dean et al. 2012, section 4.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEARCHED = "its line search finds each step"
 
 @dataclass(frozen=True)
 class Sandblaster(Descent, Splittable, Served):
-    """Replicas compute the gradient of large batches in small portions, and the shards step as L-BFGS has it.
+    """Replicas compute the gradient of large batches in small portions, and the shards step by L-BFGS.
 
     >>> Sandblaster(2, batch_size=40).sums
     ('g.head', 'g.middle', 'g.tail')
@@ -29,36 +29,32 @@ class Sandblaster(Descent, Splittable, Served):
 
     name: ClassVar[str] = "sandblaster"
     meaningless: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("data", "order"), "a batch is summed over whoever computes its portions: use downpour"),
-        "script": "it evaluates a batch as often as its line search asks, which no loop can: give it a task",
+        **dict.fromkeys(("data", "order"), "a batch is summed over all replicas: use downpour"),
+        "script": "it evaluates a batch as often as its line search needs, which no loop can: give it a task",
         "epochs": "it counts --iterations",
-        "batch_size": "give the strategy its own, beside --portion-size",
+        "batch_size": "set the strategy's own, with --portion-size",
         **dict.fromkeys(("lr_schedule", "lr_steps", "lr_gamma", "lr_power", "warmup", "warmup_epochs"), SEARCHED),
-        "fixed_point": "its line search needs a gradient that fits the loss, and no update is rounded; use downpour",
+        "fixed_point": "its line search needs the gradient of the very loss, and updates are not rounded; use downpour",
         "clip_norm": "its line search bounds each step",
-        "drop_last": "a batch is the sum of its portions, of whatever size",
+        "drop_last": "a batch is the sum of its portions, of any size",
     }
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays them."""
+        """Return the players of batch methods."""
         from distbelief.strategies.sandblaster.players import PLAYERS
 
         return PLAYERS
 
     def phantom(self, settings: Settings) -> Settings:
-        """There is no loss to search for."""
+        """Return settings without a search: where nothing is computed there is no loss."""
         return dataclasses.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse a bound on gradients that nobody computes.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse a tolerance where no gradient is computed."""
         super().check_virtual(settings, cluster)
         if cluster.phantom and self.tolerance not in (type(self).tolerance, 0):
             raise UsageError(
-                f"--tolerance {self.tolerance}: --phantom computes nothing that could be so small; leave one of them "
+                f"--tolerance {self.tolerance}: --phantom computes no gradient to compare it with; leave one of them "
                 "off"
             )

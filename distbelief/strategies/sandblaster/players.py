@@ -1,4 +1,4 @@
-"""Players of the roles of a job that trains in large batches, and the models that it can train."""
+"""Players of batch methods, and the models that these can train."""
 
 from __future__ import annotations
 
@@ -12,38 +12,32 @@ from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.player import PlayedRole
 from distbelief.strategies.context import Context
-from distbelief.strategies.players import Players, Servers
+from distbelief.strategies.players import Players, Servers, served
 from distbelief.strategies.sandblaster.batch_work import BatchWork
 from distbelief.strategies.sandblaster.replica import WorkUnitReplica
 from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
-from distbelief.strategies.served import served
 
 
 def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Coordinator:
-    """Return what the coordinator plays: shards hold the parameters, and the work units of batches are dealt."""
+    """Return a coordinator whose shards hold the parameters, and which deals the work units of batches."""
     return Coordinator(settings, evaluator, start, ShardHolders(), BatchWork(), BATCHED)
 
 
 def replica(context: Context) -> PlayedRole:
-    """Return what a replica plays."""
+    """Return a replica that computes work units."""
     role, vectors, samples = context.role, context.vectors, context.samples
     return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
-    """Refuse a model whose loss on a batch is not the sum of those on its portions.
-
-    Raises:
-        UsageError: naming the part of it, and the remedy.
-    """
+    """Refuse a model whose loss on a batch is not the sum over its portions."""
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise UsageError(
-                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum of its portions' losses, "
-                "and changes with every"
-                f" evaluation; strategy {settings.strategy.name} needs a model without batch norm, such as one with "
-                "group norm or layer norm"
+                f"{type(part).__name__} {name!r}: with it the loss of a batch is not the sum over its portions, and "
+                f"changes with each evaluation; strategy {settings.strategy.name} needs a model without batch norm, "
+                "such as one with group norm or layer norm"
             )
 
 

@@ -1,13 +1,13 @@
-"""The story of a Sandblaster replica: Algorithm 1.2's ProcessPortion.
+"""The client of a Sandblaster replica: ProcessPortion of Algorithm 1.2.
 
-It fetches the parameters once for an evaluation, sums the gradients of a work unit's portions, and sends the sum to all
-shards. What it was dealt of an evaluation that is over, or what another has done, it drops, also in the midst of it. A
-standby in its shard's place is sent again what that had not acknowledged; where there is none all go back, and a
-replica begins anew.
+It fetches the parameters once for each evaluation, sums the gradients of a work unit's portions, and sends the sum to
+all shards. It drops work units of an evaluation that is over, or that another replica has done, also half-way. When a
+standby takes a shard's place, it gets again what that shard had not acknowledged. Without standbys, all go back to a
+checkpoint, and the replica begins anew.
 
-Each partition of a split replica sends its part of the sum to the shards of its own range. The first leads: it says
-which work unit all of them compute, portion by portion, or that they drop it, and tells of those that are in the sum at
-the shards of all.
+Each partition of a split replica sends its part of the sum to the shards of its own range. The first one leads: before
+each portion it says whether all of them compute it or drop the work unit, and it reports work units once they are in
+the sums at all shards.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from distbelief.sharding.layout import Range
 
 
 class _Sent:
-    """A work unit on its way to the shards: what was sent to those that have not acknowledged it."""
+    """A work unit on its way to the shards, with what was sent to those that have not acknowledged it."""
 
     def __init__(self, assigned: operations.Assign, loss: float, owing: dict[str, Send]) -> None:
         self.assigned, self.loss, self.owing = assigned, loss, owing
 
 
 class WorkUnitReplica(ServedReplica):
-    """One replica."""
+    """A replica that computes work units."""
 
     def slots(self, settings: Settings) -> int:  # the same for all
-        """Return that it computes into one gradient vector while the other is sent."""
+        """Return 2: one gradient vector is computed while the other is sent."""
         return 2
 
     def begin_training(self, server: ServerView) -> WorkUnitTraining:
@@ -44,11 +44,11 @@ class WorkUnitReplica(ServedReplica):
 
 
 class WorkUnitTraining:
-    """ProcessPortion, work unit after work unit, and what it knows since the replica was welcomed, or all went back.
+    """ProcessPortion, and all that a replica knows since it was welcomed, or since all went back to a checkpoint.
 
     Args:
-        replica: that trains.
-        server: the shards, as it sees them.
+        replica: the one that trains.
+        server: its view of the shards.
     """
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
@@ -56,27 +56,27 @@ class WorkUnitTraining:
         self._replica, self._links, self._vectors = replica, replica.links, replica.vectors
         self._siblings = replica.siblings
         self._assigned: deque[operations.Assign] = deque()
-        self._told: deque[dealing.Deal | operations.Withdraw] = deque()
-        """Orders of its lead about assigned work units, where this partition follows."""
+        self._orders: deque[dealing.Deal | operations.Withdraw] = deque()
+        """The lead's orders about assigned work units, at a partition that follows."""
         self._parts: dict[tuple[int, int], dict[str, operations.Done]] = {}
-        """Partitions that are done with each work unit, by evaluation and number, where it leads."""
+        """Partitions that have done each work unit, by evaluation and number, at the lead."""
         self._newest = 0
-        """The evaluation of which it has heard last."""
+        """Number of the newest evaluation that it knows."""
         self._computing: operations.Assign | None = None
-        """Work unit that it computes, as long as anybody wants it."""
+        """Work unit that it computes; None once the result is not needed."""
         self._evaluation = 0
-        """Evaluation whose parameters it holds."""
+        """Number of the evaluation whose parameters it holds."""
         self._settings = server.plan.settings
         self._slot = 0
         self._sent: list[_Sent | None] = [None] * server.slots
 
     @property
     def clock(self) -> int:
-        """The evaluation that it computes for."""
+        """The evaluation for which it computes."""
         return self._evaluation
 
     def train(self) -> Steps[None]:
-        """While one work unit is on its way to the shards, the next is computed in the other slot."""
+        """Compute work units, each while the one before is on its way to the shards."""
         yield from self._fetch(self.server.whole)
         self._vectors.swap(0)
         while (assigned := (yield from self._next_assigned())) is not None:
@@ -89,7 +89,7 @@ class WorkUnitTraining:
                 yield from self._contribute(assigned, loss)
 
     def _next_assigned(self) -> Steps[operations.Assign | None]:
-        """The next work unit; a lead tells the others of it. None where there is no more."""
+        """Return the next work unit, and tell the followers; None where there are no more."""
         while not (self._replica.ending or self._replica.wanted_away) or (self._siblings.follows and self._assigned):
             if self._assigned:
                 assigned = self._assigned.popleft()
@@ -99,7 +99,7 @@ class WorkUnitTraining:
         return None
 
     def _fetched_for(self, evaluation: int) -> Steps[bool]:
-        """Fetch the parameters of an evaluation; whether all partitions have them, as it is not over yet."""
+        """Fetch the parameters of an evaluation; return whether all partitions have them, and it is not over."""
         yield from self._fetch(self.server.moving, evaluation)
         here = max((self.server.held.arrived(role).updates for role, _ in self.server.parts), default=evaluation)
         newest, _ = yield from self._siblings.agree(here, self.wait)
@@ -115,8 +115,9 @@ class WorkUnitTraining:
             yield from self.wait()
 
     def _gradient(self, assigned: operations.Assign) -> Steps[float | None]:
-        """The sum of a work unit's gradients, left in the slot, each weighted by its samples' share of a portion;
-        returns the sum of the losses, or None where nobody wants it any more.
+        """Sum a work unit's gradients in the slot, weighted by the portions' samples; return the sum of the losses.
+
+        It is None if the work unit was dropped.
         """
         portion, losses = assigned.work_unit.portion, []
         self._computing = assigned if assigned.evaluation >= self._newest else None
@@ -124,7 +125,7 @@ class WorkUnitTraining:
             if not (yield from self._may_compute(assigned, index)):
                 return None
             computed = yield from gradient(self._replica.split, Batch(portion.epoch, index), self.wait)
-            assert computed is not None  # only a script can leave its loop
+            assert computed is not None  # only a script's loop can end before its data do
             yield from self._look()
             if self._computing is None and self._replica.split is None:
                 return None
@@ -134,13 +135,13 @@ class WorkUnitTraining:
         return math.fsum(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def _may_compute(self, assigned: operations.Assign, index: int) -> Generator[Effect, object, bool]:
-        """Yield whether a portion of a work unit is still to be computed. For a split replica the lead decides, before
-        each portion and not after the last: so all of its partitions send the work unit, or none.
+        """Return whether to compute a portion. The lead decides, before each but not after the last, for all
+        partitions: so all of them send the work unit, or none does.
         """
         if self._siblings.follows:
-            while not self._told:
+            while not self._orders:
                 yield from self.wait()
-            return isinstance(self._told.popleft(), dealing.Deal)
+            return isinstance(self._orders.popleft(), dealing.Deal)
         if self._computing is None or self._replica.ending:
             yield from self._siblings.tell(operations.Withdraw(assigned.evaluation, assigned.number))
             return False
@@ -148,7 +149,7 @@ class WorkUnitTraining:
         return True
 
     def _contribute(self, assigned: operations.Assign, loss: float) -> Steps[None]:
-        """Send a work unit to all shards; does not wait."""
+        """Send a work unit to all shards, without waiting for them."""
         slot = self._slot
         named = self._replica.incarnation, assigned.evaluation, assigned.number, assigned.work_unit.part
         sends = {
@@ -159,22 +160,22 @@ class WorkUnitTraining:
         yield from list(sends.values())
         self._slot = (slot + 1) % self.server.slots
 
-    # what arrives
+    # events
 
     def wait(self) -> Steps[None]:
-        """Wait for the next word, and do what it asks for."""
+        """Wait for the next event, and act on it."""
         self.take((yield RECEIVE))
         yield from self._answer()
 
     def _look(self) -> Steps[None]:
-        """Take what has arrived, and go on."""
-        # what comes behind a welcome is for whom it makes of this
+        """Take all that has arrived, without waiting."""
+        # after a welcome the next training begins: events behind it are for that one
         while self._replica.welcome is None and (arrival := (yield GLANCE)) is not None:
             self.take(arrival)
         yield from self._answer()
 
     def _answer(self) -> Steps[None]:
-        """Do what the words that were taken ask for."""
+        """Do what the events that were taken ask for."""
         if self._replica.welcome is not None:
             yield from self._replica.reunite(self, self._replica.welcome)
         yield from self._links.seek()
@@ -182,11 +183,11 @@ class WorkUnitTraining:
         yield from self._report()
 
     def owed(self, shard: str) -> Steps[None]:
-        """Send a shard that has come again what the one before had not acknowledged."""
+        """Send a shard that has restarted what the one before had not acknowledged."""
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
     def _report(self) -> Steps[None]:
-        """Tell of the work units that are in the sum at every shard."""
+        """Report work units that are in the sums at all shards."""
         for slot, sent in enumerate(self._sent):
             if sent is None or sent.owing:
                 continue
@@ -196,11 +197,11 @@ class WorkUnitTraining:
                 continue
             self._parts.pop(named, None)
             self._sent[slot] = None
-            loss = sent.loss + sum(part.loss for part in parts.values())  # which one of them knows
+            loss = sent.loss + sum(part.loss for part in parts.values())  # only one partition knows the loss
             yield Send(self._replica.superior, operations.Done(*named, loss))
 
     def take(self, arrival: Arrival) -> None:
-        """Note what arrived."""
+        """Note an event."""
         event = arrival.event
         if isinstance(event, operations.Assign | operations.Withdraw | dealing.Deal) and self._siblings.follows:
             self._take_of_lead(event)
@@ -220,7 +221,7 @@ class WorkUnitTraining:
             self._replica.take(arrival)
 
     def _take_of_coordinator(self, event: operations.Assign | operations.Withdraw) -> None:
-        """Have more work, or less."""
+        """Add or drop a work unit, as the coordinator says."""
         if isinstance(event, operations.Assign):
             if event.evaluation > self._newest:
                 self._assigned.clear()
@@ -233,14 +234,14 @@ class WorkUnitTraining:
             self._computing = None
 
     def _take_of_lead(self, event: operations.Assign | operations.Withdraw | dealing.Deal) -> None:
-        """Take an order of the lead, in the order in which the lead gives them."""
+        """Queue an order of the lead."""
         if isinstance(event, operations.Assign):
             self._assigned.append(event)
         else:
-            self._told.append(event)
+            self._orders.append(event)
 
     def waits(self) -> str:
-        """Return what it waits for: one sentence."""
+        """Return what it waits for, as text."""
         sent = [unit for unit in self._sent if unit]
         if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"

@@ -1,4 +1,4 @@
-"""Options of a job that trains in large batches."""
+"""Options of batch methods."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ METHODS = ("lbfgs", "cg", "gradient")
 LINE_SEARCHES = ("wolfe", "none")
 
 PARTS = ("g",)
-"""The vector that a whole batch's gradient is summed into."""
+"""Name of the sum of a batch's gradients, if it is the whole training set."""
 OVERLAPPING = ("g.head", "g.middle", "g.tail")
-"""Those of a batch that shares its head with the batch before and its tail with the next."""
+"""Names of the sums of a batch that shares its head with the batch before and its tail with the next."""
 HISTORY_LIMIT = 100
-"""Most curvature pairs."""
+"""Largest number of curvature pairs."""
 
 
 class EvaluationPolicy(Policy):
-    """Parameters are fetched for an evaluation, once it has begun; `floor` is its number."""
+    """Policy by which parameters are fetched for an evaluation that has begun; `floor` is its number."""
 
     def fetch(self, who: str, tick: int) -> Verdict:
-        """Hold the fetch for an evaluation that is still to come."""
+        """Hold a fetch for an evaluation that has not begun."""
         return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
 
 
 @dataclass(frozen=True)
 class Descent(StrategyOptions):
-    """Options of a descent, and of how a batch is shared out."""
+    """Options of a batch method, and of how a batch is divided."""
 
     one_moment: ClassVar[bool] = True
     unit: ClassVar[str] = "iteration"
@@ -42,42 +42,38 @@ class Descent(StrategyOptions):
     }
 
     iterations: int = 100
-    """Iterations after which it ends; --evaluate-every and --checkpoint-every count them."""
+    """Iterations to do; --evaluate-every and --checkpoint-every count them."""
     batch_size: int = 0
-    """Samples in a batch; 0 is all of them. Consecutive batches overlap, and what they share tells the curvature."""
+    """Samples in a batch; 0 takes all. Consecutive batches overlap; what they share shows the curvature."""
     overlap: float = 0.25
-    """With --batch-size, the fraction of a batch that the next one shares."""
+    """With --batch-size, the fraction of a batch that is shared with the next."""
     portion_size: int = 500
-    """Samples whose gradient is computed at a time."""
+    """Samples in a portion, whose gradient is computed at once."""
     send_every: int = 4
-    """Portions whose gradients are summed into one work unit, which is dealt, sent and counted as one."""
+    """Portions whose gradients are summed into one work unit, which is dealt and sent as a whole."""
     backup_portions: int = 1
-    """Further replicas that are dealt what one has not done near the end of a batch; the first result counts."""
+    """Other replicas that get the same work unit near the end of a batch; the first result counts."""
     method: str = "lbfgs"
     """lbfgs, cg (nonlinear conjugate gradient) or gradient (steepest descent)."""
     history: int = 10
-    """With --method lbfgs, the curvature pairs that it remembers; each is two vectors on the shards."""
+    """With --method lbfgs, the number of curvature pairs; each is two vectors on the shards."""
     line_search: str = "wolfe"
-    """wolfe (strong conditions, cubic interpolation), or none: every step is --step."""
+    """wolfe (strong conditions, cubic interpolation), or none (each step is --step)."""
     step: float = 1.0
-    """The first step that a search tries, along an L-BFGS direction, or the only one."""
+    """The first step that a search tries along an L-BFGS direction; without a search, every step."""
     weight_decay: float = 0.0
-    """Adds half of it times the squared norm of the parameters to the loss."""
+    """Half of it times the squared norm of the parameters is added to the loss."""
     tolerance: float = 1e-7
-    """The job is done when no component of the gradient is larger."""
+    """The job ends when no component of the gradient is larger than this."""
     deterministic: bool = False
-    """Sum work units in the order of their numbers: the same bits, however they are scheduled."""
+    """Sum work units in order, so that the result has the same bits in every schedule."""
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Parameters are fetched for an evaluation."""
+        """Return the policy by which parameters are fetched for an evaluation."""
         return EvaluationPolicy()
 
     def check(self, settings: Settings) -> None:
-        """Refuse what no job can have.
-
-        Raises:
-            UsageError: naming the option, its value and what it may be.
-        """
+        """Refuse options that no job can have."""
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
         if self.line_search not in LINE_SEARCHES:
@@ -86,27 +82,26 @@ class Descent(StrategyOptions):
         at_least(self, 0, ("backup_portions", "batch_size", "weight_decay", "tolerance"), {})
         if self.history > HISTORY_LIMIT:
             raise UsageError(
-                f"--history {self.history}: must be at most {HISTORY_LIMIT}; every pair is two vectors on the shards"
+                f"--history {self.history}: must be at most {HISTORY_LIMIT}: each pair is two vectors on the shards"
             )
         if not 0 < self.step < float("inf"):
             raise UsageError(f"--step {self.step}: must be more than 0")
         if not 0 < self.overlap <= 0.5:
             raise UsageError(
-                f"--overlap {self.overlap}: is the fraction of a batch that the next one shares, more than 0 and at "
-                "most 0.5"
+                f"--overlap {self.overlap}: is the fraction of a batch that is shared with the next, more than 0 and "
+                "at most 0.5"
             )
         if self.overlap != type(self).overlap and not self.batch_size:
             raise UsageError(
-                f"--overlap {self.overlap}: is of consecutive batches, and each is the whole training set here: set "
-                "--batch-size, or leave it off"
+                f"--overlap {self.overlap}: each batch is the whole training set: set --batch-size, or leave it off"
             )
         if self.history != type(self).history and self.method != "lbfgs":
             raise UsageError(
-                f"--history {self.history}: counts the curvature pairs of lbfgs, and --method {self.method} has none: "
+                f"--history {self.history}: is for --method lbfgs, and --method {self.method} has no curvature pairs: "
                 "leave it off"
             )
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The vectors that the gradient of a batch is summed into."""
+        """Names of the vectors into which a batch's gradient is summed."""
         return OVERLAPPING if self.batch_size else PARTS

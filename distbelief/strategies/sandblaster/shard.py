@@ -1,12 +1,11 @@
-"""Work units at a shard: it sums those of an evaluation, each once, and operates on slices of named vectors.
+"""A shard of batch methods: it sums each evaluation's work units, and operates on slices of named vectors.
 
-A work unit is one gradient, of the same portions at the same parameters whoever computes it. So a shard takes the first
-copy that reaches it, by the work unit's number, and ignores the others: it need not ask whether other shards took the
-same copy. What reaches it after the evaluation is over, or was computed before, is ignored too.
+A work unit has the same gradient on every replica. A shard takes the first copy that arrives and ignores others, so
+that shards need not agree on whose copy counts. It ignores work units of earlier evaluations as well.
 
-A standby is told of every operation and every work unit that its shard takes, and does the same; what a shard has to
-say of them it says once the standby has them. Operations are numbered, so the coordinator may tell the next life what
-a shard that died was told.
+A standby gets each operation and each work unit that its shard takes, and does the same. The shard answers once its
+standby has them. Operations are numbered, so that the coordinator may send a restarted shard those that the last life
+was sent.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from distbelief.strategies.sandblaster.vectors import VectorSlice
 
 
 def shard(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> Shard:
-    """A shard of such a job; the arguments are those of every shard."""
+    """Return a shard of batch methods; the arguments are those of every shard."""
     return Shard(index, make, incarnation, WorkUnitSums())
 
 
 def standby(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> Standby:
-    """The standby of one; the arguments are those of every standby."""
+    """Return the standby of such a shard; the arguments are those of every standby."""
     return Standby(index, make, incarnation, WorkUnitSums)
 
 
 class WorkUnitSums:
-    """The sum of an evaluation, and the operations; see `server.shard.Sums`."""
+    """Sum of an evaluation's work units, and operations on vectors."""
 
     conversations: Iterable[Conversation] = BATCHED
     repeated: tuple[type, ...] = (mirroring.OperationsDone, mirroring.WorkUnitTaken)
@@ -57,19 +56,19 @@ class WorkUnitSums:
         self._newest = operations.Operated(0, ())
 
     def handlers(self, shard: Shard) -> Handlers:
-        """The coordinator has vectors operated on, replicas send work units."""
+        """Return handlers of the coordinator's operations and the replicas' work units."""
         return {
             operations.Operate: partial(self._operate, shard),
             operations.Contribute: partial(self._contribute, shard),
         }
 
     def measured(self, shard: Shard) -> Payload:
-        """Return what the last iteration ended with, whatever a line search is trying out now."""
+        """Return the parameters after the last iteration, not those that a line search tries."""
         return _vectors(shard).accepted()
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
         answers, mirror = any(map(operations.scalars, event.commands)), shard.mirror
-        if event.number <= self._newest.number:  # told again, for the life before may not have done it
+        if event.number <= self._newest.number:  # it was sent again, in case the last life had not done it
             return mirror.after([Send(sender, self._newest)]) if answers and event.number == self._newest.number else []
         scalars: list[float] = []
         floor = shard.policy.floor
@@ -91,7 +90,7 @@ class WorkUnitSums:
         return _vectors(shard).operate(command)
 
     def _gather(self, shard: Shard, command: operations.Gather) -> None:
-        """Begin an evaluation."""
+        """Begin the sum of an evaluation."""
         if command.evaluation <= shard.policy.floor:
             raise RemoteProtocolError(f"evaluation {command.evaluation} is to begin after {shard.policy.floor}")
         shard.policy.floor = command.evaluation
@@ -125,7 +124,7 @@ class WorkUnitSums:
         )
 
     def _take(self, shard: Shard, number: int, part: int, payload: Payload) -> None:
-        """Add a work unit to its part of the batch; where that is in order, keep a copy until its time."""
+        """Add a work unit to its part of the batch; if they go in order, keep a copy until its turn."""
         vectors = _vectors(shard)
         self._taken.add(number)
         if self._ordered and number != self._next:
@@ -138,24 +137,24 @@ class WorkUnitSums:
             self._next += 1
 
     def _wait(self, shard: Shard, number: int, part: int, payload: Payload) -> None:
-        """Keep a copy of a work unit until it is its turn."""
+        """Keep a copy of a work unit until its turn."""
         self._early[number] = _vectors(shard).keep(payload), part
 
     # the standby
 
     def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
-        """Every vector, and how far the sum of the evaluation is."""
+        """Return all vectors, how far the sum is, and the work units that wait for their turn."""
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)
         early = [(_took(shard, number, part, kept), kept) for number, (kept, part) in self._early.items()]
         return _vectors(shard).everything(), summing, early
 
     def state_limit(self, plan: Plan) -> int:
-        """Limit a state to twice the vectors of history and optimizer, in slices: low precision has twice the slice."""
+        """Return twice the vectors of history and optimizer, in slices: for low precision, a vector is two slices."""
         return 2 * (2 * (plan.settings.own(Descent).history + 1) + STATE_LIMIT)
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
-        """Be as far as another is."""
+        """Take over the state of another shard."""
         if whole.summing is None:
             raise RemoteProtocolError(f"the standby of {shard.role} was sent the state of one that does not descend")
         at = whole.summing
@@ -169,7 +168,7 @@ class WorkUnitSums:
         event: mirroring.OperationsDone | mirroring.WorkUnitTaken,
         payload: Payload | None,
     ) -> None:
-        """Repeat the operations with the scalars of the other; take the work unit, which may have to wait its turn."""
+        """Repeat an operation, with the scalars of the shard, or take a work unit."""
         if isinstance(event, mirroring.OperationsDone):
             if not whole:
                 raise RemoteProtocolError(f"{shard.role} sent its standby operations before the state that they change")
@@ -185,7 +184,7 @@ class WorkUnitSums:
 
 
 def _vectors(shard: Shard) -> VectorSlice:
-    return cast(VectorSlice, shard.held)  # such a shard is given what makes them
+    return cast(VectorSlice, shard.held)  # `make` of such a shard builds these
 
 
 def _took(shard: Shard, work_unit: int, part: int, payload: Payload) -> Callable[[int, int], Message]:

@@ -1,9 +1,7 @@
-"""The stories of the batch methods: each reads like the paper's Algorithm 1.2, and asks shards and replicas.
+"""Algorithm 1.2 of the paper, as a generator that needs only names of vectors and scalars.
 
-A story knows vectors by name and scalars by value. What it yields is an `AskOperation`, answered by the scalars of its
-commands, an `AskEvaluation`, answered by a `LossSum`, or an `IterationDone`, at which the job may rest: a story that
-begins with the
-state told there goes on from there.
+It yields an `AskOperation`, answered by the scalars of its commands, an `AskEvaluation`, answered by a `LossSum`, or an
+`IterationDone`. There the job may rest: a generator that starts with that state goes on from there.
 """
 
 from __future__ import annotations
@@ -15,30 +13,37 @@ from typing import Any, NamedTuple, TypeVar
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.outcomes import Cause
 from distbelief.core.records import Json
-from distbelief.strategies.sandblaster.line_search import SearchPoint, SearchStart, wolfe
-from distbelief.strategies.sandblaster.methods import Direction, Method, Terms, method_of
+from distbelief.strategies.sandblaster.methods import (
+    Direction,
+    Method,
+    SearchPoint,
+    SearchStart,
+    Terms,
+    method_of,
+    wolfe,
+)
 from distbelief.strategies.sandblaster.settings import Descent
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, as they are and were at the iteration's begin; the direction. Evaluators see `x0`."""
+"""Parameters and gradient, now and at the start of the iteration, and the direction. Evaluators see `x0`."""
 TAIL = "g.tail0"
 
 
 class AskOperation(NamedTuple):
-    """Have every shard do these; answered by their scalars over all shards."""
+    """Commands for every shard; answered by their scalars, summed over the shards."""
 
     commands: tuple[AnyCommand, ...]
 
 
 class AskEvaluation(NamedTuple):
-    """Do these, and have the replicas compute the loss and the gradient of a batch; answered by a `LossSum`."""
+    """Commands for every shard, then a batch of which replicas compute loss and gradient; answered by a `LossSum`."""
 
     batch: int
     commands: tuple[AnyCommand, ...]
 
 
 class LossSum(NamedTuple):
-    """The sum of the losses of a batch, and how many samples, and portions' worth, each of its parts has."""
+    """Sum of a batch's losses, its number of samples, and the portions in each of its parts."""
 
     loss: float
     samples: int
@@ -46,12 +51,12 @@ class LossSum(NamedTuple):
 
 
 class IterationDone(NamedTuple):
-    """An iteration is done; the state is what a story goes on with."""
+    """An iteration that is done, and the state with which a generator goes on."""
 
     iteration: int
     loss: float
     gradient: float
-    """Its largest component."""
+    """Largest component of the gradient."""
     step: float
     evaluations: int
     note: str
@@ -63,12 +68,12 @@ Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Returned]
 
 
 class Descend:
-    """One job's descent.
+    """The descent of a job.
 
     Args:
-        descent: its settings.
-        iterations: after which it ends.
-        state: of the `IterationDone` from which it goes on; empty for a fresh one.
+        descent: its options.
+        iterations: number of iterations.
+        state: from the `IterationDone` where it goes on; empty at the start.
     """
 
     def __init__(self, descent: Descent, iterations: int, state: Json) -> None:
@@ -78,18 +83,18 @@ class Descend:
         self._whole, self._part = not descent.batch_size, descent.sums
         self._evaluations = 0
         self._begin: tuple[AnyCommand, ...] = ()
-        """Commands that make the direction, until it has been asked for."""
+        """Commands that make the direction, until they are sent."""
         self._weights: tuple[float, ...] = ()
 
     def story(self) -> Steps[tuple[Cause, str]]:
-        """Play Algorithm 1.2: evaluate a batch, make a direction, search along it, update; return why it ends."""
+        """Run Algorithm 1.2: evaluate a batch, make a direction, search along it, update; return why it ends."""
         method = self.method
         loss, scalars = yield from self._evaluate((), method.asks())
         method.begin(scalars)
         if not math.isfinite(loss):
             why = (
-                f"the loss is {loss} at the first parameters: look for a division by zero in the model, or start "
-                "elsewhere"
+                f"the loss is {loss} at the initial parameters: look for a division by zero in the model, or use other "
+                "initial parameters"
             )
             return Cause.LOSS_NOT_FINITE, why
         while (over := self._over()) is None:
@@ -101,9 +106,9 @@ class Descend:
                 if not method.forget():
                     return (
                         Cause.NO_DESCENT,
-                        f"no step along the steepest descent lowers the loss of {loss:.6g} any more",
+                        f"no step along the steepest descent lowers the loss of {loss:.6g}",
                     )
-                yield self._iterated(loss, 0.0, "the line search failed: it begins anew from the steepest descent")
+                yield self._iterated(loss, 0.0, "the line search failed: it restarts with steepest descent")
                 continue
             self._iteration += 1
             after = (
@@ -120,7 +125,7 @@ class Descend:
     def _over(self) -> tuple[Cause, str] | None:
         if self.method.largest <= self.descent.tolerance:
             why = (
-                f"the gradient has no component larger than {self.method.largest:.3g} (--tolerance "
+                f"no component of the gradient is larger than {self.method.largest:.3g} (--tolerance "
                 f"{self.descent.tolerance:g})"
             )
             return Cause.CONVERGED, why
@@ -134,7 +139,7 @@ class Descend:
     def _evaluate(
         self, at: tuple[AnyCommand, ...], wanted: tuple[AnyCommand, ...] = ()
     ) -> Steps[tuple[float, list[float]]]:
-        """The loss of the batch at parameters that `at` makes, its gradient left in `g`; and scalars of `wanted`."""
+        """Return a batch's loss at the parameters that `at` makes, and scalars of `wanted`; the gradient is in `g`."""
         gathered: LossSum = yield AskEvaluation(0 if self._whole else self._iteration, at)
         self._evaluations += 1
         self._weights = gathered.weights
@@ -147,7 +152,7 @@ class Descend:
         return gathered.loss / gathered.samples + 0.5 * decay * square, scalars
 
     def _search(self, loss: float, direction: Direction) -> Steps[tuple[SearchPoint | None, float | None]]:
-        """Search along a direction; returns what was found, and the loss there where it was evaluated."""
+        """Search along a direction; return the point that was accepted, and the loss if it was evaluated there."""
         keep = (Copy(G, G0),) if self._whole else (Copy(G, G0), Copy(self._part[-1], TAIL))
         self._begin = (direction.command, *keep)
         if self.descent.line_search == "none":
@@ -155,28 +160,28 @@ class Descend:
         search = wolfe(SearchStart(loss, direction.slope, direction.first, direction.largest, self.method.curvature))
         step = next(search)
         while True:
-            there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))
+            loss_there, (slope,) = yield from self._evaluate(self._at(step), (Dots(((G, D),)),))
             try:
-                step = search.send((there, slope))
+                step = search.send((loss_there, slope))
             except StopIteration as end:
-                return end.value, there
+                return end.value, loss_there
 
     def _at(self, step: float) -> tuple[AnyCommand, ...]:
-        """The commands that go to a step along the direction; the first time, also those that make the direction."""
+        """Return commands that go to a step along the direction; at first also those that make the direction."""
         begin, self._begin = self._begin, ()
         return (*begin, Combine(((1.0, X0), (step, D)), X))
 
     def _moved(self, step: float, tried: float | None) -> tuple[AnyCommand, ...]:
-        """The commands that go to the step that was found, where the search has not left the parameters there."""
+        """Return commands that go to the accepted step, unless the search has left the parameters there."""
         return self._at(step) if tried is None else ()
 
     def _learn(self, point: SearchPoint, direction: Direction) -> Steps[str]:
-        """Have the method take in what the iteration has shown."""
+        """Have the method learn from the iteration."""
         s = Combine(((point.step, D),), self.method.step_name)
         decay = self.descent.weight_decay
         if self._whole:
             change: Terms = ((1.0, G), (-1.0, G0))
-        else:  # only what two batches have in common shows the curvature
+        else:  # only what two batches share shows the curvature
             head = 1.0 / self._weights[0]
             change = (
                 ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name))

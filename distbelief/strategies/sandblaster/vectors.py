@@ -1,4 +1,4 @@
-"""A shard's slice with named vectors beside its parameters, and the operations on them, in place."""
+"""A shard's slice with named vectors besides its parameters, and operations on them, in place."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
 
 BLOCK = 1 << 14
-"""Elements of a vector made float64 at a time for dot products: few enough for the processor's cache."""
+"""Elements of a vector that dot products convert to float64 at once: few enough for the processor's cache."""
 
 PARAMETERS, ACCEPTED = "x", "x0"
-"""The parameters, which a line search tries out, and those that it began from: what an evaluator fetches."""
+"""Names of the parameters, which a line search tries, and of those where it began, which an evaluator fetches."""
 
 
 class VectorSlice(Slice, Protocol):
-    """Slice of a shard; a phantom one holds nothing and only counts."""
+    """Slice of a shard with named vectors; that of a phantom holds nothing."""
 
     def operate(self, command: AnyCommand) -> list[float]:
-        """Do what a command says; returns its scalars."""
+        """Execute a command; return its scalars."""
 
     def contribute(self, payload: Payload, into: str) -> None:
         """Add a work unit's gradient to a vector."""
 
     def keep(self, payload: Payload) -> Payload:
-        """A copy of a work unit's gradient, to be added later."""
+        """Return a copy of a work unit's gradient, to be added later."""
 
     def accepted(self) -> Payload:
-        """The bytes of the moving range as an evaluator is to see them."""
+        """Return the bytes of the moving range as evaluators see them."""
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """Return `arrays`, with every vector."""
+        """Return `arrays` and all vectors."""
         ...
 
 
 class TorchVectorSlice(TorchSlice):
-    """A slice in memory; a vector has a tensor for each run of parameters of one dtype and group, float32 at least."""
+    """A slice in memory; a vector has a tensor for each run of parameters of one dtype and group, at least float32."""
 
     def __init__(
         self, plan: Plan, shard: int, moving: torch.Tensor | None = None, frozen: torch.Tensor | None = None
@@ -68,10 +68,10 @@ class TorchVectorSlice(TorchSlice):
             accepted.copy_(x)
 
     def vector(self, name: str, create: bool = False) -> list[torch.Tensor]:
-        """The tensors of a vector; one that is to be made begins as zeros.
+        """Return the tensors of a vector; a new one begins as zeros.
 
         Raises:
-            RemoteProtocolError: there is none of that name.
+            RemoteProtocolError: there is no vector of that name.
         """
         tensors = self._named.get(name)
         if tensors is None:
@@ -84,10 +84,10 @@ class TorchVectorSlice(TorchSlice):
 
     @torch.no_grad()
     def operate(self, command: AnyCommand) -> list[float]:
-        """Do what a command says.
+        """Execute a command; return its scalars.
 
         Raises:
-            RemoteProtocolError: it names a vector that is not here.
+            RemoteProtocolError: it names a vector that does not exist.
         """
         match command:
             case operations.Dots():
@@ -115,14 +115,14 @@ class TorchVectorSlice(TorchSlice):
         return []
 
     def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
-        """An operation on each tensor of a vector, with those of others."""
+        """Apply an operation to each tensor of a vector, with those of other vectors."""
         for tensors in zip(self.vector(into, create=True), *map(self.vector, of), strict=True):
             operation(*tensors)
 
     def _combine(self, command: operations.Combine) -> None:
         terms = [(factor, self.vector(name)) for factor, name in command.terms]
         for i, into in enumerate(self.vector(command.into, create=True)):
-            # its own share first, and in place
+            # the target's own term first, in place: later it is overwritten
             kept = sum(factor for factor, tensors in terms if tensors[i] is into)
             into.mul_(kept) if kept else into.zero_()
             for factor, tensors in terms:
@@ -130,7 +130,7 @@ class TorchVectorSlice(TorchSlice):
                     into.add_(tensors[i], alpha=factor)
 
     def _dots(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Multiply in float64, block by block; each product by itself, so that its bits depend on no other."""
+        """Multiply in float64, block by block. Each product is computed alone, so its bits depend on no other."""
         names = sorted({name for pair in pairs for name in pair})
         rows = dict(zip(names, torch.empty(len(names), BLOCK, dtype=torch.float64), strict=True))
         sums = [0.0] * len(pairs)
@@ -152,7 +152,7 @@ class TorchVectorSlice(TorchSlice):
         return sum(float(t.abs().sum(dtype=torch.float64)) for t in tensors)
 
     def _publish(self) -> None:
-        """Have parameters of low precision follow their masters."""
+        """Copy master values to parameters of low precision."""
         for piece, value in zip(self._trained, self._named[PARAMETERS], strict=True):
             if piece.master:
                 piece.tensor.copy_(value)
@@ -170,20 +170,20 @@ class TorchVectorSlice(TorchSlice):
             target.add_(piece.typed(payload))
 
     def keep(self, payload: Payload) -> Payload:
-        """A copy of a work unit's gradient."""
+        """Return a copy of a work unit's gradient."""
         assert isinstance(payload, torch.Tensor)
         return payload.clone()
 
     def accepted(self) -> Payload:
-        """The bytes of the moving range as they were when the line search began."""
+        """Return the bytes of the moving range as they were when the line search began."""
         return self._accepted
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return the arrays of any slice, and `state.<section>.history.<name>` for the vectors of the history."""
+        """Return the arrays of every slice, and `state.<section>.history.<name>` for the history's vectors."""
         return super().arrays() | self._vectors(name for name in self._named if name.startswith(HISTORY))
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """Return `arrays`, and `state.<section>.<name>` for all other vectors, the accepted parameters among them."""
+        """Return `arrays` and `state.<section>.<name>` for all other vectors, the accepted parameters included."""
         return super().arrays() | self._vectors(name for name in self._named if name != PARAMETERS)
 
     def _vectors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -194,7 +194,7 @@ class TorchVectorSlice(TorchSlice):
         }
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Take back what `arrays` or `everything` gave."""
+        """Restore what `arrays` or `everything` returned."""
         super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
         self._accept()
         for i, piece in enumerate(self._trained):
@@ -206,23 +206,23 @@ class TorchVectorSlice(TorchSlice):
 
 
 class PhantomVectorSlice(PhantomSlice):
-    """A slice of a plan that holds nothing; its scalars are those of a bowl, so that a descent goes on for ever."""
+    """A slice that holds nothing; its scalars are constant, so that a descent never ends."""
 
     def operate(self, command: AnyCommand) -> list[float]:
-        """Every scalar is 1, but for slopes and steps, which are made of it."""
+        """Return 1 for every scalar."""
         return [1.0] * len(operations.scalars(command))
 
     def contribute(self, payload: Payload, into: str) -> None:
-        """Nothing to add."""
+        """Do nothing."""
 
     def keep(self, payload: Payload) -> Payload:
-        """A stand-in that knows its length."""
+        """Return the stand-in, which knows its length."""
         return payload
 
     def accepted(self) -> Payload:
-        """A stand-in that knows its length."""
+        """Return a stand-in of the same length."""
         return self.moving()
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """Nothing to send."""
+        """Return nothing."""
         return {}

@@ -1,4 +1,4 @@
-"""The strategy `single`: the plain PyTorch loop in one process, with records, checkpoints and result of all others."""
+"""The plain PyTorch loop of strategy `single`, in one process, with records, checkpoints and result as all others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from distbelief.tasks.worker import Trainer, check_measure, measure
 
 @dataclass
 class _Times:
-    """Seconds of the parts of its steps, and how many values overflowed, of how many."""
+    """Seconds in the parts of its steps; values that overflowed, and all that were counted."""
 
     steps: int = 0
     compute: float = 0.0
@@ -44,10 +44,10 @@ class _Times:
 
 
 class SingleLoop:
-    """One training loop.
+    """The loop of a job.
 
     Args:
-        context: what is trained, by what settings, and where.
+        context: model, task, settings and surroundings.
     """
 
     def __init__(self, context: LoopContext) -> None:
@@ -74,13 +74,13 @@ class SingleLoop:
         self._dealer = Dealer(self._plan.batches, settings.epochs, 1, start.position)
         self._epochs = self._dealer.completed
         self._saved = self._now(), 0
-        """When there was a checkpoint last, and after how many steps."""
+        """Time of the last checkpoint, and the number of steps before it."""
         self._unsaved = ""
         self._target, self._began = Target(), self._now()
         self._reported, self._times = (0, 0), _Times()
-        """Steps and samples that are reported."""
+        """Number of steps and samples in reports."""
         self._loss = self._seconds = 0.0
-        """Since the last report."""
+        """Sums since the last report."""
         steps = LoopSteps(self._trainer.compute, self._step_parameters, len(self._trainer.data), layout.trained.size)
         self._timed = context.timed(steps)
         if settings.evaluates and task.test is not None:
@@ -107,7 +107,7 @@ class SingleLoop:
         self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
     def _train(self) -> tuple[Cause, str]:
-        """Train on one minibatch after another; return why it ends."""
+        """Train on one minibatch after another; return why the job ends."""
         dealer = self._dealer
         while (portion := dealer.deal(roles.SINGLE, 1)) is not None:
             self._step(Batch(portion.epoch, portion.first))
@@ -118,7 +118,7 @@ class SingleLoop:
                 continue
             every = self.settings.evaluations.minibatches
             reached = self._test() if every and self._steps % every == 0 else ""
-            ended = (Cause.TARGET_REACHED, reached) if reached else self._told_to_end()
+            ended = (Cause.TARGET_REACHED, reached) if reached else self._ended_early()
             if ended or self._is_time():
                 self._report()
                 self._save()
@@ -126,8 +126,8 @@ class SingleLoop:
                 return ended
         return Cause.EPOCHS_DONE, "all epochs are done"
 
-    def _told_to_end(self) -> tuple[Cause, str] | None:
-        """Return why the job ends within an epoch: somebody says so, or its budget is spent."""
+    def _ended_early(self) -> tuple[Cause, str] | None:
+        """Return why the job ends within an epoch: it is stopped, or its budget is spent."""
         if reason := self._stopped():
             return Cause.INTERRUPTED, reason
         if spent := budget_spent(self.settings, self._now() - self._began):
@@ -136,7 +136,7 @@ class SingleLoop:
         return None
 
     def _epoch_done(self) -> tuple[Cause, str] | None:
-        """Note that one more epoch is done; return why the job ends here, where it does."""
+        """Note the end of an epoch; return why the job ends there, if it does."""
         self._report()
         self._epochs += 1
         done, s, last = self._epochs, self.settings, self._dealer.finished
@@ -182,7 +182,7 @@ class SingleLoop:
         self._reported, self._loss, self._seconds = (self._steps, self._samples), 0.0, 0.0
 
     def _test(self) -> str:
-        """Measure, where anything is measured; return a sentence where the target is reached."""
+        """Evaluate, if the job does that; return a sentence if the target is reached."""
         if not self.settings.evaluates or self.task.test is None:
             return ""
         self._report()
@@ -193,10 +193,10 @@ class SingleLoop:
         self._note(tested)
         return self._target.reached(self.settings, tested)
 
-    # checkpoints: those of one shard that holds everything
+    # checkpoints, in the format of one shard that holds everything
 
     def _is_time(self) -> bool:
-        """Return whether it is time for a checkpoint within an epoch; a step counts as a push."""
+        """Return whether a checkpoint is due within an epoch; a step counts as a push."""
         moment, steps = self._saved
         return snapshot_due(self.settings, self._steps - steps, self._now() - moment, self._steps - steps)
 
@@ -232,10 +232,8 @@ class SingleLoop:
 def _build(
     settings: Optimizer, groups: Sequence[ParameterGroup], dense: Sequence[torch.Tensor]
 ) -> list[torch.optim.Optimizer]:
-    """Build the optimizer of parameters with dense gradients, and that of those with sparse ones: one, or both.
-
-    torch's fused kernels do not take sparse gradients.
-    """
+    """Build the optimizer of parameters with dense gradients, and that of those with sparse ones: one, or both."""
+    # two optimizers, since torch's fused kernels do not take sparse gradients
     whole = set(map(id, dense))
     both = [
         [
@@ -252,15 +250,15 @@ def _build(
 
 
 def _members(layout: Layout) -> dict[int, list[str]]:
-    """Give the names of the parameters of each section, in their order in the flat vector."""
+    """Return the names of each section's parameters, in the order of the flat vector."""
     sections = [(i, s) for i, s in enumerate(layout.sections) if s.kind == "parameter"]
     return {i: [e.tensor.name for e in layout.trained_entries if s.start <= e.start < s.stop] for i, s in sections}
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """Give the model and the optimizer's state as the arrays of one shard.
+    """Return the model and the optimizers' state as the arrays of one shard.
 
-    A shard has float32 masters and states of parameters of a lower precision.
+    As a shard does, convert parameters of low precision and their states to float32.
     """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
     state_of = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
@@ -278,7 +276,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
             if known and all(
                 isinstance(v, torch.Tensor) and v.shape == tensors[name].shape for name, v in known.items()
             ):
-                # torch makes the state of a parameter at its first gradient: until then it is zero
+                # torch makes a parameter's state at its first gradient: until then it is zero
                 parts = [known[name] if name in known else torch.zeros_like(tensors[name]) for name in names]
                 values = torch.cat([part.detach().flatten() for part in parts])
                 arrays[f"state.{number}.{key}"] = values.float() if dtype in MASTERED else values
@@ -288,7 +286,7 @@ def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict
 
 
 def _parts(values: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return what each parameter has of one state of a section: its elements, or the one value of all."""
+    """Cut a state of a section for its parameters: elements for each, or one value for all."""
     if values.ndim and values.numel() == sum(p.numel() for p in parameters):
         return [
             part.view(p.shape)
@@ -298,9 +296,9 @@ def _parts(values: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[tor
 
 
 def _restore(optimizer: torch.optim.Optimizer, states: dict[torch.Tensor, dict[str, torch.Tensor]]) -> None:
-    """Give an optimizer its states; torch knows the device and the dtype that each of them belongs on."""
+    """Give an optimizer its states; torch moves each to its device and dtype."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    # unwrapped, as in `optimizers.stepper`: the wrapper imports torch._dynamo
+    # unwrapped, as in `optimizers.stepper`: the wrapper would import torch._dynamo
     saved = inspect.unwrap(type(optimizer).state_dict)(optimizer)
     saved["state"] = {i: states[p] for i, p in enumerate(parameters) if p in states}
     inspect.unwrap(type(optimizer).load_state_dict)(optimizer, saved)

@@ -1,4 +1,4 @@
-"""Single: the plain PyTorch loop in one process, the baseline of every comparison; or one model, split over several."""
+"""Single: the plain PyTorch loop in one process, the baseline of every comparison; or one model over several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Single(Partitioned, Scaled):
-    """The plain PyTorch loop in one process: no server, no messages; with --partitions, one model over several
+    """The plain PyTorch loop in one process, without servers or messages. With --partitions, one model over several
     processes, each of which steps its part.
     """
 
@@ -28,8 +28,8 @@ class Single(Partitioned, Scaled):
     held_by: ClassVar[Holder] = Holder.REPLICAS
     one_moment: ClassVar[bool] = True
     meaningless: ClassVar[Mapping[str, str]] = {
-        "data": "it has one replica, which has all the data: use downpour or synchronous",
-        "script": "it has no replicas that could run one; run it with python itself",
+        "data": "its one replica has all the data: use downpour or synchronous",
+        "script": "it has no replicas that could run one: run it with python",
     }
 
     optimizer: Given[Optimizer, str] = Given(Optimizer(), str, optim)
@@ -37,50 +37,41 @@ class Single(Partitioned, Scaled):
 
     @property
     def parts(self) -> int:
-        """One model, in one part, or one for each partition."""
+        """Parts of a checkpoint: one, or one for each partition."""
         return max(1, self.partitions)
 
     def roles(self, measured: bool) -> tuple[str, ...]:
-        """One, which plays everything and measures; of a split model its partitions, under a coordinator."""
+        """Return a single role, or the partitions of a split model and their coordinator."""
         return (roles.SINGLE,) if self.partitions == 1 else super().roles(measured)
 
     @classmethod
     def players(cls) -> Players:
-        """Those of a group of one."""
+        """Return the players of a group, of which a split model is the only replica."""
         from distbelief.strategies.grouped.players import PLAYERS
 
         return PLAYERS
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:
-        """The plain loop."""
+        """Return the plain loop."""
         from distbelief.strategies.single.loop import SingleLoop
 
         return SingleLoop(context)
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse what is of several processes.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Refuse options of several processes."""
         if self.partitions > 1:
             super().check_machine(settings, machine)
             return
         if machine.transport != "shared":
             raise UsageError(
-                f"--transport {machine.transport}: strategy {self.name} is one process, which sends nothing: leave it "
-                "off"
+                f"--transport {machine.transport}: strategy {self.name} is one process and sends nothing: leave it off"
             )
         if machine.listen:
             raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse what means nothing to a loop that has nobody to talk to.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Refuse options of several machines."""
         if self.partitions > 1:
             super().check_virtual(settings, cluster)
             return
@@ -91,13 +82,11 @@ class Single(Partitioned, Scaled):
             )
         if cluster.messages:
             raise UsageError(
-                f"--handling message means nothing to strategy {self.name}, which is told nothing: leave it off"
+                f"--handling message means nothing to strategy {self.name}, which gets no messages: leave it off"
             )
         if cluster.host_replicas is not None:
-            raise UsageError(
-                f"--hosts means nothing to strategy {self.name}, which has one machine for one role: leave it off"
-            )
+            raise UsageError(f"--hosts means nothing to strategy {self.name}, which is a single role: leave it off")
         if cluster.faulty:
             raise UsageError(
-                f"--faults crash and restart mean nothing to strategy {self.name}: nobody could go on; leave them off"
+                f"--faults crash and restart mean nothing to strategy {self.name}, a single process: leave them off"
             )

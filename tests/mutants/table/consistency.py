@@ -216,7 +216,7 @@ MUTANTS = [
         "            if after != before:\n", "            if False:\n",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_model_that_writes_to_a_parameter_where_others_read_it_is_named",), seconds=15),
-    Mutant("a-frozen-parameter-is-taken-again-at-every-step", "shared-parameters", "strategies/served.py",
+    Mutant("a-frozen-parameter-is-taken-again-at-every-step", "shared-parameters", "strategies/players.py",
         "size = moving if landing in begun else there.numel()", "size = there.numel()",
         (f"{PROCESSES}test_consistency.py::"
          "test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them",), seconds=15),

@@ -33,11 +33,11 @@ MUTANTS = [
         "if per_host and not (algorithm.startswith(HIERARCHICAL) or",
         "if per_host and algorithm == HIERARCHICAL and not (algorithm.startswith(HIERARCHICAL) or",
         (f"{REFUSED}[simulate digits allreduce --per-host 2 --algorithm ring]", f"{REFUSED}[draw ring --per-host 2]")),
-    Mutant("hogwild-clips-nothing", OPTIONS, "strategies/parameter_server/hogwild.py",
+    Mutant("hogwild-clips-nothing", OPTIONS, "strategies/parameter_server/players.py",
         "context.computes(context.settings.clip_norm)", "context.computes(0.0)",
         (f"{PLAYED}[hogwild clip_norm]",)),
     Mutant(
-        "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/torch_whole.py",
+        "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/whole.py",
         "trained_buckets = buckets(layout, options.bucket_mb, partition)", "trained_buckets = buckets(layout, 25.0)",
         (
             "tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own",

@@ -17,7 +17,7 @@ MUTANTS = [
         "earlier = {number for segment in self.segments[task.segment + 1 :] for number in segment.takes}",
         (f"{PIPELINES}::test_a_value_crosses_once_to_each_partition_that_takes_it_and_passes_by_those_between", ANY)),
     Mutant(
-        "a-partition-goes-back-before-it-is-full", ENDS, "schedules/pipelines.py",
+        "a-partition-goes-back-before-it-is-full", ENDS, "schedules/pipeline.py",
         "        if turn >= in_flight:\n            yield PartitionTask(Pass.BACKWARD, turn - in_flight)\n"
         "        if turn < microbatches:\n            yield PartitionTask(Pass.FORWARD, turn)\n",
         "        if turn < microbatches:\n            yield PartitionTask(Pass.FORWARD, turn)\n"

@@ -27,7 +27,7 @@ SPLIT_SWEEP, WAITED = (
 )
 
 MUTANTS = [
-    Mutant("a-slope-that-still-falls-is-flat", ITERATES, "strategies/sandblaster/line_search.py",
+    Mutant("a-slope-that-still-falls-is-flat", ITERATES, "strategies/sandblaster/methods.py",
         "return abs(trial.slope) <= -start.curvature * start.slope",
         "return trial.slope <= -start.curvature * start.slope",
         ("tests/core/test_line_search.py::test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried",),
@@ -58,12 +58,12 @@ MUTANTS = [
     Mutant("a-work-unit-of-the-last-evaluation-is-added", EXACTLY_ONCE, "strategies/sandblaster/shard.py",
         "if event.evaluation == floor and event.number not in self._taken:", "if event.number not in self._taken:",
         (f"{MACHINE}::test_what_comes_after_its_evaluation_is_acknowledged_and_ignored",)),
-    Mutant("another-work-unit-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
+    Mutant("another-work-unit-than-the-dead-ones-is-dealt-again", EXACTLY_ONCE, "strategies/sandblaster/evaluating.py",
         "                self._unheld.append(number)\n"
         "                self._fresh_left", "                self._unheld.append(max(number - 1, 0))\n"
         "                self._fresh_left",
         ("tests/core/test_work_units.py::test_what_the_dead_one_held_is_dealt_again",)),
-    Mutant("the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/work_units.py",
+    Mutant("the-coordinator-counts-each-copy-as-done", EXACTLY_ONCE, "strategies/sandblaster/evaluating.py",
         "        if self._done[number]:\n"
         "            return False\n"
         "        self._done[number] = 1\n", "        self._done[number] = 1\n",
@@ -96,8 +96,8 @@ MUTANTS = [
         "for number, (kept, part) in self._early.items()]", "for number, (kept, part) in ()]",
         (f"{STANDBYS}::test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn",)),
     Mutant("an-operation-that-is-told-again-is-done-again", STANDBY, "strategies/sandblaster/shard.py",
-        "        if event.number <= self._newest.number:  # told",
-        "        if event.number < self._newest.number:  # told",
+        "        if event.number <= self._newest.number:  # it was sent",
+        "        if event.number < self._newest.number:  # it was sent",
         (f"{STANDBYS}::test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm",)),
     Mutant("a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "strategies/sandblaster/shard.py",
         "effects += mirror.after([Send(sender, answer)] if answers else [])",

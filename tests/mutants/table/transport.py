@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant("a-meeting-over-links-hears-of-nothing", "role-link-waits", "fabric/role_links.py",
         "            if interrupted():\n                return False\n", "",
         (ENCRYPTED_TESTS + "test_a_meeting_ends_as_soon_as_another_group_is_named",), hangs=True),
-    Mutant("gloo-in-the-place-of-encrypted-links", ENCRYPTED, "strategies/grouped/worker.py",
+    Mutant("gloo-in-the-place-of-encrypted-links", ENCRYPTED, "strategies/grouped/players.py",
         "if options.algorithm in PLACED and not stage.encrypted:", "if options.algorithm in PLACED:",
         (ENCRYPTED_TESTS + "test_a_job_whose_links_are_encrypted_has_no_process_group",), seconds=20),
     Mutant("any-user-of-the-machine-is-let-in", USERS, "transport/secure.py",

@@ -1,4 +1,4 @@
-"""Allreduce: no server; replicas add up gradients themselves, each makes the same update (Goyal 2017, section 3)."""
+"""Allreduce: without servers, replicas add up gradients and each makes the same update (Goyal 2017, section 3)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allreduce(Reducing, Splittable, Scaled):
-    """Rounds without a server: every replica holds the whole model, and all make one update with the gradient of the
-    union of their minibatches.
+    """Rounds without a server: each replica holds the whole model, and all make the same update with the gradient of
+    all their minibatches.
     """
 
     name: ClassVar[str] = "allreduce"
@@ -39,12 +39,12 @@ class Allreduce(Reducing, Splittable, Scaled):
 
     @property
     def parts(self) -> int:
-        """A checkpoint is of one part, as every replica holds everything; of a split one, of one for each partition."""
+        """Parts of a checkpoint: one, since each replica holds everything, or one for each partition."""
         return max(1, self.partitions)
 
     @classmethod
     def players(cls) -> Players:
-        """Return who plays them."""
+        """Return the players of a group."""
         from distbelief.strategies.grouped.players import PLAYERS
 
         return PLAYERS
@@ -54,41 +54,32 @@ class Allreduce(Reducing, Splittable, Scaled):
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests over links in the clear, an algorithm that the carrier has no use for, and hosts that this has
-        none for.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse guests over unencrypted links, and algorithms and hosts that mean nothing to the carrier."""
         if machine.listen and not machine.encrypted:
             raise UsageError(
-                f"--listen {machine.listen}: guests of {self.name} add up gradients over encrypted links: "
-                "leave --insecure off, and at an address of this machine alone add --tls"
+                f"--listen {machine.listen}: guests of {self.name} need encrypted links: leave --insecure off; at an "
+                "address of this machine alone, add --tls"
             )
         check_hosts(self.algorithm, self.per_host, auto=machine.encrypted)
         if machine.carrier == "shared":
-            check_order("--transport shared: what replicas add up", "use --transport tcp")
+            check_order("--transport shared: gradients that replicas add up", "use --transport tcp")
             if self.algorithm not in (*PLACED, "direct"):
                 raise UsageError(
-                    f"--algorithm {self.algorithm}: in shared memory nothing is sent, and gradients are added up "
-                    "where they lie: leave it off, or use --transport tcp"
+                    f"--algorithm {self.algorithm}: shared memory needs no algorithm, as nothing is sent: leave it "
+                    "off, or use --transport tcp"
                 )
         if machine.encrypted and self.algorithm == "native":
             raise UsageError(
-                "--algorithm native is that of torch's process group, which encrypts nothing: name another, or auto"
+                "--algorithm native is torch's process group, which encrypts nothing: choose another, or auto"
             )
         super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse an algorithm that is not simulated, and hosts that it has no use for.
-
-        Raises:
-            UsageError: naming the option, and the remedy.
-        """
+        """Refuse algorithms that are not simulated, and hosts that mean nothing to the algorithm."""
         if self.algorithm == "native":
             raise UsageError(
-                "--algorithm native is that of a real network's library, and a simulated one has none: name another, "
-                "or auto"
+                "--algorithm native is that of a real network's library, which is not simulated: choose another, or "
+                "auto"
             )
         hosts = cluster.host_replicas is not None
         if cluster.local and not (hosts or self.per_host):
