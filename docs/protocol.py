@@ -3,14 +3,13 @@
 python docs/protocol.py
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from distbelief.core.conversations.phases import ALLOWED, PHASES
+from distbelief.core.conversations.phases import PHASES
 from distbelief.core.conversations.table import Conversation, Says, States
 from distbelief.core.messages import Message
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
@@ -62,13 +61,6 @@ def states(shown: States[Any]) -> Iterator[str]:
     yield from table(("state", "meaning", "moves to"), rows)
 
 
-def allowed(by_phase: Mapping[Any, frozenset[StrEnum]]) -> Iterator[str]:
-    """Format the phases that allow each act."""
-    acts = type(next(iter(next(iter(by_phase.values())))))
-    rows = [(act.value, ", ".join(f"`{phase}`" for phase, may in by_phase.items() if act in may)) for act in acts]
-    yield from table(("the coordinator may", "in"), rows)
-
-
 def way(row: Says) -> str:
     """Name the senders and the receivers of a row."""
     return " → ".join("any role" if {*kinds} >= ROLES else ", ".join(kinds) for kinds in (row.by, row.to))
@@ -117,7 +109,7 @@ def document() -> str:
     for job, conversations in JOBS.items():
         without = [shown.title for shown in CONVERSATIONS if shown not in (LINKING, *conversations)]
         lines.append(f"- Not used by {job}: {', '.join(without)}.")
-    lines += ["", "## The phases of a job\n", *states(PHASES), *allowed(ALLOWED)]
+    lines += ["", "## The phases of a job\n", *states(PHASES)]
     for shown in CONVERSATIONS:
         lines += conversation(shown, homes)
     return "\n".join(lines).rstrip() + "\n"
