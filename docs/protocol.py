@@ -3,13 +3,13 @@
 python docs/protocol.py
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from distbelief.core.conversations.phases import ALLOWED, PHASES
+from distbelief.core.conversations.phases import PHASES
 from distbelief.core.conversations.table import Conversation, Says, States
 from distbelief.core.messages import Message
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
@@ -25,11 +25,11 @@ INTRODUCTION = """# The protocol
 
 `python docs/protocol.py` makes this page from the tables in `distbelief/core/conversations`.
 
-A role takes a message only from the senders named here. Anything else is refused, and its link is dropped. A message's
-meaning stands where it is first used; `Again` lists those used once more. Its fields are in its class.
+A role takes a message only from the senders named here: anything else is refused, and its link is dropped. An empty
+cell is the same as the one above. `Again` lists messages whose meaning is in an earlier table.
 
-Five events are no messages: `Lost` (the link to another role is gone), `Saved` and `Loaded` (from the store), `Woke` (a
-timer) and `Lent` (memory from the transport).
+Five events are not messages: `Lost` (the link to another role is gone), `Saved` and `Loaded` (from the store), `Woke`
+(a timer) and `Lent` (memory from the transport).
 """
 
 
@@ -61,17 +61,16 @@ def states(shown: States[Any]) -> Iterator[str]:
     yield from table(("state", "meaning", "moves to"), rows)
 
 
-def allowed(by_phase: Mapping[Any, frozenset[StrEnum]]) -> Iterator[str]:
-    """Format the phases that allow each act."""
-    acts = type(next(iter(next(iter(by_phase.values())))))
-    rows = [(act.value, ", ".join(f"`{phase}`" for phase, may in by_phase.items() if act in may)) for act in acts]
-    yield from table(("the coordinator may", "in"), rows)
-
-
 def way(row: Says) -> str:
-    """Name the senders and the receivers of a row, and the message that it answers."""
-    ends = " → ".join("any role" if {*kinds} >= ROLES else ", ".join(kinds) for kinds in (row.by, row.to))
-    return f"{ends}, answers `{row.answers.__name__}`" if row.answers else ends
+    """Name the senders and the receivers of a row."""
+    return " → ".join("any role" if {*kinds} >= ROLES else ", ".join(kinds) for kinds in (row.by, row.to))
+
+
+def meaning(row: Says) -> str:
+    """Return what a message means, and which one it answers if neither its name nor its docstring says so."""
+    text = first(row.message.__doc__)
+    answered = row.answers.__name__ if row.answers else ""
+    return text if row.message.__name__.startswith(answered) or answered in text else f"{text}; answers `{answered}`"
 
 
 def conversation(shown: Conversation, homes: dict[type[Message], str]) -> Iterator[str]:
@@ -92,8 +91,10 @@ def conversation(shown: Conversation, homes: dict[type[Message], str]) -> Iterat
         if homes.setdefault(row.message, shown.title) != shown.title:
             again.setdefault(way(row), []).append(name)
             continue
-        rows.setdefault(row.message, ([], first(row.message.__doc__)))[0].append(way(row))
-    cells = [(f"`{message.__name__}`", "; ".join(ways), text) for message, (ways, text) in rows.items()]
+        rows.setdefault(row.message, ([], meaning(row)))[0].append(way(row))
+    ways = ["; ".join(ends) for ends, _ in rows.values()]
+    shorter = ["" if before == ends else ends for before, ends in pairwise(["", *ways])]
+    cells = [(f"`{message.__name__}`", ends, rows[message][1]) for message, ends in zip(rows, shorter, strict=True)]
     yield from table(("message", "from → to", "meaning"), cells)
     if again:
         yield f"Again: {'; '.join(f'{ends}: ' + ', '.join(names) for ends, names in again.items())}.\n"
@@ -107,8 +108,8 @@ def document() -> str:
     lines = [INTRODUCTION]
     for job, conversations in JOBS.items():
         without = [shown.title for shown in CONVERSATIONS if shown not in (LINKING, *conversations)]
-        lines.append(f"- {job[:1].upper()}{job[1:]} has every conversation but {', '.join(without)}.")
-    lines += ["", "## The phases of a job\n", *states(PHASES), *allowed(ALLOWED)]
+        lines.append(f"- Not used by {job}: {', '.join(without)}.")
+    lines += ["", "## The phases of a job\n", *states(PHASES)]
     for shown in CONVERSATIONS:
         lines += conversation(shown, homes)
     return "\n".join(lines).rstrip() + "\n"

@@ -30,7 +30,7 @@ WRITE = "            if i < len(pieces):\n                self._write(first + i,
 ADD = "            if 0 < i <= len(pieces):\n                self._add(first + i - 1, pieces[i - 1], chunks[i - 1])\n"
 
 MUTANTS = [
-    Mutant("a-partition-updates-before-the-others-hold-their-sums", "split-allreduce-once",
+    Mutant("a-partition-updates-before-the-others-hold-their-sums", "allreduce-once",
         "strategies/grouped/replica.py",
         "self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))",
         "self.whole.clip(self.whole.norm())",
@@ -53,7 +53,7 @@ MUTANTS = [
         (f"{COLUMNS}::test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_those_before_are_taken",),
         20,
     ),
-    Mutant("a-partition-goes-on-from-the-part-of-another", "split-allreduce-once", "strategies/grouped/replica.py",
+    Mutant("a-partition-goes-on-from-the-part-of-another", "allreduce-once", "strategies/grouped/replica.py",
         "yield Load(assembly.checkpoint, assembly.plan, self._siblings.partition)",
         "yield Load(assembly.checkpoint, assembly.plan, 0)",
         (f"{COLUMNS}::test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint",), 20),

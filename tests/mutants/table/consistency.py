@@ -7,7 +7,7 @@ ANY_SHARDS = "any-shards"
 PARTITIONS = "split-layout"
 ONCE = "shard-push"
 PORTIONS = "minibatch-once"
-AHEAD = "dealt-ahead"
+AHEAD = "rounds-of-an-epoch"
 PART = "rounds-of-an-epoch"
 UNION = "synchronous-sgd"
 BACKUP = "backup-workers"
@@ -94,13 +94,13 @@ MUTANTS = [
     Mutant("more-is-dealt-ahead-than-a-measure-allows", AHEAD, "coordination/dealing.py",
         "before - sum(map(self.held, members))", "math.inf",
         (f"{DEALT_AHEAD}::test_measures_are_made_every_so_many_minibatches_though_many_are_dealt_at_once",)),
-    Mutant("a-checkpoint-in-rounds-waits-for-what-was-dealt-ahead", "given-back", "coordination/dealing.py",
+    Mutant("a-checkpoint-in-rounds-waits-for-what-was-dealt-ahead", "rounds-of-an-epoch", "coordination/dealing.py",
         "effects = self._recall(members) if withheld else []", "effects: list[Effect] = []",
         (f"{DEALT_AHEAD}::test_a_checkpoint_has_what_was_dealt_ahead_given_back",)),
-    Mutant("what-is-given-back-is-dealt-last", "given-back", "core/portions.py",
+    Mutant("what-is-given-back-is-dealt-last", "rounds-of-an-epoch", "core/portions.py",
         "self._again.appendleft(end_portion)", "self._again.append(end_portion)",
         ("tests/core/test_portions.py::test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since",)),
-    Mutant("what-is-given-back-is-told-of-when-more-is-wanted", "given-back", "replica/downpour.py",
+    Mutant("what-is-given-back-is-told-of-when-more-is-wanted", "rounds-of-an-epoch", "replica/downpour.py",
         "if wants or self.work.returns or", "if wants or",
         (f"{CONSISTENCY}::test_what_failed_once_does_not_fail_again",)),
     Mutant("who-is-late-is-dealt-ahead-too", AHEAD, "core/rounds.py",

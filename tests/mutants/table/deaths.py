@@ -31,7 +31,7 @@ SPLIT_SWEEP = f"{PARTITIONS}::test_no_fault_loses_or_repeats_a_gradient_of_split
 SPLIT_ROUNDS = f"{PARTITIONS}::test_rounds_of_split_replicas_are_sgd_on_the_unions"
 
 OWN = "own-minibatches"
-UNION = "unequal-data"
+UNION = "synchronous-sgd"
 ALLOTMENTS = "tests/simulated/test_allotments.py"
 PRIVATE = "private-data"
 UNEQUAL = f"{ALLOTMENTS}::test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union"
@@ -143,7 +143,7 @@ MUTANTS = [
         "self.kept, self.newest = event.number, event.checkpoint",
         "self.kept, self.newest = event.number, self.newest or event.checkpoint",
         (BY_SEED,)),
-    Mutant("what-was-forgotten-is-one-less", "forgotten-pushes", "core/ledger.py",
+    Mutant("what-was-forgotten-is-one-less", "shard-death", "core/ledger.py",
         "        return max(0, clock - last)\n", "        return max(0, clock - last - 1)\n",
         (BY_SEED,)),
     Mutant("a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",

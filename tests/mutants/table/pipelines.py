@@ -8,11 +8,11 @@ BUILT_IN = "built-in-models"
 ANY = f"{PIPELINES}::test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_more"
 
 MUTANTS = [
-    Mutant("a-boundary-has-slots-for-what-its-target-holds", "pipeline-crossings", "schedules/pipeline.py",
+    Mutant("a-boundary-has-slots-for-what-its-target-holds", "pipeline", "schedules/pipeline.py",
         "self.in_flight[self.graph.boundaries[boundary].source]",
         "self.in_flight[self.graph.boundaries[boundary].target]",
         (f"{PIPELINES}::test_what_skips_partitions_has_slots_for_all_that_its_source_has_in_flight",)),
-    Mutant("a-gradient-leaves-before-all-have-added-to-it", "pipeline-crossings", "schedules/pipeline.py",
+    Mutant("a-gradient-leaves-before-all-have-added-to-it", "pipeline", "schedules/pipeline.py",
         "earlier = {number for segment in self.segments[: task.segment] for number in segment.takes}",
         "earlier = {number for segment in self.segments[task.segment + 1 :] for number in segment.takes}",
         (f"{PIPELINES}::test_a_value_crosses_once_to_each_partition_that_takes_it_and_passes_by_those_between", ANY)),

@@ -5,8 +5,8 @@ from mutants import Mutant
 COSTED = "update-times"
 PRICED = "plan-price"
 RANKED = "plan-candidates"
-CTRL_C = "interrupted-measure"
-MEASURED = "plan-measurement"
+CTRL_C = "ctrl-c"
+MEASURED = "plan-candidates"
 SCALED = "scaling"
 OBSERVED = "study-observation"
 PLANS = "tests/core/test_plans.py::"
@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant("sooner-in-the-median-is-sooner", OBSERVED, "lab/study/sentences.py",
         "SOONER if figure.longer.low > 1", "SOONER if figure.longer.ratio > 1",
         (OBSERVATION + "test_what_is_found_is_by_the_intervals_and_by_ranks",)),
-    Mutant("gradients-are-as-large-as-their-squares", "uneven-gradients", "lab/study/trials.py",
+    Mutant("gradients-are-as-large-as-their-squares", "study-observation", "lab/study/trials.py",
         "squares.mean().sqrt() / squares.sqrt().mean()", "squares.square().mean().sqrt() / squares.mean()",
         (OBSERVATION
          + "test_unevenness_is_the_root_mean_square_of_the_sizes_of_gradients_over_their_mean",)),

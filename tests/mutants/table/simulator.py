@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant("slim-flies-are-of-whole-numbers", SHARED, "network/shapes.py",
         "field.plus(field.times(m, x), c)", "(m * x + c) % q",
         ("tests/core/test_topologies.py::test_a_slim_fly_is_that_of_the_paper",)),
-    Mutant("a-virtual-standby-is-at-its-shards-switch", "virtual-standby", "transport/routed.py",
+    Mutant("a-virtual-standby-is-at-its-shards-switch", "shard-hosts", "transport/routed.py",
         "if self._switches[host] != self._switches[shard]), others[0])", "), others[0])",
         ("tests/machines/test_shares.py::test_shards_and_standbys_are_spread_over_switches",)),
     Mutant("a-late-clock-stands-still", SHARED, "network/shares.py",

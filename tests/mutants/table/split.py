@@ -5,7 +5,7 @@ from mutants import Mutant
 STAGES, LAYERS = "tests/machines/test_split_stages.py", "tests/machines/test_split_layers.py"
 WAYS, MODELS = "tests/machines/test_split_ways.py", "tests/machines/test_split_models.py"
 EQUAL = "split-model"
-BITS = "split-stages"
+BITS = "split-model"
 CROSSES = "crossing-bytes"
 CHOSEN = "automatic-split"
 PREDICTED = "split-prediction"
@@ -33,19 +33,19 @@ MUTANTS = [
     Mutant("nobody-says-that-a-split-is-the-task-s", OWN, "split/plan.py",
         "    with blamed_on_task(split.own):\n", '    with blamed_on_task(""):\n',
         (f"{PARTITIONS}::test_a_split_that_a_task_brings_is_refused_before_a_process_is_started",)),
-    Mutant("a-buffer-is-what-it-was-in-the-example", "traced-buffers", "split/tracing.py",
+    Mutant("a-buffer-is-what-it-was-in-the-example", "traced-model", "split/tracing.py",
         "proxy_buffer_attributes = True", "proxy_buffer_attributes = False",
         (f"{SCRIPTS}::test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model",)),
-    Mutant("the-second-write-to-a-buffer-is-to-a-copy", "traced-buffers", "split/tidying.py",
+    Mutant("the-second-write-to-a-buffer-is-to-a-copy", "traced-model", "split/tidying.py",
         ' or self._new[into] in self._writes:', ":",
         (f"{SCRIPTS}::test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model[in two steps]",)),
-    Mutant("a-buffer-that-is-assigned-anew-stays-as-it-was", "traced-buffers", "split/tracing.py",
+    Mutant("a-buffer-that-is-assigned-anew-stays-as-it-was", "traced-model", "split/tracing.py",
         "if module._buffers.get(name, value) is not value:", "if False:",
         (f"{SCRIPTS}::test_a_model_that_cannot_be_traced_is_refused_with_its_line",)),
     Mutant("an-argument-without-a-place-is-left-out", SCRIPTED, "runtime/split_model.py",
         "return *call.args, *call.kwargs.values()", "return call.args",
         (f"{SCRIPTS}::test_arguments_by_name_are_those_of_the_whole_model",)),
-    Mutant("what-crosses-has-any-shape", "crossing-shapes", "replica/split_compute.py",
+    Mutant("what-crosses-has-any-shape", "split-refusal", "replica/split_compute.py",
         "if crossing.direction is Pass.FORWARD and tensor", "if crossing.direction is None and tensor",
         (f"{PARTITIONS}::test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy",)),
     Mutant("a-number-of-the-example-is-that-of-every-call", TRACED, "split/tidying.py",
@@ -186,13 +186,13 @@ MUTANTS = [
     Mutant("a-model-that-is-built-again-draws-on", BUILT, "tasks/on_disk.py",
         "    numpy.random.set_state(chance[1])\n", "",
         (f"{BUILDING}::test_what_is_in_memory_after_all_is_told",)),
-    Mutant("a-whole-tensor-is-moved-for-a-part-of-it", "partition-device", "split/program.py",
+    Mutant("a-whole-tensor-is-moved-for-a-part-of-it", "partition-values", "split/program.py",
         "part = whole.detach().narrow(", "part = whole.detach().to(self._device or whole.device).narrow(",
         (f"{MOVED}::test_a_partition_moves_its_own_part_and_nothing_else[filters]",)),
-    Mutant("a-constant-stays-where-it-was-traced", "partition-device", "split/program.py",
+    Mutant("a-constant-stays-where-it-was-traced", "partition-values", "split/program.py",
         "self._moved(self._split.constant(name))", "self._split.constant(name)",
         (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",)),
-    Mutant("a-device-that-was-written-down-stays", "partition-device", "split/program.py",
+    Mutant("a-device-that-was-written-down-stays", "partition-values", "split/program.py",
         "return self._device if isinstance(argument, torch.device) and argument in self._elsewhere else argument",
         "return argument",
         (f"{MOVED}::test_what_tracing_wrote_down_is_of_the_device_that_computes",)),

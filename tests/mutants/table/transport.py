@@ -11,7 +11,7 @@ TLS = "tls"
 KEYS = "keys-in-memory"
 STRANGERS = "strangers"
 TICKET = "join-ticket"
-IMPORTS = "nothing-imported"
+IMPORTS = "nothing-unpickled"
 LOCK = "lock-of-the-dead"
 CROSSES = "crossing-memory"
 PINNED, DEVICES = "pinned-copies", "tests/machines/test_devices.py::"
@@ -32,7 +32,7 @@ ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
 
 ENCRYPTED, ENCRYPTED_TESTS = "role-link-sums", "tests/processes/test_links.py::"
-USERS = "other-users"
+USERS = "keys-in-memory"
 HELLO = "introductions"
 SECURE = "tests/core/test_secure.py::"
 OTHER_USER = "tests/processes/test_shared.py::test_a_process_of_another_user_is_let_in_by_neither_end"
@@ -61,13 +61,13 @@ MUTANTS = [
     Mutant("a-slot-is-free-before-it-was-read", PINNED, "fabric/crossings.py",
         "            self._copies.settle()\n", "            assert self._copies.settle\n",
         (DEVICES + "test_a_slot_is_free_when_it_was_read",)),
-    Mutant("memory-stays-registered", "pinned-memory", "fabric/pinned.py",
+    Mutant("memory-stays-registered", "pinned-copies", "fabric/pinned.py",
         "        weakref.finalize(owner, cuda.unregister, memory)\n", "        assert weakref.finalize\n",
         (DEVICES + "test_memory_is_registered_until_who_uses_it_is_gone",)),
-    Mutant("an-error-of-cuda-is-left-for-the-next", "pinned-memory", "fabric/pinned.py",
+    Mutant("an-error-of-cuda-is-left-for-the-next", "pinned-copies", "fabric/pinned.py",
         "                torch.ones(1, device=self.device)\n", "                pass\n",
         (DEVICES + "test_cuda_is_asked_for_what_it_has[712]",)),
-    Mutant("a-partition-registers-what-is-of-others", "pinned-memory", "strategies/context.py",
+    Mutant("a-partition-registers-what-is-of-others", "pinned-copies", "strategies/context.py",
         "part.copies.pin(memory)", "part.copies.pin(self.stage.crossings(self.settings.replicas * length))",
         (DEVICES + "test_a_partition_registers_its_own_part_of_what_is_shared",)),
     Mutant("the-last-message-leaves-first", ORDER, "transport/sockets.py",
@@ -227,11 +227,11 @@ MUTANTS = [
     Mutant("any-role-of-the-job-may-ask-to-join", TICKET, "places/join/join_server.py",
         "if connection.peer != GUEST:", "if not connection.peer:",
         (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",)),
-    Mutant("a-guest-that-was-refused-halts-the-group", "unreached-guest", "strategies/grouped/group_holders.py",
+    Mutant("a-guest-that-was-refused-halts-the-group", "join-leave", "strategies/grouped/group_holders.py",
         "[] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)", "self.regroup(job)",
         ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",)),
     Mutant(
-        "a-guest-whom-nobody-reaches-stays", "unreached-guest", "strategies/grouped/group_holders.py",
+        "a-guest-whom-nobody-reaches-stays", "join-leave", "strategies/grouped/group_holders.py",
         "if self.barren >= BARREN_WITH_GUESTS else []", "if self.barren > BARREN else []",
         (
             "tests/machines/test_forming.py::test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is",
@@ -338,10 +338,10 @@ MUTANTS = [
         "(old.hello.incarnation < 0 or message.incarnation <= old.hello.incarnation)",
         "message.incarnation <= old.hello.incarnation",
         (SECURE + "test_who_may_not_link_is_refused_with_the_reason",)),
-    Mutant("certificates-hold-for-years", "certificate-dates", "places/join/authority.py",
+    Mutant("certificates-hold-for-years", "tls", "places/join/authority.py",
         "LIFETIME = timedelta(days=30)", "LIFETIME = timedelta(days=3000)",
         (CLOCKS,)),
-    Mutant("clocks-of-two-machines-have-to-agree", "certificate-dates", "places/join/authority.py",
+    Mutant("clocks-of-two-machines-have-to-agree", "tls", "places/join/authority.py",
         "_SKEW = timedelta(days=1)", "_SKEW = timedelta(seconds=1)",
         (CLOCKS,)),
     Mutant("who-opens-a-link-believes-any-certificate", TLS, "transport/secure.py",
