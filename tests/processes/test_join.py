@@ -322,12 +322,12 @@ def test_only_the_same_user_has_a_guest_leave(tmp_path: Path, monkeypatch: pytes
     path, own = tmp_path / join_server.TICKET, os.getuid()
     ticket = join_server.Ticket(f"job of {os.getpid()}", "", 1, "", None)
     path.write_bytes(msgspec.json.encode(ticket))
-    listener = guest._open_leave_listener(ticket)
+    listener = guest.open_leave_listener(ticket)
     assert listener
     with listener:
-        assert (guest.leave(str(path)), guest._is_ours(listener)) == (1, True)
+        assert (guest.leave(str(path)), guest.is_ours(listener)) == (1, True)
         monkeypatch.setattr(os, "getuid", lambda: own + 1)
-        assert (guest.leave(str(path)), guest._is_ours(listener)) == (0, False)
+        assert (guest.leave(str(path)), guest.is_ours(listener)) == (0, False)
 
 
 LIGHT = """

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from distbelief.core import roles
 from distbelief.core.roles import MOST
+from distbelief.core.settings import read_strategy
 from distbelief.errors import JobFailed, UsageError
 from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.strategies import STRATEGIES
@@ -28,6 +29,7 @@ from distbelief.transport.secure import MUTE, Identity, TlsSocket, context
 
 if TYPE_CHECKING:
     from distbelief.places.join.authority import Authority
+    from distbelief.places.processes.spec import Spec
 
 GUEST = "guest"
 """Name in a ticket's certificate: not yet a replica."""
@@ -40,6 +42,8 @@ CROWD = 64
 """Most who may be served at once; one more pushes out who has taken longest."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 """Longest words of a guest, and longest answer, in bytes."""
+WAIT_SECONDS, ASK_PAUSE = 60.0, 0.5
+"""Limit for waiting for a job that has not begun, and the pause between two requests."""
 PAUSE = 0.1
 """Seconds between two tries to let somebody in, where this machine has no room."""
 _LENGTH = struct.Struct("<I")
@@ -262,6 +266,40 @@ def read_ticket(path: str) -> Ticket:
         ) from error
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
+
+
+def take_part(ticket: Ticket, request: JoinRequest, pause: Callable[[], None]) -> JoinGrant:
+    """Ask until there is a part, with a pause between two requests.
+
+    Raises:
+        JobFailed: there is none, or nobody answers.
+    """
+    give_up = time.monotonic() + WAIT_SECONDS
+    while isinstance(answer := ask(ticket, request), JoinRefusal):
+        if not answer.soon or time.monotonic() > give_up:
+            raise JobFailed(f"there is no part in this job: {answer.reason}")
+        pause()
+    return answer
+
+
+def spec_here(part: JoinGrant, strategy: str, host: str, **here: Any) -> Spec:
+    """Return all that the process of a part must know: of the job, and of this machine.
+
+    Args:
+        part: of the job.
+        strategy: from outside the package, which this process names; "" for none.
+        host: where this process listens, if it has to.
+        here: other fields of the spec.
+
+    Raises:
+        UsageError: the job has another strategy.
+    """
+    from distbelief.places.processes.spec import Opening, Spec
+
+    if wrong := wrong_strategy(msgspec.msgpack.decode(part.spec, type=Opening).strategy, strategy):
+        raise UsageError(wrong)
+    theirs = msgspec.msgpack.decode(part.spec, type=Spec, dec_hook=read_strategy)
+    return msgspec.structs.replace(theirs, bind=host, advertise=host, **here)
 
 
 def ask(ticket: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:

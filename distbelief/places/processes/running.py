@@ -223,7 +223,7 @@ class Running:
             if self._script:
                 name = os.path.basename(name_of(self._script))
                 scripts = f"every replica runs a script, {name}: name your copy of it"
-            return JoinRefusal(scripts or "it trains a task, not a script: name none")
+            return JoinRefusal(scripts or "it trains a task, not a script: name none to distbelief join TICKET")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):
             return JoinRefusal(wrong)
         given = guests.give(request)

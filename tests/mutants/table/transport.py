@@ -11,6 +11,7 @@ TLS = "Between machines every link is TLS 1.3"
 KEYS = "The job's keys are in memory only"
 STRANGERS = "A slow or silent stranger is dropped after 5 s"
 TICKET = "Who joins a job has shown its ticket"
+OWN = "A process of a user's own that is interrupted leaves the job"
 IMPORTS = "Nothing that is sent or read has a module imported"
 LOCK = "A lock whose holder dies is free at once"
 CROSSES = "What crosses between partitions in shared memory"
@@ -27,6 +28,7 @@ COUNTED = "tests/processes/test_bytes.py::test_an_endpoint_counts_as_its_kernel_
 CROSSING = "tests/core/test_crossings.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
 JOIN = "tests/processes/test_join.py::"
+OWN_PROCESS = "tests/processes/test_own_process.py::"
 JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
@@ -221,6 +223,13 @@ MUTANTS = [
             "tests/core/test_wire.py::"
             "test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported",
         )),
+    Mutant("a-process-that-is-interrupted-just-ends-its-links", OWN, "places/join/own_process.py",
+        "self.replica.leave()", "pass", (OWN_PROCESS + "test_a_cell_that_is_interrupted_leaves_the_job",),
+    ),
+    Mutant("a-process-plays-its-role-after-the-job", OWN, "places/join/own_process.py",
+        "os.environ.pop(loop.PLAYED, None)", "pass",
+        (OWN_PROCESS + "test_a_process_outlives_a_job_and_joins_another",),
+    ),
     Mutant("any-secret-lets-a-guest-in", TICKET, "places/join/join_server.py",
         "hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())", "bool(request.secret)",
         (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",)),
