@@ -36,11 +36,11 @@ from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
-from distbelief.places.join import join_server
+from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes import options
 from distbelief.places.processes.processes import Hooks
-from distbelief.transport.addresses import cut, joined, own_addresses
+from distbelief.transport.addresses import joined, own_addresses
 from distbelief.transport.secure import MUTE
 
 ROOT = Path(__file__).parents[2]
@@ -329,17 +329,13 @@ def test_a_host_listens_where_it_says_and_one_that_does_not_is_told() -> None:
 def test_a_port_that_answers_and_takes_no_bytes_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a proxy, or over a way that loses long packets: the kernel lets call whom nobody serves."""
     monkeypatch.setattr(network, "EXCHANGE_SECONDS", 0.1)
-    monkeypatch.setattr(meeting, "GREET_SECONDS", 0.1)
-    monkeypatch.setattr(join_server, "PATIENCE", 0.1)
+    monkeypatch.setattr(ticket, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         assert network.try_all({"there": [where]}) == {"there": [MUTE]}
-        identity = Authority("job").issue("attendant")
-        assert meeting._reach(tickets.MeetingTicket([where], identity)) == (None, f"{where} ({MUTE})")
-        for of_guest in (identity, None):
-            ticket = join_server.Ticket("job", *cut(where), "", of_guest)
-            with pytest.raises(JobFailed, match=f"{where} does not answer: {re.escape(MUTE)}"):
-                join_server.ask(ticket, join_server.JoinRequest("job", ""))
+        for identity in (Authority("job").issue(ticket.GUEST), None):
+            with pytest.raises(JobFailed, match=re.escape(f"does not answer: {where} ({MUTE})")):
+                join_server.ask(ticket.Ticket("job", [where], "", identity), join_server.JoinRequest("job", ""))
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:7000", "[::]:7000"])
@@ -565,10 +561,10 @@ def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Pa
     first, second = (tickets.TicketFile(start, str(tmp_path)) for _ in range(2))
     authority = Authority("a start")
     for one in (first, second):
-        one.send(tickets.MeetingTicket(["127.0.0.1:1"], authority.issue(meeting.ATTENDANT)))
-    ticket = second.path.read_bytes()
+        one.send(ticket.Ticket("a start", ["127.0.0.1:1"], "", authority.issue(ticket.GUEST)))
+    text = second.path.read_bytes()
     first.withdraw()
-    assert second.path.read_bytes() == ticket
+    assert second.path.read_bytes() == text
     second.withdraw()
     assert not list(tmp_path.iterdir())
     second.withdraw()
@@ -694,7 +690,7 @@ def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str,
 def attending(
     rank: int, local: int, network: str, processors: list[int], cores: int = 0, quota: int = 9
 ) -> AttendMeeting:
-    return AttendMeeting(rank, local, network, "n", processors, cores, quota, meeting.VERSION, 0)
+    return AttendMeeting(rank, local, network, "n", processors, cores, quota, ticket.VERSION, 0)
 
 
 @pytest.mark.parametrize(
@@ -771,8 +767,8 @@ def test_the_hosts_of_ray_are_the_nodes_that_have_processors(monkeypatch: pytest
     for name, module in (("ray", ray), ("ray.util", ray), ("ray.util.scheduling_strategies", strategies)):
         monkeypatch.setitem(sys.modules, name, module)
     invitation = RayInvitation("")
-    invitation.send(tickets.MeetingTicket([], Authority("a start").issue(meeting.ATTENDANT)))
-    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, tickets.MeetingTicket])[0] for told in sent]
+    invitation.send(ticket.Ticket("a start", [], "", Authority("a start").issue(ticket.GUEST)))
+    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, ticket.Ticket])[0] for told in sent]
     assert [(one.rank, one.cores) for one in starts] == [(1, 3), (2, 2)]
     assert invitation.late([1, 2]).startswith("2 of the 2 nodes of Ray have not come (a, b)")
     nodes[:] = [{**node, "Alive": False} for node in nodes]

@@ -9,11 +9,8 @@ import contextlib
 import os
 import secrets
 import socket
-import ssl
 import sys
-import threading
 import time
-from importlib import metadata
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -29,26 +26,22 @@ from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.launched import Launched, hostname
 from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.tickets import (
-    TICKET_LIMIT,
     Invitation,
-    MeetingTicket,
     TicketFile,
     read_ticket_file,
     ticket_path,
 )
 from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
+from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, VERSION, Ticket, TicketServer, reach
 from distbelief.record import limits
-from distbelief.transport.addresses import cut, joined, listen_anywhere, own_addresses
-from distbelief.transport.secure import Identity, TlsSocket, context
+from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
+from distbelief.transport.secure import TlsSocket
 
-VERSION = metadata.version("distbelief")
 MEET_SECONDS = 45.0
 """Limit for all of the processes to come together."""
 GREET_SECONDS = 5.0
 """Limit for a handshake."""
 PAUSE = 0.1
-ATTENDANT = "attendant"
-"""Name in a ticket's certificate."""
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -105,12 +98,11 @@ class Meeting:
         from distbelief.places.join.authority import Authority  # with what it encrypts by
 
         self._invitation = invitation
-        self._listener = listen_anywhere(128)
-        authority = Authority(f"start {secrets.token_hex(8)}")
-        self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR))
+        job = f"start {secrets.token_hex(8)}"
+        authority, listener = Authority(job), listen_anywhere(CROWD)
         by_interface = own_addresses()
         addresses = by_interface.get(interface) or [address for several in by_interface.values() for address in several]
-        port = self._listener.getsockname()[1]
+        port = listener.getsockname()[1]
         self._let_in: list[Attendant] = []
         self.attendants: dict[int, Attendant] = {}
         self.hosts: tuple[Host, ...] = ()
@@ -120,36 +112,22 @@ class Meeting:
         self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
         """Agent to be of each host, None where this process starts it; and the host's processors."""
         atexit.register(invitation.withdraw)
+        crowd = CROWD + len(invitation.ranks)
+        server = TicketServer(listener, authority.issue(roles.SUPERVISOR), self._greet, keeps=True, crowd=crowd)
         try:
-            invitation.send(MeetingTicket([joined(address, port) for address in addresses], authority.issue(ATTENDANT)))
-            threading.Thread(target=self._serve, name="meeting", daemon=True).start()
+            where = [joined(address, port) for address in addresses]
+            invitation.send(Ticket(job, where, "", authority.issue(GUEST)))
             self._gather()
         finally:
-            self._listener.close()
+            server.close()
             invitation.withdraw()
             atexit.unregister(invitation.withdraw)
         self._name_hosts()
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
-        connection.settimeout(GREET_SECONDS)
-        try:
-            far = self._context.wrap_socket(connection, server_side=True)
-            assert isinstance(far, TlsSocket)
-            far.greet()
-        except (OSError, ValueError):
-            connection.close()
-            return
+    def _greet(self, far: socket.socket) -> None:
+        assert isinstance(far, TlsSocket)
         keep_alive(far)
-        if far.peer == ATTENDANT:
-            self._let_in.append(Attendant(Bridge(far)))
-        else:
-            far.close()
+        self._let_in.append(Attendant(Bridge(far)))
 
     def _gather(self) -> None:
         end = time.monotonic() + MEET_SECONDS
@@ -257,8 +235,10 @@ def attend(start: Launched, folder: str) -> int:
     return _stay(start, _find(start, ticket_path(start, folder)))
 
 
-def _stay(start: Launched, far: TlsSocket) -> int:
+def _stay(start: Launched, far: socket.socket) -> int:
     """Do what the first process says, until it dismisses this one; returns the status of the job."""
+    assert isinstance(far, TlsSocket)
+    keep_alive(far)
     bridge = Bridge(far)
     line = Line(bridge.line, bridge.line)
     line.say(_attend(start))
@@ -291,53 +271,28 @@ def _first_word(line: Line) -> AgentWord | None:
 
 def main() -> None:
     """Come to the meeting of the ticket on standard input."""
-    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(TICKET_LIMIT), type=tuple[Launched, MeetingTicket])
-    far, why = _reach(ticket)
-    if far is None:
-        raise SystemExit(f"nobody answers who made the ticket: {why}")
+    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT), type=tuple[Launched, Ticket])
+    try:
+        far = reach(ticket)
+    except OSError as error:
+        raise SystemExit(f"nobody answers who made the ticket: {error}") from None
     raise SystemExit(_stay(start, far))
 
 
-def _find(start: Launched, path: Path) -> TlsSocket:
+def _find(start: Launched, path: Path) -> socket.socket:
     """A connection to the first process, by its ticket, as soon as that is there."""
     end = time.monotonic() + MEET_SECONDS
     why = f"there is no {path}: is its folder one that all hosts share? Name one with --tickets"
     while time.monotonic() < end:
         if (ticket := read_ticket_file(path)) is not None:
-            far, tried = _reach(ticket)
-            if far is not None:
-                return far
-            why = f"nobody answers who wrote {path}: {tried}; open the ports between the hosts, or mend the route"
+            try:
+                return reach(ticket)
+            except OSError as error:
+                why = f"nobody answers who wrote {path}: {error}; open the ports between the hosts, or mend the route"
         time.sleep(PAUSE)
     raise JobFailed(
         f"process {start.rank} of the {start.size} that {start.launcher} has started does not find the first one: {why}"
     )
-
-
-def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
-    """A connection to whoever made a ticket; None where nobody answers, and what was tried."""
-    reached = network.try_all({"first": ticket.where}, size=0)["first"]
-    for number, where in enumerate(ticket.where):
-        if not reached[number]:
-            try:
-                return _connect(where, ticket.identity), ""
-            except (OSError, ValueError) as error:  # an older ticket, or another's address
-                reached[number] = str(error)
-    return None, ", ".join(f"{where} ({wrong})" for where, wrong in zip(ticket.where, reached, strict=True))
-
-
-def _connect(where: str, identity: Identity) -> TlsSocket:
-    with contextlib.ExitStack() as closing:
-        connection = closing.enter_context(socket.create_connection(cut(where), GREET_SECONDS))
-        tls = context(ssl.PROTOCOL_TLS_CLIENT, identity)
-        far = closing.enter_context(tls.wrap_socket(connection, do_handshake_on_connect=False))
-        assert isinstance(far, TlsSocket)
-        far.greet()
-        if far.peer != roles.SUPERVISOR:
-            raise PermissionError(f"the certificate there is of {far.peer!r}")
-        keep_alive(far)
-        closing.pop_all()
-    return far
 
 
 def _attend(start: Launched) -> AttendMeeting:

@@ -17,21 +17,11 @@ from distbelief.core.outcomes import Outcome
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.places.cluster.launched import RESTARTS, Launched, parent_process
+from distbelief.places.join.ticket import LIMIT, Ticket
 from distbelief.record.folder import OWNER_ALONE, written_whole
-from distbelief.transport.secure import Identity
 
-TICKET_LIMIT = 1 << 16
-"""Longest ticket, in bytes."""
 UNFINISHED = (None, Outcome.INTERRUPTED, Outcome.FAILED)
 """Outcomes of runs that are gone on with; the first is of those that were killed."""
-
-
-class MeetingTicket(msgspec.Struct, frozen=True):
-    """Address of the first process, and proof for the others that they are of the same job."""
-
-    where: list[str]
-    """Addresses as `host:port`."""
-    identity: Identity
 
 
 class Invitation(Protocol):
@@ -42,7 +32,7 @@ class Invitation(Protocol):
     here: Launched | None
     """The first one, where it offers slots itself."""
 
-    def send(self, ticket: MeetingTicket) -> None:
+    def send(self, ticket: Ticket) -> None:
         """Hand it out.
 
         Raises:
@@ -81,9 +71,9 @@ class TicketFile:
         self.path, self._start = ticket_path(start, folder), start
         self._sent: bytes | None = None
 
-    def send(self, ticket: MeetingTicket) -> None:
+    def send(self, ticket: Ticket) -> None:
         """Write it for its owner only."""
-        self._sent = msgspec.json.encode(ticket)
+        self._sent = ticket.text
         _write(self.path, self._sent)
 
     def check(self) -> None:
@@ -150,7 +140,7 @@ def _read(path: Path) -> Json:
         return {}
 
 
-def _write(path: Path, ticket: bytes) -> None:
+def _write(path: Path, text: bytes) -> None:
     """Write a ticket that only its owner can read.
 
     Raises:
@@ -163,7 +153,7 @@ def _write(path: Path, ticket: bytes) -> None:
                     f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
                     "that all hosts share, with --tickets"
                 )
-            file.write(ticket)
+            file.write(text)
     except OSError as error:
         raise UsageError(
             f"no ticket can be written to {path.parent}: {error.strerror}; name a folder that all hosts share, with "
@@ -171,7 +161,7 @@ def _write(path: Path, ticket: bytes) -> None:
         ) from error
 
 
-def read_ticket_file(path: Path) -> MeetingTicket | None:
+def read_ticket_file(path: Path) -> Ticket | None:
     """A ticket; None where there is none (yet).
 
     Raises:
@@ -185,6 +175,6 @@ def read_ticket_file(path: Path) -> MeetingTicket | None:
                     f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
                     f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
                 )
-            return msgspec.json.decode(file.read(TICKET_LIMIT), type=MeetingTicket)
+            return msgspec.json.decode(file.read(LIMIT), type=Ticket)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -20,7 +20,8 @@ from distbelief.errors import Interrupted
 from distbelief.places import signals
 from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
-from distbelief.places.join.join_server import JoinGrant, JoinRequest, Ticket, read_ticket
+from distbelief.places.join.join_server import JoinGrant, JoinRequest
+from distbelief.places.join.ticket import Ticket, read_ticket
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
@@ -29,6 +30,7 @@ from distbelief.places.processes.processes import Processes
 from distbelief.places.processes.script import check_file
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find
+from distbelief.transport.addresses import cut
 from distbelief.transport.secure import check_user
 
 TICK = 1.0
@@ -88,7 +90,7 @@ class _Stay:
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
-        self._host = host_towards(ticket.host)
+        self._host = host_towards(cut(ticket.where[0])[0])
         """Address at which other replicas reach this one, if they have to."""
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 

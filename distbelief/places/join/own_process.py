@@ -22,11 +22,13 @@ from distbelief.places.channel_messages import ChannelMessage, Interrupt, Noted
 from distbelief.places.join import join_server
 from distbelief.places.join.guest import is_ours, open_leave_listener
 from distbelief.places.join.join_server import JoinRequest
+from distbelief.places.join.ticket import read_ticket
 from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.options import host_towards
 from distbelief.places.processes.process import RoleProcess
 from distbelief.runtime import loop
 from distbelief.runtime.driver import Driver
+from distbelief.transport.addresses import cut
 
 LEAVE_SECONDS = 10.0
 """Limit for finishing what was begun, once this process is interrupted."""
@@ -76,10 +78,10 @@ class OwnProcess:
     """
 
     def __init__(self, path: str, device: str) -> None:
-        ticket = join_server.read_ticket(path)
+        ticket = read_ticket(path)
         request = JoinRequest(ticket.job, ticket.secret, script=True)
         part = join_server.take_part(ticket, request, lambda: time.sleep(join_server.ASK_PAUSE))
-        spec = join_server.spec_here(part, "", host_towards(ticket.host), device=device)
+        spec = join_server.spec_here(part, "", host_towards(cut(ticket.where[0])[0]), device=device)
         ours, theirs = multiprocessing.Pipe()
         self._words = Channel(ours)
         drive = functools.partial(_Driver, self._turning)

@@ -541,20 +541,6 @@ MUTANTS = [
     Mutant("several-starts-share-a-ticket", LAUNCHED, "places/cluster/tickets.py",
         ".distbelief-{start.launcher}-{start.name}.ticket", ".distbelief-{start.launcher}.ticket",
         (PLACED + "test_starts_are_told_apart_and_processes_of_one_are_not",)),
-    Mutant(
-        "any-role-comes-to-a-meeting", LAUNCHED, "places/cluster/meeting.py",
-        "        if far.peer == ATTENDANT:", "        if far.peer:",
-        (
-            "tests/processes/test_tls.py::test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_who_says_to_be_that",
-        ),
-    ),
-    Mutant(
-        "whoever-answers-is-the-first-process", LAUNCHED, "places/cluster/meeting.py",
-        "if far.peer != roles.SUPERVISOR:", "if not far.peer:",
-        (
-            "tests/processes/test_tls.py::test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_who_says_to_be_that",
-        ),
-    ),
     Mutant("processes-of-any-version-come", LAUNCHED, "places/cluster/meeting.py",
         "        if attend.version != VERSION:", "        if not attend.version:",
         (PLACED + "test_no_process_of_another_version_is_let_in",)),
