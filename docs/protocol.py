@@ -7,17 +7,30 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from distbelief.core.conversations.phases import ALLOWED, PHASES
 from distbelief.core.conversations.table import Conversation, States
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
+from distbelief.places import messages
 
 WHOSE = {
     "a job with a server (`downpour`, `softsync`, `bounded`, `synchronous`, `hogwild`, `locking`)": SERVED,
     "`sandblaster`": BATCHED,
     "`allreduce`, and `single` where its model is split": GROUPED,
 }
+CHANNELS = {
+    "a job's processes": messages.ProcessMessage,
+    "agents of other hosts": messages.HostMessage,
+    "guests": messages.JoinRequest | messages.JoinAnswer,
+    "a prediction's processes": messages.PredictionMessage,
+}
+STARTING = """## Starting and watching
+
+The messages of whoever starts processes and watches them, on channels beside the links between roles. In both
+directions a message is its length in 4 bytes, and itself; nothing is pickled. `distbelief status` is answered with one
+JSON object.
+"""
 INTRODUCTION = """# Who says what to whom
 
 Made from the tables in `distbelief/core/conversations` by `python docs/protocol.py`; a test sees that it is current.
@@ -89,6 +102,11 @@ def document() -> str:
     lines += ["", "## The phases of a job\n", *states(PHASES), *allowed(ALLOWED)]
     for one in CONVERSATIONS:
         lines += conversation(one)
+    lines.append(STARTING)
+    rows = [
+        (f"`{one.__name__}`", where, first(one.__doc__)) for where, said in CHANNELS.items() for one in get_args(said)
+    ]
+    lines += table(("message", "to or from", "what it says"), rows)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -35,9 +35,9 @@ from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.slurm import is_allocated
-from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
+from distbelief.places.messages import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.processes import options
 from distbelief.places.processes.processes import Hooks
 from distbelief.transport.addresses import joined, own_addresses

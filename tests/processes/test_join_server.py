@@ -12,8 +12,9 @@ import pytest
 from distbelief.errors import JobFailed
 from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
-from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, JoinServer
+from distbelief.places.join.join_server import JoinServer
 from distbelief.places.join.ticket import GUEST, Ticket, read_ticket
+from distbelief.places.messages import JoinGrant, JoinRefusal, JoinRequest
 from distbelief.transport.addresses import cut
 from distbelief.transport.tls import Identity, context
 

@@ -11,11 +11,13 @@ import msgspec
 
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.network.measured import measured_topology
+from distbelief.places.channel import BEAT_SECONDS
 from distbelief.places.cluster import opening
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, Look, MeasureWays, OpenJob, Way
+from distbelief.places.join.ticket import VERSION
+from distbelief.places.messages import Look, MeasureWays, OpenJob, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
@@ -89,7 +91,7 @@ def check_hosts(
         for agent in every:
             _describe(agent, reports[agent.name])
         there = [agent for agent in every if agent.greeting and not agent.gone]
-        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
+        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == VERSION]
         _look(opened.agents, look, reports, woken)
         _measure(opened, interface, every_two, reports, woken)
     finally:
@@ -108,7 +110,7 @@ def _hear(
     end = time.monotonic() + opening.START_SECONDS
     left = [agent for agent in agents if not agent.gone]
     while left:
-        wait([woken, *(agent.line.reads for agent in left), *(agent.printed for agent in left)], BEAT_SECONDS / 4)
+        wait([woken, *(agent.line.connection for agent in left), *(agent.printed for agent in left)], BEAT_SECONDS / 4)
         if woken.poll():
             raise Interrupted("interrupted")
         for agent in list(left):
@@ -130,9 +132,9 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         return
     report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
     report.memory, report.clock = greeting.memory, agent.clock_ahead
-    if greeting.version != opening.VERSION:
+    if greeting.version != VERSION:
         report.problems.append(
-            f"it runs distbelief {greeting.version}, this is {opening.VERSION}: install the same on all hosts"
+            f"it runs distbelief {greeting.version}, this is {VERSION}: install the same on all hosts"
         )
     if abs(report.clock) > CLOCK_SECONDS:
         far = "ahead" if report.clock > 0 else "behind"

@@ -28,7 +28,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
-from distbelief.places.cluster.words import Look
+from distbelief.places.messages import Look
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks

@@ -19,6 +19,7 @@ import msgspec
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
+from distbelief.places.channel import MARK, OF_HOST, Channel
 from distbelief.places.cluster import network
 from distbelief.places.cluster.bridge import Bridge
 from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
@@ -31,8 +32,8 @@ from distbelief.places.cluster.tickets import (
     read_ticket_file,
     ticket_path,
 )
-from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
 from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, VERSION, Ticket, TicketServer, reach
+from distbelief.places.messages import Appoint, AttendMeeting, ChannelMessage, Dismiss
 from distbelief.record import limits
 from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
 from distbelief.transport.secure import TlsSocket
@@ -56,12 +57,12 @@ class Attendant:
     """Another of the processes, as the first one sees it; what an engine of a process here would be."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self.bridge, self.line = bridge, Line(bridge.line, bridge.line)
+        self.bridge, self.line = bridge, Channel(bridge.line, decode=OF_HOST)
         self.attend: AttendMeeting | None = None
         self.printed, self._prints = os.pipe()
         """It prints to where the launcher says, and nothing to here."""
 
-    def take(self, word: AgentWord) -> None:
+    def take(self, word: ChannelMessage) -> None:
         """Take a word of it, before it is an agent."""
         if isinstance(word, AttendMeeting):
             self.attend = word
@@ -133,7 +134,7 @@ class Meeting:
         end = time.monotonic() + MEET_SECONDS
         while len(self.attendants) < len(self._invitation.ranks):
             self._invitation.check()
-            wait([attendant.line.reads for attendant in self._let_in if not attendant.bridge.over], PAUSE)
+            wait([attendant.line.connection for attendant in self._let_in if not attendant.bridge.over], PAUSE)
             for attendant in list(self._let_in):
                 if attendant.line.hear_all(attendant.take) and attendant.attend:
                     self._let_in.remove(attendant)
@@ -240,11 +241,11 @@ def _stay(start: Launched, far: socket.socket) -> int:
     assert isinstance(far, TlsSocket)
     keep_alive(far)
     bridge = Bridge(far)
-    line = Line(bridge.line, bridge.line)
+    line = Channel(bridge.line, decode=OF_HOST)
     line.say(_attend(start))
     try:
         with signals.waitable():  # a launcher tells all of its processes to end: the first one sees to that
-            match _first_word(line):
+            match line.hear():
                 case Appoint() as appointed:
                     from distbelief.places.cluster.agent import serve
 
@@ -257,16 +258,6 @@ def _stay(start: Launched, far: socket.socket) -> int:
     finally:
         line.close()
         bridge.wait(GREET_SECONDS)
-
-
-def _first_word(line: Line) -> AgentWord | None:
-    """Return what is said first; None where the other end is gone before."""
-    words: list[AgentWord] = []
-    there = True
-    while there and not words:
-        wait([line.reads])
-        there = line.hear_all(words.append)
-    return words[0] if words else None
 
 
 def main() -> None:

@@ -6,19 +6,19 @@ import contextlib
 import multiprocessing.connection
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from multiprocessing.connection import Connection
 from typing import Any
 
 from distbelief.errors import Interrupted, JobFailed, UsageError
+from distbelief.places.channel import BEAT_SECONDS
 from distbelief.places.cluster import network
 from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.network import HERE
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, OpenJob, ReachHosts
+from distbelief.places.join.ticket import VERSION
+from distbelief.places.messages import OpenJob, ReachHosts
 from distbelief.transport.addresses import joined, own_addresses
 
-VERSION = metadata.version("distbelief")
 START_SECONDS = 60.0
 """Limit for the agents of all hosts to begin, or to try each other."""
 ALL_PAIRS = 16
@@ -128,7 +128,7 @@ class Opened:
         while not reached():
             waiting: list[Any] = [self._woken]
             for agent in self.agents:
-                waiting += [agent.line.reads, agent.printed]
+                waiting += [agent.line.connection, agent.printed]
             multiprocessing.connection.wait(waiting, BEAT_SECONDS / 4)
             if self._woken.poll():
                 raise Interrupted("interrupted before the job began")

@@ -7,16 +7,14 @@ import os
 import subprocess
 import time
 
-from distbelief.places.channel_messages import ChannelMessage
+from distbelief.places.channel import MARK, OF_HOST, Channel
 from distbelief.places.cluster.engines import StartedAgent
-from distbelief.places.cluster.words import (
-    MARK,
-    AgentWord,
+from distbelief.places.messages import (
+    ChannelMessage,
     Dismiss,
     EndRoles,
     Greeting,
     HostsReached,
-    Line,
     Looked,
     TellLife,
     ToldToEnd,
@@ -49,7 +47,7 @@ class RemoteAgent:
     """
 
     def __init__(self, name: str, started: StartedAgent) -> None:
-        self.name, self.line = name, Line(started.line, started.line)
+        self.name, self.line = name, Channel(started.line, decode=OF_HOST)
         self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
         self.reached: HostsReached | None = None
@@ -74,8 +72,8 @@ class RemoteAgent:
     def find_mark(self) -> bool:
         """Pass over what a login shell prints before the agent begins; whether it has begun."""
         try:
-            while self._before != MARK and self.line.reads.poll():
-                piece = os.read(self.line.reads.fileno(), 1)
+            while self._before != MARK and self.line.connection.poll():
+                piece = os.read(self.line.connection.fileno(), 1)
                 if not piece:
                     return False
                 self._before = (self._before + piece)[-len(MARK) :]
@@ -83,7 +81,7 @@ class RemoteAgent:
             return False
         return self._before == MARK
 
-    def take(self, word: AgentWord) -> None:
+    def take(self, word: ChannelMessage) -> None:
         """Take a word that is of the agent itself."""
         self.heard = time.monotonic()
         if isinstance(word, Greeting):

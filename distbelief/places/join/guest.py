@@ -18,10 +18,9 @@ from distbelief import errors
 from distbelief.core import effects, records
 from distbelief.errors import Interrupted
 from distbelief.places import signals
-from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
-from distbelief.places.join.join_server import JoinGrant, JoinRequest
 from distbelief.places.join.ticket import Ticket, read_ticket
+from distbelief.places.messages import ChannelMessage, Failed, JoinGrant, JoinRequest, Listening, Noted
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child

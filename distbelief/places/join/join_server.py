@@ -20,6 +20,7 @@ from distbelief.core.settings import read_strategy
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.join import ticket
 from distbelief.places.join.ticket import GUEST, Ticket, TicketServer, reach
+from distbelief.places.messages import JoinAnswer, JoinGrant, JoinRefusal, JoinRequest
 from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.strategies import STRATEGIES
 from distbelief.transport.addresses import joined
@@ -37,38 +38,7 @@ WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 _LENGTH = struct.Struct("<I")
 
 
-class JoinRequest(msgspec.Struct, frozen=True):
-    """A guest asks for a part, or for the next life of one that he has."""
-
-    job: str
-    secret: str
-    role: str = ""
-    incarnation: int = -1
-    script: bool = False
-    """True if he has a script of his own to run."""
-    version: str = ""
-    strategy: str = ""
-    """The strategy from outside the package that he names; "" for none."""
-
-
-class JoinGrant(msgspec.Struct, frozen=True, tag=True):
-    """The part of a guest: role, life, the coordinator's address, and the rest that a process must know, encoded."""
-
-    role: str
-    incarnation: int
-    coordinator: str
-    restarts: int
-    spec: bytes
-
-
-class JoinRefusal(msgspec.Struct, frozen=True, tag=True):
-    """There is no part for him; `soon` where there may be one in a moment."""
-
-    reason: str
-    soon: bool = False
-
-
-_answers = msgspec.msgpack.Decoder(JoinGrant | JoinRefusal)
+_answers = msgspec.msgpack.Decoder(JoinAnswer)
 _requests = msgspec.msgpack.Decoder(JoinRequest)
 
 
@@ -90,7 +60,7 @@ class JoinServer:
         where: tuple[str, int],
         advertise: str,
         authority: Authority | None,
-        admit: Callable[[JoinRequest], JoinGrant | JoinRefusal],
+        admit: Callable[[JoinRequest], JoinAnswer],
         run: Path,
     ) -> None:
         self._admit = admit
@@ -206,7 +176,7 @@ def spec_here(part: JoinGrant, strategy: str, host: str, **here: Any) -> Spec:
     return msgspec.structs.replace(theirs, bind=host, advertise=host, **here)
 
 
-def ask(holder: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
+def ask(holder: Ticket, word: JoinRequest) -> JoinAnswer:
     """Ask at the join server that a ticket names.
 
     Raises:
@@ -216,7 +186,7 @@ def ask(holder: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
         with reach(holder) as connection:
             _say(connection, msgspec.structs.replace(word, version=ticket.VERSION))
             try:
-                answer: JoinGrant | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
+                answer: JoinAnswer = _answers.decode(_hear(connection, ANSWER_LIMIT))
             except TimeoutError:
                 raise ConnectionError(f"{holder.where[0]} ({MUTE})") from None
             return answer

@@ -18,12 +18,11 @@ from typing import Any
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Finish
 from distbelief.errors import DistbeliefError
-from distbelief.places.channel_messages import ChannelMessage, Interrupt, Noted
+from distbelief.places.channel import Channel
 from distbelief.places.join import join_server
 from distbelief.places.join.guest import is_ours, open_leave_listener
-from distbelief.places.join.join_server import JoinRequest
 from distbelief.places.join.ticket import read_ticket
-from distbelief.places.processes.channel import Channel
+from distbelief.places.messages import ChannelMessage, Interrupt, JoinRequest, Noted
 from distbelief.places.processes.options import host_towards
 from distbelief.places.processes.process import RoleProcess
 from distbelief.runtime import loop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from distbelief.places.channel_messages import ChannelMessage
-from distbelief.places.processes.channel import Channel
+from distbelief.places.channel import Channel
+from distbelief.places.messages import ChannelMessage
 from distbelief.places.processes.output import Output
 
 

@@ -29,7 +29,9 @@ from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_strategy
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.fabric.base import MEET_SECONDS
-from distbelief.places.channel_messages import (
+from distbelief.places.channel import Channel
+from distbelief.places.compute_model import Padding
+from distbelief.places.messages import (
     Ask,
     ChannelMessage,
     Died,
@@ -41,8 +43,6 @@ from distbelief.places.channel_messages import (
     Over,
     Standing,
 )
-from distbelief.places.compute_model import Padding
-from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.options import host_and_port, listen_at
 from distbelief.places.processes.output import print_into
 from distbelief.places.processes.script import file_of, name_of

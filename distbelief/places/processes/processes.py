@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distbelief.errors import JobFailed
 from distbelief.places import signals
-from distbelief.places.channel_messages import ChannelMessage, Over
+from distbelief.places.messages import ChannelMessage, Over
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.child import Child
