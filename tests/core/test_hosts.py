@@ -28,7 +28,7 @@ from distbelief.core import roles
 from distbelief.core.roles import Mesh, servers
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import refusals
-from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
+from distbelief.places.cluster import agent, checking, launched, meeting, network, opening
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
@@ -458,7 +458,7 @@ def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
     assert other
     assert (first.name, first.cores) == (second.name, 3)
     assert first.name != other.name
-    assert tickets.ticket_path(first, "a") == tickets.ticket_path(second, "a") != tickets.ticket_path(other, "a")
+    assert meeting.ticket_path(first, "a") == meeting.ticket_path(second, "a") != meeting.ticket_path(other, "a")
 
 
 def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:
@@ -505,7 +505,7 @@ def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def begin(start: launched.Launched, run: Path) -> None:
     run.mkdir(parents=True)
-    (run / "job.json").write_text(json.dumps({"start": tickets.told_of(start)}))
+    (run / "job.json").write_text(json.dumps({"start": launched.told_of(start)}))
 
 
 def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,18 +518,18 @@ def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, mo
     commands = [["python", "-m", "distbelief", "train", "mnist", one] for one in ("downpour", "allreduce")]
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert [tickets.run_before(start, None, counted) for counted in (0, 1)] == [None, None]
+        assert [launched.run_before(start, None, counted) for counted in (0, 1)] == [None, None]
         begin(start, Path("runs") / command[-1])
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert tickets.run_before(start, None, 0) == Path("runs") / command[-1]
-        assert tickets.run_before(start, f"runs/{command[-1]}", 0) == Path("runs") / command[-1]
-    monkeypatch.setattr(tickets, "parent_process", lambda: "another")
-    assert tickets.run_before(start, None, 0) is None
-    assert tickets.run_before(start, None, 1) == Path("runs/allreduce")
+        assert launched.run_before(start, None, 0) == Path("runs") / command[-1]
+        assert launched.run_before(start, f"runs/{command[-1]}", 0) == Path("runs") / command[-1]
+    monkeypatch.setattr(launched, "parent_process", lambda: "another")
+    assert launched.run_before(start, None, 0) is None
+    assert launched.run_before(start, None, 1) == Path("runs/allreduce")
     for outcome, gone_on in (("interrupted", True), ("failed", True), ("done", False), ("target", False)):
         Path("runs/allreduce/result.json").write_text(json.dumps({"outcome": outcome}))
-        assert (tickets.run_before(start, None, 1) is not None) is gone_on, outcome
+        assert (launched.run_before(start, None, 1) is not None) is gone_on, outcome
     assert not list(tmp_path.glob(".*"))
 
 
@@ -540,7 +540,7 @@ def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_r
     start = launched.launched(environment)
     assert start
     begin(start, tmp_path / "run")
-    assert tickets.run_before(start, str(tmp_path / "run"), 0) is None
+    assert launched.run_before(start, str(tmp_path / "run"), 0) is None
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660])
@@ -548,7 +548,7 @@ def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, mon
     monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
     start = launched.launched(TORCHRUN)
     assert start
-    path = tickets.ticket_path(start, str(tmp_path))
+    path = meeting.ticket_path(start, str(tmp_path))
     path.write_text("{}")
     path.chmod(mode)
     with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
@@ -558,7 +558,7 @@ def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, mon
 def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Path) -> None:
     start = launched.launched(TORCHRUN | {"RANK": "0"})
     assert start
-    first, second = (tickets.TicketFile(start, str(tmp_path)) for _ in range(2))
+    first, second = (meeting.TicketFile(start, str(tmp_path)) for _ in range(2))
     authority = Authority("a start")
     for one in (first, second):
         one.send(ticket.Ticket("a start", ["127.0.0.1:1"], "", authority.issue(ticket.GUEST)))
@@ -580,7 +580,7 @@ def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monke
     with pytest.raises(
         JobFailed, match=r"within .*1 of the 2 processes that mpirun has started have not come, by rank 1: is "
     ):
-        meeting.Meeting(tickets.TicketFile(first, str(tmp_path)), "")
+        meeting.Meeting(meeting.TicketFile(first, str(tmp_path)), "")
     assert not list(tmp_path.iterdir()), "a ticket is left"
 
 
@@ -641,7 +641,7 @@ def test_no_host_of_another_version_takes_part() -> None:
     opened: Any = opening.Opened(woken)
     opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]
     with pytest.raises(UsageError, match=r"host b runs distbelief 0\.1, this is .*: install the same on all"):
-        opened.greet("")
+        opened.greet()
 
 
 @pytest.mark.parametrize(("hosts", "others"), [(16, 15), (17, 2)])
@@ -784,13 +784,13 @@ def test_a_ticket_that_is_not_its_readers_alone_is_refused(
     path.touch(mode)
     monkeypatch.setattr(os, "getuid", lambda: own + uid)
     with pytest.raises(UsageError, match=rf"is of user {own}, mode {mode:o}; a ticket is of user {own + uid} alone"):
-        tickets.read_ticket_file(path)
+        meeting.read_ticket_file(path)
 
 
 def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a folder gives every file a mode of its own."""
     path, opens = tmp_path / "ticket", os.open
-    tickets._write(path, b"{}")
+    meeting._write(path, b"{}")
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
 
@@ -801,7 +801,7 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
 
     monkeypatch.setattr(os, "open", shared)
     with pytest.raises(UsageError, match="keeps no file for its owner alone, and a ticket must be one"):
-        tickets._write(path, b"{}")
+        meeting._write(path, b"{}")
     assert not list(tmp_path.iterdir())
 
 

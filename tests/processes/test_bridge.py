@@ -7,8 +7,7 @@ import threading
 from patience import SECONDS
 
 from distbelief.core import roles
-from distbelief.places.channel import OF_HOST, Channel
-from distbelief.places.cluster.bridge import Bridge
+from distbelief.places.channel import OF_HOST, Bridge, Channel
 from distbelief.places.join.authority import Authority
 from distbelief.places.messages import Beat, ChannelMessage, Dismiss
 from distbelief.transport.secure import TlsSocket, context

@@ -9,32 +9,28 @@ import contextlib
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
-from distbelief.places.channel import MARK, OF_HOST, Channel
+from distbelief.places.channel import MARK, OF_HOST, Bridge, Channel
 from distbelief.places.cluster import network
-from distbelief.places.cluster.bridge import Bridge
 from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.launched import Launched, hostname
 from distbelief.places.cluster.ray_cluster import RayInvitation
-from distbelief.places.cluster.tickets import (
-    Invitation,
-    TicketFile,
-    read_ticket_file,
-    ticket_path,
-)
 from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, VERSION, Ticket, TicketServer, reach
 from distbelief.places.messages import Appoint, AttendMeeting, ChannelMessage, Dismiss
 from distbelief.record import limits
+from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
 from distbelief.transport.secure import TlsSocket
 
@@ -43,6 +39,125 @@ MEET_SECONDS = 45.0
 GREET_SECONDS = 5.0
 """Limit for a handshake."""
 PAUSE = 0.1
+
+
+class Invitation(Protocol):
+    """Invitation by which the other processes of a job get their ticket."""
+
+    ranks: range
+    """Theirs."""
+    here: Launched | None
+    """The first one, where it offers slots itself."""
+
+    def send(self, ticket: Ticket) -> None:
+        """Hand it out.
+
+        Raises:
+            UsageError: it cannot be.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise, where some of them will never come, a JobFailed."""
+        ...
+
+    def withdraw(self) -> None:
+        """All have come, or nobody is waited for any more."""
+        ...
+
+    def close(self) -> None:
+        """The job is over."""
+        ...
+
+    def late(self, missing: list[int]) -> str:
+        """Return what to say, with what to do, when some ranks have not come."""
+        ...
+
+
+class TicketFile:
+    """A ticket for processes that a launcher has started: a file in a folder that all hosts share.
+
+    Args:
+        start: the first of them.
+        folder: "" for the working directory.
+    """
+
+    def __init__(self, start: Launched, folder: str) -> None:
+        self.here: Launched | None = start
+        self.ranks = range(1, start.size)
+        self.path, self._start = ticket_path(start, folder), start
+        self._sent: bytes | None = None
+
+    def send(self, ticket: Ticket) -> None:
+        """Write it for its owner only."""
+        self._sent = ticket.text
+        _write(self.path, self._sent)
+
+    def check(self) -> None:
+        """Whoever has not come may still come."""
+
+    def withdraw(self) -> None:
+        """Remove it, unless by now the launcher has started all again, and it is another's."""
+        with contextlib.suppress(OSError):
+            if self.path.read_bytes() == self._sent:
+                self.path.unlink()
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def late(self, missing: list[int]) -> str:
+        """Return whom the launcher has started, and who has not come."""
+        more = ", ..." if len(missing) > 8 else ""
+        return (
+            f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
+            f"come, by rank {', '.join(map(str, missing[:8]))}{more}: is {self.path.parent} a folder that all hosts "
+            "share (name one with --tickets), and can they reach this host?"
+        )
+
+
+def ticket_path(start: Launched, folder: str) -> Path:
+    """The ticket of a start."""
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.ticket"
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Write a ticket that only its owner can read.
+
+    Raises:
+        UsageError: the folder keeps none.
+    """
+    try:
+        with written_whole(path, OWNER_ALONE) as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise UsageError(
+                    f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
+                    "that all hosts share, with --tickets"
+                )
+            file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"no ticket can be written to {path.parent}: {error.strerror}; name a folder that all hosts share, with "
+            "--tickets"
+        ) from error
+
+
+def read_ticket_file(path: Path) -> Ticket | None:
+    """A ticket; None where there is none (yet).
+
+    Raises:
+        UsageError: others could have read or written it.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise UsageError(
+                    f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
+                    f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
+                )
+            return msgspec.json.decode(file.read(LIMIT), type=Ticket)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def keep_alive(connection: socket.socket) -> None:

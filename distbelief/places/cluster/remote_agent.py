@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from distbelief.places.channel import MARK, OF_HOST, Channel
-from distbelief.places.cluster.engines import StartedAgent
+from distbelief.places.cluster.engines import StartedAgent, passed_on
 from distbelief.places.messages import (
     ChannelMessage,
     Dismiss,
@@ -16,6 +16,7 @@ from distbelief.places.messages import (
     Greeting,
     HostsReached,
     Looked,
+    OpenJob,
     TellLife,
     ToldToEnd,
     WaysMeasured,
@@ -44,9 +45,11 @@ class RemoteAgent:
     Args:
         name: of the host.
         started: what its engine has begun.
+        mark: a file in the run folder.
     """
 
-    def __init__(self, name: str, started: StartedAgent) -> None:
+    def __init__(self, name: str, started: StartedAgent, mark: str = "") -> None:
+        self._mark = mark
         self.name, self.line = name, Channel(started.line, decode=OF_HOST)
         self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
@@ -69,7 +72,17 @@ class RemoteAgent:
         self._before, self._last_words = b"", ""
         os.set_blocking(self.printed, False)
 
-    def find_mark(self) -> bool:
+    def hear(self) -> None:
+        """Hear what it says by now; tell it of the job once it has begun, and know why it is gone where it is."""
+        self.read_printed()
+        before = self._before
+        begun = self._find_mark()
+        if before != MARK == self._before:
+            self.line.say(OpenJob(self._mark, passed_on()))
+        if (begun and not self.line.hear_all(self.take)) or self.over:
+            self.gone = self.why()
+
+    def _find_mark(self) -> bool:
         """Pass over what a login shell prints before the agent begins; whether it has begun."""
         try:
             while self._before != MARK and self.line.connection.poll():
