@@ -50,8 +50,7 @@ from distbelief.places.messages import (
 )
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.child import Child
-from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.processes import Child, Processes
 from distbelief.record import limits
 from distbelief.strategies import find
 from distbelief.transport.addresses import own_addresses

@@ -34,8 +34,7 @@ from distbelief.places.messages import (
     ToldToEnd,
 )
 from distbelief.places.place import Ended, Interruption, Unable
-from distbelief.places.processes.child import Child
-from distbelief.places.processes.processes import Hooks, Processes
+from distbelief.places.processes.processes import Child, Hooks, Processes
 from distbelief.places.processes.spec import Spec
 
 NO_ROOM = ", and no other has a slot left for it"

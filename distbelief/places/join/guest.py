@@ -23,9 +23,8 @@ from distbelief.places.join.ticket import Ticket, read_ticket
 from distbelief.places.messages import ChannelMessage, Failed, JoinGrant, JoinRequest, Listening, Noted
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.child import Child
 from distbelief.places.processes.options import host_towards
-from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.processes import Child, Processes
 from distbelief.places.processes.script import check_file
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find

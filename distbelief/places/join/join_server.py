@@ -72,12 +72,12 @@ class JoinServer:
             raise UsageError(
                 f"--listen {where[0]}:{where[1]}: {error}; choose another port, or another host of this machine"
             ) from error
-        own, guest = (authority.issue(roles.SUPERVISOR), authority.issue(GUEST)) if authority else (None, None)
+        identity, guest = (authority.issue(roles.SUPERVISOR), authority.issue(GUEST)) if authority else (None, None)
         at = joined(advertise, listener.getsockname()[1])
         self.ticket, self.path = Ticket(job, [at], secrets.token_hex(16), guest), run / TICKET
         with written_whole(self.path, OWNER_ALONE) as file:
             file.write(self.ticket.text)
-        self._server = TicketServer(listener, own, self._answer, crowd=ticket.CROWD)
+        self._server = TicketServer(listener, identity, self._answer, crowd=ticket.CROWD)
 
     def close(self) -> None:
         """Let nobody in any more: the ticket goes too."""
@@ -202,17 +202,12 @@ def _say(connection: socket.socket, word: msgspec.Struct) -> None:
 
 
 def _hear(connection: socket.socket, limit: int) -> bytes:
-    [length] = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > limit:
-        raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = connection.recv(length - len(data))
-        if not piece:
-            raise ConnectionError("the link was closed")
-        data += piece
+    with connection.makefile("rb") as file:
+        head = file.read(_LENGTH.size)
+        [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
+        if length > limit:
+            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+        data = file.read(length)
+    if len(data) < length:
+        raise ConnectionError("the link was closed")
     return data

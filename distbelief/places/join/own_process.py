@@ -33,7 +33,7 @@ LEAVE_SECONDS = 10.0
 """Limit for finishing what was begun, once this process is interrupted."""
 TICKET = "DISTBELIEF_TICKET"
 """Environment variable that names the file of the ticket."""
-_own: OwnProcess | None = None
+_participation: OwnProcess | None = None
 
 
 def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -> loop.Replica:
@@ -51,17 +51,17 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
         UsageError: there is no ticket, or it is none; or this process was started by the script of a replica.
         JobFailed: the job is over, cannot be reached, or has no part for this process.
     """
-    global _own
+    global _participation
     path = ticket or os.environ.get(TICKET, "")
-    own = _own if _own is not None and _own.replica.here else None
-    if not path or (own is None and loop.PLAYED in os.environ):
+    current = _participation if _participation is not None and _participation.replica.here else None
+    if not path or (current is None and loop.PLAYED in os.environ):
         return loop.join()
-    if own is not None and own.takes_part:
+    if current is not None and current.takes_part:
         if ticket is None:
-            return own.replica
-        own.leave()
-    _own = OwnProcess(os.fspath(path), device)
-    return _own.replica
+            return current.replica
+        current.leave()
+    _participation = OwnProcess(os.fspath(path), device)
+    return _participation.replica
 
 
 class OwnProcess:
