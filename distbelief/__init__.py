@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from distbelief.places.cluster.cluster import Cluster, Ray, Slurm
     from distbelief.places.compute_model import ComputeModel
     from distbelief.places.evaluate import evaluate
+    from distbelief.places.join.own_process import join
     from distbelief.places.prediction.predict import predict
     from distbelief.places.processes.local import Local
     from distbelief.places.simulated.handling import INSTANT, Handling
     from distbelief.places.simulated.simulated import Simulated
     from distbelief.places.simulated.virtual_cluster import Crash, LeavingHost
     from distbelief.places.view import View
-    from distbelief.runtime.loop import join
     from distbelief.split.options import Split
     from distbelief.strategies import (
         Allreduce,
@@ -82,7 +82,7 @@ _PLACES = {
         "strategies",
     ),
     "optim": "core.optimizer",
-    "join": "runtime.loop",
+    "join": "places.join.own_process",
     "Split": "split.options",
     "Task": "tasks",
     "TensorData": "tasks",

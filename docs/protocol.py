@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from distbelief.core.conversations.phases import PHASES
 from distbelief.core.conversations.table import Conversation, Says, States
 from distbelief.core.messages import Message
 from distbelief.core.protocol import BATCHED, CONVERSATIONS, GROUPED, LINKING, SERVED
 from distbelief.core.roles import Kind
+from distbelief.places import messages
 
 JOBS = {
     "a job with a parameter server": SERVED,
@@ -21,6 +22,17 @@ JOBS = {
     "`allreduce`, and `single` with a split model": GROUPED,
 }
 ROLES = {Kind.REPLICA, Kind.SHARD, Kind.STANDBY, Kind.COORDINATOR, Kind.EVALUATOR}
+CHANNELS = {
+    "a job's processes": messages.ProcessMessage,
+    "agents of other hosts": messages.HostMessage,
+    "guests": messages.JoinRequest | messages.JoinAnswer,
+    "a prediction's processes": messages.PredictionMessage,
+}
+STARTING = """## Starting and watching
+
+Messages on the channels between a supervisor and the processes that it starts and watches: the length of each in 4
+bytes, then the message; nothing is pickled. `distbelief status` is answered with one JSON object.
+"""
 INTRODUCTION = """# The protocol
 
 `python docs/protocol.py` makes this page from the tables in `distbelief/core/conversations`.
@@ -112,6 +124,12 @@ def document() -> str:
     lines += ["", "## The phases of a job\n", *states(PHASES)]
     for shown in CONVERSATIONS:
         lines += conversation(shown, homes)
+    rows = [
+        (f"`{message.__name__}`", peers if not number else "", first(message.__doc__))
+        for peers, messages_of in CHANNELS.items()
+        for number, message in enumerate(get_args(messages_of))
+    ]
+    lines += [STARTING, *table(("message", "to or from", "meaning"), rows)]
     return "\n".join(lines).rstrip() + "\n"
 
 

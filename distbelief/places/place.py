@@ -9,7 +9,7 @@ import msgspec
 
 from distbelief.core import effects, records
 from distbelief.errors import DistbeliefError, UsageError
-from distbelief.places.channel_messages import ChannelMessage
+from distbelief.places.messages import ChannelMessage
 
 
 class Ended(msgspec.Struct, frozen=True):

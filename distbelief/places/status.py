@@ -14,7 +14,7 @@ from pathlib import Path
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed
-from distbelief.places.channel_messages import Standing
+from distbelief.places.messages import Standing
 from distbelief.record.folder import RunFolder
 from distbelief.record.summary import Summary, in_words
 from distbelief.transport.secure import check_user

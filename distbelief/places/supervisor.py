@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from distbelief.core import effects, records, roles
 from distbelief.core.outcomes import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, JobFailed
-from distbelief.places.channel_messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.explanation import Explanation
+from distbelief.places.messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.place import (
     Deadlines,
     Effect,

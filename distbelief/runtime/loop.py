@@ -920,7 +920,8 @@ def join() -> Replica:
         )
     if current is None:
         raise UsageError(
-            "no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py"
+            "no job has started this process; run the script with: distbelief launch downpour --replicas 2 SCRIPT.py, "
+            "or name the ticket of a job that was started with --listen: join(ticket=...)"
         )
     return current
 

@@ -26,7 +26,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import SYNONYMS, Refusals, UsageError
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
-from distbelief.places.channel_messages import Failed
+from distbelief.places.messages import Failed
 from distbelief.places.processes.options import listen_at
 from distbelief.places.processes.running import spec_of
 from distbelief.places.processes.spec import Spec

@@ -19,7 +19,7 @@ from distbelief.network.slurm import measured_topology, parse_topology
 from distbelief.places.cluster.checking import HostReport, topology_of
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.placement import HostSlots, Placement
-from distbelief.places.cluster.words import Way
+from distbelief.places.messages import Way
 
 TREE = """SwitchName=s0 Nodes=a,c LinkSpeed=1000
 SwitchName=s1 Nodes=b,d LinkSpeed=1000

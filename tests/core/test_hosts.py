@@ -28,19 +28,19 @@ from distbelief.core import roles
 from distbelief.core.roles import Mesh, servers
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import refusals
-from distbelief.places.cluster import agent, checking, launched, meeting, network, opening, tickets
+from distbelief.places.cluster import agent, checking, launched, meeting, network, opening
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.cluster.engines import RemoteShell
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.placement import HOME, HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.slurm import is_allocated
-from distbelief.places.cluster.words import AttendMeeting, Greeting, HostsReached, ReachHosts
-from distbelief.places.join import join_server
+from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
+from distbelief.places.messages import AttendMeeting, Greeting, HostsReached, ReachHosts
 from distbelief.places.processes import options
 from distbelief.places.processes.processes import Hooks
-from distbelief.transport.addresses import cut, joined, own_addresses
+from distbelief.transport.addresses import joined, own_addresses
 from distbelief.transport.secure import MUTE
 
 ROOT = Path(__file__).parents[2]
@@ -329,17 +329,13 @@ def test_a_host_listens_where_it_says_and_one_that_does_not_is_told() -> None:
 def test_a_port_that_answers_and_takes_no_bytes_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of a proxy, or over a way that loses long packets: the kernel lets call whom nobody serves."""
     monkeypatch.setattr(network, "EXCHANGE_SECONDS", 0.1)
-    monkeypatch.setattr(meeting, "GREET_SECONDS", 0.1)
-    monkeypatch.setattr(join_server, "PATIENCE", 0.1)
+    monkeypatch.setattr(ticket, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         assert network.try_all({"there": [where]}) == {"there": [MUTE]}
-        identity = Authority("job").issue("attendant")
-        assert meeting._reach(tickets.MeetingTicket([where], identity)) == (None, f"{where} ({MUTE})")
-        for of_guest in (identity, None):
-            ticket = join_server.Ticket("job", *cut(where), "", of_guest)
-            with pytest.raises(JobFailed, match=f"{where} does not answer: {re.escape(MUTE)}"):
-                join_server.ask(ticket, join_server.JoinRequest("job", ""))
+        for identity in (Authority("job").issue(ticket.GUEST), None):
+            with pytest.raises(JobFailed, match=re.escape(f"does not answer: {where} ({MUTE})")):
+                join_server.ask(ticket.Ticket("job", [where], "", identity), join_server.JoinRequest("job", ""))
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:7000", "[::]:7000"])
@@ -462,7 +458,7 @@ def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
     assert other
     assert (first.name, first.cores) == (second.name, 3)
     assert first.name != other.name
-    assert tickets.ticket_path(first, "a") == tickets.ticket_path(second, "a") != tickets.ticket_path(other, "a")
+    assert meeting.ticket_path(first, "a") == meeting.ticket_path(second, "a") != meeting.ticket_path(other, "a")
 
 
 def test_roles_see_nothing_of_the_process_that_a_launcher_has_started() -> None:
@@ -509,7 +505,7 @@ def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def begin(start: launched.Launched, run: Path) -> None:
     run.mkdir(parents=True)
-    (run / "job.json").write_text(json.dumps({"start": tickets.told_of(start)}))
+    (run / "job.json").write_text(json.dumps({"start": launched.told_of(start)}))
 
 
 def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,18 +518,18 @@ def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, mo
     commands = [["python", "-m", "distbelief", "train", "mnist", one] for one in ("downpour", "allreduce")]
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert [tickets.run_before(start, None, counted) for counted in (0, 1)] == [None, None]
+        assert [launched.run_before(start, None, counted) for counted in (0, 1)] == [None, None]
         begin(start, Path("runs") / command[-1])
     for command in commands:
         monkeypatch.setattr(sys, "orig_argv", command)
-        assert tickets.run_before(start, None, 0) == Path("runs") / command[-1]
-        assert tickets.run_before(start, f"runs/{command[-1]}", 0) == Path("runs") / command[-1]
-    monkeypatch.setattr(tickets, "parent_process", lambda: "another")
-    assert tickets.run_before(start, None, 0) is None
-    assert tickets.run_before(start, None, 1) == Path("runs/allreduce")
+        assert launched.run_before(start, None, 0) == Path("runs") / command[-1]
+        assert launched.run_before(start, f"runs/{command[-1]}", 0) == Path("runs") / command[-1]
+    monkeypatch.setattr(launched, "parent_process", lambda: "another")
+    assert launched.run_before(start, None, 0) is None
+    assert launched.run_before(start, None, 1) == Path("runs/allreduce")
     for outcome, gone_on in (("interrupted", True), ("failed", True), ("done", False), ("target", False)):
         Path("runs/allreduce/result.json").write_text(json.dumps({"outcome": outcome}))
-        assert (tickets.run_before(start, None, 1) is not None) is gone_on, outcome
+        assert (launched.run_before(start, None, 1) is not None) is gone_on, outcome
     assert not list(tmp_path.glob(".*"))
 
 
@@ -544,7 +540,7 @@ def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_r
     start = launched.launched(environment)
     assert start
     begin(start, tmp_path / "run")
-    assert tickets.run_before(start, str(tmp_path / "run"), 0) is None
+    assert launched.run_before(start, str(tmp_path / "run"), 0) is None
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o660])
@@ -552,7 +548,7 @@ def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, mon
     monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
     start = launched.launched(TORCHRUN)
     assert start
-    path = tickets.ticket_path(start, str(tmp_path))
+    path = meeting.ticket_path(start, str(tmp_path))
     path.write_text("{}")
     path.chmod(mode)
     with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
@@ -562,13 +558,13 @@ def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, mon
 def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Path) -> None:
     start = launched.launched(TORCHRUN | {"RANK": "0"})
     assert start
-    first, second = (tickets.TicketFile(start, str(tmp_path)) for _ in range(2))
+    first, second = (meeting.TicketFile(start, str(tmp_path)) for _ in range(2))
     authority = Authority("a start")
     for one in (first, second):
-        one.send(tickets.MeetingTicket(["127.0.0.1:1"], authority.issue(meeting.ATTENDANT)))
-    ticket = second.path.read_bytes()
+        one.send(ticket.Ticket("a start", ["127.0.0.1:1"], "", authority.issue(ticket.GUEST)))
+    text = second.path.read_bytes()
     first.withdraw()
-    assert second.path.read_bytes() == ticket
+    assert second.path.read_bytes() == text
     second.withdraw()
     assert not list(tmp_path.iterdir())
     second.withdraw()
@@ -584,7 +580,7 @@ def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monke
     with pytest.raises(
         JobFailed, match=r"within .*1 of the 2 processes that mpirun has started have not come, by rank 1: is "
     ):
-        meeting.Meeting(tickets.TicketFile(first, str(tmp_path)), "")
+        meeting.Meeting(meeting.TicketFile(first, str(tmp_path)), "")
     assert not list(tmp_path.iterdir()), "a ticket is left"
 
 
@@ -645,7 +641,7 @@ def test_no_host_of_another_version_takes_part() -> None:
     opened: Any = opening.Opened(woken)
     opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]
     with pytest.raises(UsageError, match=r"host b runs distbelief 0\.1, this is .*: install the same on all"):
-        opened.greet("")
+        opened.greet()
 
 
 @pytest.mark.parametrize(("hosts", "others"), [(16, 15), (17, 2)])
@@ -694,7 +690,7 @@ def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str,
 def attending(
     rank: int, local: int, network: str, processors: list[int], cores: int = 0, quota: int = 9
 ) -> AttendMeeting:
-    return AttendMeeting(rank, local, network, "n", processors, cores, quota, meeting.VERSION, 0)
+    return AttendMeeting(rank, local, network, "n", processors, cores, quota, ticket.VERSION, 0)
 
 
 @pytest.mark.parametrize(
@@ -771,8 +767,8 @@ def test_the_hosts_of_ray_are_the_nodes_that_have_processors(monkeypatch: pytest
     for name, module in (("ray", ray), ("ray.util", ray), ("ray.util.scheduling_strategies", strategies)):
         monkeypatch.setitem(sys.modules, name, module)
     invitation = RayInvitation("")
-    invitation.send(tickets.MeetingTicket([], Authority("a start").issue(meeting.ATTENDANT)))
-    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, tickets.MeetingTicket])[0] for told in sent]
+    invitation.send(ticket.Ticket("a start", [], "", Authority("a start").issue(ticket.GUEST)))
+    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, ticket.Ticket])[0] for told in sent]
     assert [(one.rank, one.cores) for one in starts] == [(1, 3), (2, 2)]
     assert invitation.late([1, 2]).startswith("2 of the 2 nodes of Ray have not come (a, b)")
     nodes[:] = [{**node, "Alive": False} for node in nodes]
@@ -788,13 +784,13 @@ def test_a_ticket_that_is_not_its_readers_alone_is_refused(
     path.touch(mode)
     monkeypatch.setattr(os, "getuid", lambda: own + uid)
     with pytest.raises(UsageError, match=rf"is of user {own}, mode {mode:o}; a ticket is of user {own + uid} alone"):
-        tickets.read_ticket_file(path)
+        meeting.read_ticket_file(path)
 
 
 def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a folder gives every file a mode of its own."""
     path, opens = tmp_path / "ticket", os.open
-    tickets._write(path, b"{}")
+    meeting._write(path, b"{}")
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
 
@@ -805,7 +801,7 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
 
     monkeypatch.setattr(os, "open", shared)
     with pytest.raises(UsageError, match="keeps no file for its owner alone, and a ticket must be one"):
-        tickets._write(path, b"{}")
+        meeting._write(path, b"{}")
     assert not list(tmp_path.iterdir())
 
 

@@ -13,9 +13,10 @@ import pytest
 from distbelief.core import roles
 from distbelief.core.roles import Mesh
 from distbelief.errors import JobFailed, UsageError
+from distbelief.places.messages import Predicted, PredictionReady, PredictPortion
 from distbelief.places.prediction import predict
 from distbelief.places.prediction.predict import Pool
-from distbelief.places.prediction.worker import Predicted, PredictionReady, PredictionSpec, encode
+from distbelief.places.prediction.worker import PredictionSpec
 
 
 class Line:
@@ -26,7 +27,8 @@ class Line:
         self.answers: deque[bytes] = deque()
 
     def send_bytes(self, data: bytes) -> None:
-        self.dealt.append(msgspec.msgpack.decode(data, type=tuple[int, int]))
+        portion = msgspec.msgpack.decode(data, type=PredictPortion)
+        self.dealt.append((portion.start, portion.stop))
 
     def recv_bytes(self, _: int) -> bytes:
         if not self.answers:
@@ -66,9 +68,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 def hear(pool: Pool, line: Any, *answers: PredictionReady | Predicted) -> None:
     """The process at a line answers; it ends where it has no answer."""
-    line.answers.extend(map(encode, answers))
+    line.answers.extend(map(msgspec.msgpack.encode, answers))
+    [channel] = [one for one in pool._processes if one.connection is line]
     for _ in answers or [None]:
-        pool.hear(line)
+        pool.hear(channel)
 
 
 def test_all_that_a_replica_had_is_dealt_again_in_order(started: Started) -> None:

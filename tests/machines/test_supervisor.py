@@ -13,8 +13,8 @@ import pytest
 from distbelief.core import effects, records
 from distbelief.core.outcomes import Cause
 from distbelief.errors import DataError, Interrupted, JobFailed, TrainingError, UsageError
-from distbelief.places.channel_messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.explanation import Explanation
+from distbelief.places.messages import Died, Explain, Failed, Interrupt, Listening
 from distbelief.places.place import (
     Deadlines,
     Effect,

@@ -29,7 +29,7 @@ from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW
 from distbelief.job import Job
 from distbelief.places.processes.options import LocalOptions
-from distbelief.places.processes.process import _Process
+from distbelief.places.processes.process import RoleProcess
 from distbelief.places.processes.running import spec_of
 from distbelief.runtime import loop
 from distbelief.runtime.direct import DirectEndpoint
@@ -362,7 +362,7 @@ NO_LOCKS: Any = SimpleNamespace(take=lambda *_: True, give=nothing, is_held=lamb
 NO_STORE: Any = SimpleNamespace(save_part=nothing, commit=nothing, discard=nothing)
 
 
-class _Role(_Process):
+class _Role(RoleProcess):
     """A process of a job, as far as it is not one of its own."""
 
     def __init__(self, role: str, room: Room, spec: Any) -> None:

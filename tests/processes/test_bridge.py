@@ -7,9 +7,9 @@ import threading
 from patience import SECONDS
 
 from distbelief.core import roles
-from distbelief.places.cluster.bridge import Bridge
-from distbelief.places.cluster.words import AgentWord, Beat, Dismiss, Line
+from distbelief.places.channel import OF_HOST, Bridge, Channel
 from distbelief.places.join.authority import Authority
+from distbelief.places.messages import Beat, ChannelMessage, Dismiss
 from distbelief.transport.secure import TlsSocket, context
 
 TIMES = 40
@@ -36,12 +36,12 @@ def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
     """What it says then is read by nobody."""
     for _ in range(TIMES):
         near, far = map(Bridge, greeted())
-        speaking, dismissing = Line(near.line, near.line), Line(far.line, far.line)
-        heard: list[AgentWord] = []
+        speaking, dismissing = Channel(near.line, decode=OF_HOST), Channel(far.line, decode=OF_HOST)
+        heard: list[ChannelMessage] = []
         speaking.say(Beat())
         assert far.line.poll(10.0)
 
-        def dismiss(line: Line = dismissing) -> None:
+        def dismiss(line: Channel = dismissing) -> None:
             line.say(Dismiss(130))
             line.close()
 
@@ -60,7 +60,7 @@ def test_a_line_that_is_cut_ends_on_both_sides_and_raises_nowhere() -> None:
     """What a thread raises fails a test here, and stands on people's terminals elsewhere."""
     for _ in range(TIMES):
         near, far = map(Bridge, greeted())
-        speaking = Line(near.line, near.line)
+        speaking = Channel(near.line, decode=OF_HOST)
         speaking.say(Beat())
         assert far.line.poll(10.0)
         far.cut()

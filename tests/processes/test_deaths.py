@@ -25,7 +25,7 @@ from distbelief.core.records import Record
 from distbelief.errors import JobFailed
 from distbelief.places.place import Deadlines
 from distbelief.places.processes import forkserver, local, running
-from distbelief.places.processes.child import Child
+from distbelief.places.processes.processes import Child
 from distbelief.record import limits
 from distbelief.strategies import Downpour, Single
 

@@ -21,11 +21,14 @@ from distbelief.cli import main
 from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
-from distbelief.errors import JobFailed
+from distbelief.errors import JobFailed, UsageError
 from distbelief.places import status
 from distbelief.places.join import guest, join_server
+from distbelief.places.join import ticket as ticket_file
+from distbelief.places.join.ticket import Ticket
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
+from distbelief.transport.addresses import cut
 
 PLAIN, TLS, OPEN = (
     Local(listen="127.0.0.1"),
@@ -92,14 +95,14 @@ def test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked
     """
 
     def strangers() -> None:
-        ticket = join_server.read_ticket(str(tmp_path / join_server.TICKET))
+        ticket = ticket_file.read_ticket(str(tmp_path / join_server.TICKET))
         for job, secret in (("another job", ticket.secret), (ticket.job, "a guess")):
             answer = join_server.ask(ticket, join_server.JoinRequest(job, secret))
             refused.append(answer == join_server.JoinRefusal("the ticket is of another job"))
         for garbage in (b"", b"\0", b"\xff" * 100, b"\x04\0\0\0\xff\xff\xff\xff", b"\0\0\1\0" + bytes(200)):
-            with socket.create_connection((ticket.host, ticket.port)) as link:
+            with socket.create_connection(cut(ticket.where[0])) as link:
                 link.sendall(garbage)
-        silent.extend(socket.create_connection((ticket.host, ticket.port)) for _ in range(8))
+        silent.extend(socket.create_connection(cut(ticket.where[0])) for _ in range(8))
         guests.join(tmp_path)
 
     def ask_and_kill() -> None:
@@ -310,24 +313,24 @@ for x, y in replica.batches(data):
 def test_a_ticket_that_is_none_or_of_a_job_that_is_over_says_so(tmp_path: Path) -> None:
     (tmp_path / "ticket.json").write_text(json.dumps({"job": 3}))
     for path, says in ((tmp_path / "nowhere", "no ticket can be read"), (tmp_path / "ticket.json", "is no ticket")):
-        with pytest.raises(join_server.UsageError, match=says):
-            join_server.read_ticket(str(path))
+        with pytest.raises(UsageError, match=says):
+            ticket_file.read_ticket(str(path))
     with socket.create_server(("127.0.0.1", 0)) as once:
         port = once.getsockname()[1]
-    with pytest.raises(JobFailed, match=f"the job at 127.0.0.1:{port} does not answer"):
-        join_server.ask(join_server.Ticket("job", "127.0.0.1", port, "", None), join_server.JoinRequest("job", ""))
+    with pytest.raises(JobFailed, match=f"the job does not answer: 127.0.0.1:{port} "):
+        join_server.ask(Ticket("job", [f"127.0.0.1:{port}"], "", None), join_server.JoinRequest("job", ""))
 
 
 def test_only_the_same_user_has_a_guest_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, own = tmp_path / join_server.TICKET, os.getuid()
-    ticket = join_server.Ticket(f"job of {os.getpid()}", "", 1, "", None)
+    ticket = Ticket(f"job of {os.getpid()}", [], "", None)
     path.write_bytes(msgspec.json.encode(ticket))
-    listener = guest._open_leave_listener(ticket)
+    listener = guest.open_leave_listener(ticket)
     assert listener
     with listener:
-        assert (guest.leave(str(path)), guest._is_ours(listener)) == (1, True)
+        assert (guest.leave(str(path)), guest.is_ours(listener)) == (1, True)
         monkeypatch.setattr(os, "getuid", lambda: own + 1)
-        assert (guest.leave(str(path)), guest._is_ours(listener)) == (0, False)
+        assert (guest.leave(str(path)), guest.is_ours(listener)) == (0, False)
 
 
 LIGHT = """
@@ -354,7 +357,7 @@ def test_who_is_refused_has_not_waited_for_torch(ticket: Path) -> None:
 
 
 def test_a_guest_of_another_version_is_told_so(ticket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_server, "VERSION", "9.9")
+    monkeypatch.setattr(ticket_file, "VERSION", "9.9")
     command = [sys.executable, "-c", LIGHT, "join", str(ticket)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert ended.returncode == 1
@@ -365,9 +368,9 @@ def test_a_guest_of_another_version_is_told_so(ticket: Path, monkeypatch: pytest
     ("change", "status", "said"),
     [
         ({"secret": "another"}, 1, "the ticket is of another job"),
-        ({"port": 1}, 1, "does not answer"),
-        ({"host": "no-such-host.invalid"}, 1, "does not answer"),
-        ({"port": "x"}, 2, "is no ticket"),
+        ({"where": ["127.0.0.1:1"]}, 1, "does not answer"),
+        ({"where": ["no-such-host.invalid:1"]}, 1, "does not answer"),
+        ({"where": [1]}, 2, "is no ticket"),
         (None, 2, "no ticket can be read"),
     ],
 )

@@ -10,9 +10,12 @@ import msgspec
 import pytest
 
 from distbelief.errors import JobFailed
-from distbelief.places.join import join_server
+from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
-from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, JoinServer, Ticket
+from distbelief.places.join.join_server import JoinServer
+from distbelief.places.join.ticket import GUEST, Ticket, read_ticket
+from distbelief.places.messages import JoinGrant, JoinRefusal, JoinRequest
+from distbelief.transport.addresses import cut
 from distbelief.transport.tls import Identity, context
 
 AUTHORITY = Authority("job")
@@ -58,10 +61,10 @@ def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
     opened = Opened(tmp_path, None)
     try:
         for version, called in (("", "older"), ("0.0.1", "0.0.1")):
-            with socket.create_connection((opened.ticket.host, opened.ticket.port), 10) as link:
+            with socket.create_connection(cut(opened.ticket.where[0]), 10) as link:
                 join_server._say(link, JoinRequest("job", opened.ticket.secret, version=version))
                 answer = join_server._answers.decode(join_server._hear(link, 1000))
-            told = f"it runs distbelief {join_server.VERSION}, this is {called}: install the same everywhere"
+            told = f"it runs distbelief {ticket.VERSION}, this is {called}: install the same everywhere"
             assert answer == JoinRefusal(told)
         assert opened.admitted == []
     finally:
@@ -71,12 +74,12 @@ def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
 def test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_server, "CROWD", 2)
-    monkeypatch.setattr(join_server, "PATIENCE", 60.0)
+    monkeypatch.setattr(ticket, "CROWD", 2)
+    monkeypatch.setattr(ticket, "PATIENCE", 60.0)
     opened = Opened(tmp_path, None)
     with contextlib.ExitStack() as closing:
         closing.callback(opened.server.close)
-        where = opened.ticket.host, opened.ticket.port
+        where = cut(opened.ticket.where[0])
         first, *others = [closing.enter_context(socket.create_connection(where, 10)) for _ in range(3)]
         assert first.recv(1) == b""
         for one in others:
@@ -95,12 +98,10 @@ def test_no_word_is_longer_than_its_limit() -> None:
                 join_server._hear(ours, 8)
 
 
-OTHERS = Authority("job").issue(join_server.GUEST)
+OTHERS = Authority("job").issue(GUEST)
 WRONG: dict[str, Identity] = {
     "the certificate of a replica": AUTHORITY.issue("replica 1"),
-    "a certificate of another authority": Identity(
-        AUTHORITY.issue(join_server.GUEST).authority, OTHERS.certificate, OTHERS.key
-    ),
+    "a certificate of another authority": Identity(AUTHORITY.issue(GUEST).authority, OTHERS.certificate, OTHERS.key),
 }
 
 
@@ -108,19 +109,19 @@ WRONG: dict[str, Identity] = {
 def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name: str) -> None:
     opened = Opened(tmp_path, AUTHORITY)
     try:
-        ticket = msgspec.structs.replace(opened.ticket, identity=WRONG[name])
+        wrong = msgspec.structs.replace(opened.ticket, identity=WRONG[name])
         with pytest.raises(JobFailed, match="does not answer"):
-            join_server.ask(ticket, JoinRequest("job", ticket.secret))
+            join_server.ask(wrong, JoinRequest("job", wrong.secret))
         with pytest.raises(JobFailed, match="does not answer"):
-            join_server.ask(msgspec.structs.replace(ticket, identity=None), JoinRequest("job", ticket.secret))
+            join_server.ask(msgspec.structs.replace(wrong, identity=None), JoinRequest("job", wrong.secret))
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
         with (
-            socket.create_connection((ticket.host, ticket.port), 10) as plain,
+            socket.create_connection(cut(wrong.where[0]), 10) as plain,
             contextlib.suppress(OSError),
             bare.wrap_socket(plain) as link,
         ):
-            join_server._say(link, JoinRequest("job", ticket.secret))
+            join_server._say(link, JoinRequest("job", wrong.secret))
             assert link.recv(1) == b""
         assert opened.admitted == []
     finally:
@@ -130,7 +131,7 @@ def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name:
 def test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job(tmp_path: Path) -> None:
     """Whoever else listens there, were he a role of the job, is not told the secret."""
     opened = Opened(tmp_path, AUTHORITY)
-    opened.server._context = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue("replica 1"))
+    opened.server._server._context = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue("replica 1"))
     try:
         with pytest.raises(JobFailed, match="the certificate there is of 'replica 1'"):
             join_server.ask(opened.ticket, JoinRequest("job", opened.ticket.secret))
@@ -141,6 +142,6 @@ def test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job(tmp_path: Pa
 
 def test_the_ticket_is_its_owners_only_and_goes_with_the_server(opened: Opened) -> None:
     assert opened.server.path.stat().st_mode & 0o777 == 0o600
-    assert join_server.read_ticket(str(opened.server.path)) == opened.ticket
+    assert read_ticket(str(opened.server.path)) == opened.ticket
     opened.server.close()
     assert not list(opened.server.path.parent.iterdir())

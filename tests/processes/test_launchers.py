@@ -17,7 +17,7 @@ from patience import SECONDS
 
 from distbelief.transport.addresses import own_addresses
 
-SIZE = 3
+SIZE, SHOWN = 3, ("cmdline", "environ")
 ELSEWHERE = (
     "from distbelief.places.cluster import network; network.network_identity = lambda: 'of another host'; "
     "from distbelief.cli.main import main; main()"
@@ -31,12 +31,18 @@ pytestmark = pytest.mark.skipif(
 class Start:
     """The three processes of a start: two here, one on what passes for another host."""
 
-    def __init__(self, folder: Path, restarts: tuple[int, ...], words: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, restarts: tuple[int, ...], words: tuple[str, ...], now: int) -> None:
         self.folder, self.restarts = folder, restarts
         path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
         command = ["train", "jobs:tiny", "downpour", "--batch-size", "16", "--json", "--shards", "1", *words]
         common = dict(os.environ, PYTHONPATH=path, WORLD_SIZE=str(SIZE), TORCHELASTIC_RUN_ID="a start")
-        self.processes = [self._begin(rank, command, common) for rank in range(SIZE)]
+        self._common, self._command = common, command
+        self.processes: list[subprocess.Popen[str]] = []
+        self.begin(now)
+
+    def begin(self, ranks: int) -> None:
+        """Start the next ones, up to so many."""
+        self.processes += [self._begin(rank, self._command, self._common) for rank in range(len(self.processes), ranks)]
 
     def _begin(self, rank: int, command: list[str], common: dict[str, str]) -> subprocess.Popen[str]:
         program = ["-c", ELSEWHERE] if rank == 2 else ["-m", "distbelief"]
@@ -64,6 +70,11 @@ class Start:
             one.communicate(timeout=SECONDS)
         return [one.returncode for one in self.processes]
 
+    def shown(self) -> dict[str, bytes]:
+        """All command lines and environments of its processes."""
+        several = [one / what for one in Path("/proc").glob("[0-9]*") if self._is_ours(one) for what in SHOWN]
+        return {str(one): one.read_bytes() for one in several}
+
     def leaves_nobody(self) -> None:
         """Within seconds."""
         end = monotonic() + SECONDS
@@ -85,8 +96,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Start]]:
     """Starts such a command; none outlives the test."""
     started: list[Start] = []
 
-    def begin(*words: str, restarts: tuple[int, ...] = (0,) * SIZE) -> Start:
-        started.append(Start(tmp_path, restarts, words))
+    def begin(*words: str, restarts: tuple[int, ...] = (0,) * SIZE, now: int = SIZE) -> Start:
+        started.append(Start(tmp_path, restarts, words, now))
         return started[-1]
 
     yield begin
@@ -137,3 +148,21 @@ def test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well(sta
     result = one.until("per_replica")
     assert (result["outcome"], result["samples"]) == ("done", 30 * jobs.SAMPLES)
     assert one.statuses() == [0] * SIZE
+
+
+def test_a_ticket_is_on_no_command_line_and_in_no_environment(start: Callable[..., Start]) -> None:
+    one = start("--replicas", "2", "--epochs", "10000", now=1)
+    while not (found := list(one.folder.glob(".distbelief-*.ticket"))):
+        assert one.processes[0].poll() is None
+        sleep(0.01)
+    assert found[0].stat().st_mode & 0o777 == 0o600
+    identity = json.loads(found[0].read_bytes())["identity"]
+    one.begin(SIZE)
+    one.until("Stepped")
+    shown = one.shown()
+    assert len(shown) >= 2 * (SIZE + 5), "the commands, a forkserver, and the roles"
+    secrets = [line.encode() for line in identity["key"].splitlines()[1:-1]]
+    assert secrets
+    assert not [where for where, text in shown.items() for secret in secrets if secret in text]
+    one.processes[0].send_signal(signal.SIGTERM)
+    assert one.statuses()[0] == 130

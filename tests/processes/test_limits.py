@@ -22,7 +22,7 @@ from patience import SECONDS
 
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.places.channel_messages import Failed
+from distbelief.places.messages import Failed
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Processes

@@ -364,7 +364,7 @@ def test_partitions_take_the_devices_of_a_machine_in_turn(monkeypatch: pytest.Mo
     monkeypatch.setattr(process, "placed", place)
     settings = Job(task="mine", strategy=Downpour(replicas=2, partitions=3, shards=3)).settings()
     for role in ("replica 0.0", "replica 0.2", "replica 1.0", "replica 1.1"):
-        one = process._Process.__new__(process._Process)
+        one = process.RoleProcess.__new__(process.RoleProcess)
         vars(one).update(role=role, spec=SimpleNamespace(settings=settings, device="cuda"))
         with pytest.raises(UsageError, match="seen"):
             one._device()

@@ -23,8 +23,7 @@ from distbelief.core.conversations.pushing import Fetched, Pushed
 from distbelief.core.effects import Arrival
 from distbelief.core.messages import Hello, Version
 from distbelief.errors import JobFailed
-from distbelief.places.cluster import meeting
-from distbelief.places.join import join_server
+from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.local import Local
 from distbelief.sharding.layout import Range
@@ -191,29 +190,27 @@ def test_a_role_that_proves_itself_is_heard(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "first"), [("attendant", "supervisor"), ("replica 0", "supervisor"), ("attendant", "replica 1")]
+    ("role", "first"), [("guest", "supervisor"), ("replica 0", "supervisor"), ("guest", "replica 1")]
 )
 def test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_who_says_to_be_that(
     role: str, first: str
 ) -> None:
-    gathered = object.__new__(meeting.Meeting)
-    gathered._context, gathered._let_in = tls.context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue(first)), []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        where = f"127.0.0.1:{listener.getsockname()[1]}"
-        greeting = threading.Thread(target=lambda: gathered._greet(listener.accept()[0]))
-        greeting.start()
-        with contextlib.ExitStack() as closing:
-            if first == "supervisor":
-                closing.enter_context(meeting._connect(where, AUTHORITY.issue(role)))
-            else:
-                with pytest.raises(PermissionError, match="the certificate there is of 'replica 1'"):
-                    meeting._connect(where, AUTHORITY.issue(role))
-            greeting.join()
-    if first == "supervisor":
-        assert len(gathered._let_in) == (role == meeting.ATTENDANT)
-    for one in gathered._let_in:
-        one.kill()
-        assert one.bridge.wait(10), "its thread holds the sockets until then"
+    let_in: list[socket.socket] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = f"127.0.0.1:{listener.getsockname()[1]}"
+    server = ticket.TicketServer(listener, AUTHORITY.issue(first), let_in.append, keeps=True, crowd=2)
+    with contextlib.ExitStack() as closing:
+        closing.callback(server.close)
+        if first == "supervisor":
+            there = closing.enter_context(ticket.connect(where, AUTHORITY.issue(role)))
+            if role != ticket.GUEST:
+                assert there.recv(1) == b""
+        else:
+            with pytest.raises(PermissionError, match="the certificate there is of 'replica 1'"):
+                ticket.connect(where, AUTHORITY.issue(role))
+    assert len(let_in) <= (role == ticket.GUEST)
+    for one in let_in:
+        one.close()
 
 
 def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(shard: Shard) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from distbelief.core import roles
 from distbelief.job import Job
-from distbelief.places.channel_messages import ChannelMessage
+from distbelief.places.messages import ChannelMessage
 from distbelief.places.place import Effect, Ended, Event
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation

@@ -13,7 +13,7 @@ from watching.observed import Observed
 
 from distbelief.core import records
 from distbelief.job import Job
-from distbelief.places.channel_messages import Died
+from distbelief.places.messages import Died
 from distbelief.places.place import Effect, Ended, Event, Kill, Moved, Said, Start, Tell
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash

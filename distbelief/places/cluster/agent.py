@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -21,15 +20,13 @@ import setproctitle
 from distbelief.core.settings import read_strategy
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.places import signals
-from distbelief.places.channel_messages import ChannelMessage, Noted
+from distbelief.places.channel import BEAT_SECONDS, MARK, OF_HOST, SILENCE_SECONDS, Channel
 from distbelief.places.cluster import launched, network
-from distbelief.places.cluster.words import (
-    BEAT_SECONDS,
-    MARK,
-    SILENCE_SECONDS,
+from distbelief.places.join.ticket import VERSION
+from distbelief.places.messages import (
     AgentFailed,
-    AgentWord,
     Beat,
+    ChannelMessage,
     Dismiss,
     EndLife,
     EndRoles,
@@ -38,10 +35,10 @@ from distbelief.places.cluster.words import (
     LifeEnded,
     LifeSaid,
     LifeStarted,
-    Line,
     Look,
     Looked,
     MeasureWays,
+    Noted,
     OpenJob,
     Printed,
     ReachHosts,
@@ -53,13 +50,10 @@ from distbelief.places.cluster.words import (
 )
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.child import Child
-from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.processes import Child, Processes
 from distbelief.record import limits
 from distbelief.strategies import find
 from distbelief.transport.addresses import own_addresses
-
-VERSION = metadata.version("distbelief")
 
 
 class Agent:
@@ -69,7 +63,7 @@ class Agent:
         line: to the supervisor.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Channel) -> None:
         self._line = line
         self._specs: dict[tuple[str, int], bytes] = {}
         self._lives: dict[tuple[str, int], int] = {}
@@ -89,11 +83,11 @@ class Agent:
 
     def _turn(self, woken: Connection) -> bool:
         """Wait for whatever comes next, and do it; False at the end."""
-        waiting = [self._line.reads, woken, *self._processes.waitables]
+        waiting = [self._line.connection, woken, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
             self._line.say(ToldToEnd(woken.recv_bytes().decode()))
-        if id(self._line.reads) in ready and not self._line.hear_all(self._take_word):
+        if id(self._line.connection) in ready and not self._line.hear_all(self._take_word):
             return False
         self._processes.look(ready)
         now = time.monotonic()
@@ -104,7 +98,7 @@ class Agent:
             self._line.say(StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
         return now < self._heard + SILENCE_SECONDS
 
-    def _take_word(self, word: AgentWord) -> None:
+    def _take_word(self, word: ChannelMessage) -> None:
         self._heard = time.monotonic()
         match word:
             case OpenJob():
@@ -127,7 +121,7 @@ class Agent:
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
 
-    def _answer(self, word: ReachHosts | Look | MeasureWays) -> AgentWord:
+    def _answer(self, word: ReachHosts | Look | MeasureWays) -> ChannelMessage:
         """Return the answer to what the supervisor asks before anything is started."""
         match word:
             case ReachHosts():
@@ -207,7 +201,7 @@ def look(request: Look) -> Looked:
     return Looked(lacks)
 
 
-def serve(line: Line) -> int:
+def serve(line: Channel) -> int:
     """Be the agent of this host; returns the status of the job."""
     setproctitle.setproctitle("distbelief: agent")
     launched.forget(os.environ)
@@ -219,7 +213,7 @@ def serve(line: Line) -> int:
 def main() -> None:
     """Be the agent of this host, on standard input and output."""
     # what anybody prints is output of this host, and no word; a process that is started has no part in the line
-    line = Line(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False))
+    line = Channel(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False), OF_HOST)
     os.write(1, MARK)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

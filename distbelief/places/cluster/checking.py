@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from itertools import combinations
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 import msgspec
 
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.network.slurm import measured_topology
 from distbelief.places.cluster import opening
-from distbelief.places.cluster.engines import Engine, passed_on
+from distbelief.places.cluster.engines import Engine
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, Look, MeasureWays, OpenJob, Way
+from distbelief.places.join.ticket import VERSION
+from distbelief.places.messages import Look, MeasureWays, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
@@ -72,56 +73,33 @@ def check_hosts(
             "into the file"
         )
     reports = {name: HostReport(name, ways={}, problems=[]) for name in names}
-    opened = Opened(woken)
-    every: list[RemoteAgent] = []
+    checked, every = _Checked(woken, reports), list[RemoteAgent]()
     try:
         every += [RemoteAgent(name, engine.start(name)) for name in names]
-        opened.agents = every
-        begun: set[str] = set()
-
-        def greeted(agent: RemoteAgent) -> bool:
-            if agent.name not in begun and agent.find_mark():
-                begun.add(agent.name)
-                agent.line.say(OpenJob("", passed_on()))
-            return agent.greeting is not None
-
-        _hear(every, greeted, reports, woken)
+        checked.agents = every
+        checked.until(lambda agent: agent.greeting, "does not answer")
         for agent in every:
             _describe(agent, reports[agent.name])
-        there = [agent for agent in every if agent.greeting and not agent.gone]
-        opened.agents = [agent for agent in there if agent.greeting and agent.greeting.version == opening.VERSION]
-        _look(opened.agents, look, reports, woken)
-        _measure(opened, interface, every_two, reports, woken)
+        checked.agents = [one for one in every if one.greeting and not one.gone and one.greeting.version == VERSION]
+        _look(checked, look)
+        _measure(checked, interface, every_two)
     finally:
-        opened.agents = every
-        opened.close()
+        checked.agents = every
+        checked.close()
     return list(reports.values())
 
 
-def _hear(
-    agents: Sequence[RemoteAgent],
-    done: Callable[[RemoteAgent], bool],
-    reports: Reports,
-    woken: Connection,
-) -> None:
-    """Hear agents until each has done something, has ended, or has taken too long."""
-    end = time.monotonic() + opening.START_SECONDS
-    left = [agent for agent in agents if not agent.gone]
-    while left:
-        wait([woken, *(agent.line.reads for agent in left), *(agent.printed for agent in left)], BEAT_SECONDS / 4)
-        if woken.poll():
-            raise Interrupted("interrupted")
-        for agent in list(left):
-            agent.read_printed()
-            if done(agent):
-                left.remove(agent)
-            elif (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
-                agent.gone = agent.why()
-            elif time.monotonic() > end:
-                agent.gone = f"it does not answer after {opening.START_SECONDS:.0f} s"
-            if agent.gone:
-                left.remove(agent)
-                reports[agent.name].problems.append(agent.gone)
+class _Checked(Opened):
+    """Hosts that are reported, each whatever is wrong with another."""
+
+    def __init__(self, woken: Connection, reports: Reports) -> None:
+        super().__init__(woken)
+        self.reports = reports
+
+    def lose(self, gone: Sequence[RemoteAgent]) -> None:
+        """Report agents that are gone, and go on without them."""
+        for agent in gone:
+            self.reports[agent.name].problems.append(agent.gone)
 
 
 def _describe(agent: RemoteAgent, report: HostReport) -> None:
@@ -130,9 +108,9 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         return
     report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
     report.memory, report.clock = greeting.memory, agent.clock_ahead
-    if greeting.version != opening.VERSION:
+    if greeting.version != VERSION:
         report.problems.append(
-            f"it runs distbelief {greeting.version}, this is {opening.VERSION}: install the same on all hosts"
+            f"it runs distbelief {greeting.version}, this is {VERSION}: install the same on all hosts"
         )
     if abs(report.clock) > CLOCK_SECONDS:
         far = "ahead" if report.clock > 0 else "behind"
@@ -143,17 +121,18 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         report.problems.append(f"{greeting.memory >> 20} MB of memory are free: end what else runs there")
 
 
-def _look(agents: Sequence[RemoteAgent], look: Look, reports: Reports, woken: Connection) -> None:
-    for agent in agents:
+def _look(checked: _Checked, look: Look) -> None:
+    for agent in checked.agents:
         agent.line.say(look)
-    _hear(agents, lambda agent: agent.looked is not None, reports, woken)
-    for agent in agents:
+    checked.until(lambda agent: agent.looked, "does not answer")
+    for agent in checked.agents:
         if agent.looked and agent.looked.lacks:
-            reports[agent.name].problems.append(agent.looked.lacks)
+            checked.reports[agent.name].problems.append(agent.looked.lacks)
 
 
-def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, woken: Connection) -> None:
+def _measure(opened: _Checked, interface: str, every_two: bool) -> None:
     """Find by which address each is reached, and measure the ways between them, one host after the other."""
+    reports = opened.reports
     opened.agents = [agent for agent in opened.agents if agent.looked and not agent.gone]
     if not opened.agents:
         return
@@ -172,13 +151,18 @@ def _measure(opened: Opened, interface: str, every_two: bool, reports: Reports, 
         chosen = others if len(opened.agents) <= opening.ALL_PAIRS else after if every_two else others[:2]
         where = {host.name: joined(host.address, host.greeting.port) for host in chosen if host.greeting}
         agent.line.say(MeasureWays(where))
-        _hear([agent], lambda agent: agent.measured is not None, reports, woken)
+        opened.until(functools.partial(_has_measured, agent), "does not answer")
         if agent.measured:
             reports[agent.name].ways = agent.measured.ways
             for name in where.keys() - agent.measured.ways.keys():
                 reports[agent.name].problems.append(
                     f"host {name} does not answer it at {where[name]}: open the ports between them, or mend the route"
                 )
+
+
+def _has_measured(agent: RemoteAgent, one: RemoteAgent) -> bool:
+    """Return whether nobody waits for one: it is another agent, or has measured the ways."""
+    return one is not agent or one.measured is not None
 
 
 def topology_of(reports: Sequence[HostReport]) -> str:

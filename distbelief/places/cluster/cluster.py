@@ -18,7 +18,7 @@ from distbelief.core.settings import Check, Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job
 from distbelief.places import signals
-from distbelief.places.cluster import launched, meeting, tickets
+from distbelief.places.cluster import launched, meeting
 from distbelief.places.cluster.checking import HostReport, check_hosts
 from distbelief.places.cluster.engines import Engine, RemoteShell
 from distbelief.places.cluster.host_processes import HostProcesses
@@ -28,7 +28,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
-from distbelief.places.cluster.words import Look
+from distbelief.places.messages import Look
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -237,7 +237,7 @@ class Cluster(Local):
 
     def _kept(self, job: Job, settings: Settings) -> Json:
         kept = super()._kept(job, settings)
-        return {**kept, "start": tickets.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
+        return {**kept, "start": launched.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
 
     def _tasks(self, job: Job, settings: Settings) -> int:
         """None: they are on its hosts."""
@@ -258,7 +258,7 @@ class Cluster(Local):
         status, meeting = 1, self._meeting()
         try:
             if self.engine == LAUNCHED:
-                before = tickets.run_before(self._start()[0], job.out, meeting.restarts)
+                before = launched.run_before(self._start()[0], job.out, meeting.restarts)
                 job = _again(job, before) if before else job
             result = super()._run(job, settings, view, began, evaluated, script)
             status = INTERRUPTED if result["outcome"] == Outcome.INTERRUPTED else 0

@@ -12,21 +12,21 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed, RemoteProtocolError
-from distbelief.places.channel_messages import ChannelMessage, Failed, Noted
+from distbelief.places.channel import BEAT_SECONDS, SILENCE_SECONDS
 from distbelief.places.cluster.network import network_identity
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.placement import HOME, Placement
 from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
-from distbelief.places.cluster.words import (
-    BEAT_SECONDS,
-    SILENCE_SECONDS,
+from distbelief.places.messages import (
     AgentFailed,
-    AgentWord,
     Beat,
+    ChannelMessage,
     EndLife,
+    Failed,
     LifeEnded,
     LifeSaid,
     LifeStarted,
+    Noted,
     OfLife,
     Printed,
     StartLife,
@@ -34,8 +34,7 @@ from distbelief.places.cluster.words import (
     ToldToEnd,
 )
 from distbelief.places.place import Ended, Interruption, Unable
-from distbelief.places.processes.child import Child
-from distbelief.places.processes.processes import Hooks, Processes
+from distbelief.places.processes.processes import Child, Hooks, Processes
 from distbelief.places.processes.spec import Spec
 
 NO_ROOM = ", and no other has a slot left for it"
@@ -153,7 +152,11 @@ class HostProcesses:
     def waitables(self) -> list[Any]:
         """Return what is ready as soon as a process has said something or ended, or an agent has."""
         there = [agent for agent in self._agents if not agent.gone]
-        return [*self._local.waitables, *(agent.line.reads for agent in there), *(agent.printed for agent in there)]
+        return [
+            *self._local.waitables,
+            *(agent.line.connection for agent in there),
+            *(agent.printed for agent in there),
+        ]
 
     def look(self, ready: set[int]) -> None:
         """Hand on what is said, and tell who has ended."""
@@ -166,7 +169,7 @@ class HostProcesses:
                 continue
             if lines := agent.read_printed():
                 self._hooks.host_printed(agent.name, lines)
-            if id(agent.line.reads) in ready and not self._hears(agent):
+            if id(agent.line.connection) in ready and not self._hears(agent):
                 self._lose(at, agent, agent.why())
             elif now > agent.heard + SILENCE_SECONDS:
                 self._lose(at, agent, f"nothing was heard from it for {SILENCE_SECONDS:.0f} s")
@@ -184,7 +187,7 @@ class HostProcesses:
         except RemoteProtocolError:
             return False
 
-    def _take_word(self, agent: RemoteAgent, word: AgentWord) -> None:
+    def _take_word(self, agent: RemoteAgent, word: ChannelMessage) -> None:
         agent.take(word)
         life = self._lives.get(word.life) if isinstance(word, OfLife) else None
         match word:

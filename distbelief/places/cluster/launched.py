@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import socket
+import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Json
 from distbelief.errors import UsageError
 
 
@@ -45,6 +50,8 @@ LAUNCHERS = {
 """The innermost first: torchrun and mpirun are started by srun where there is Slurm, and what they start sees both."""
 RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT"}
 """The launchers that start all again when one has failed, and the variable by which they say how often."""
+UNFINISHED = (None, Outcome.INTERRUPTED, Outcome.FAILED)
+"""Outcomes of runs that are gone on with; the first is of those that were killed."""
 UNKNOWN = "PMI_SIZE"
 """Variable of MPICH and its kin, whose processes cannot tell one start from another by it."""
 
@@ -125,3 +132,40 @@ def parent_process() -> str:
             return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"
     except OSError:
         return ""
+
+
+def told_of(start: Launched) -> Json:
+    """Return what a run folder keeps of its start, by which the next finds it after a launcher's restart.
+
+    Each command is by itself: what a launcher has started may be a script with several, one after another.
+    """
+    command = hashlib.sha256(shlex.join(sys.orig_argv[1:]).encode()).hexdigest()[:16]
+    return {"launcher": start.launcher, "name": start.name, "command": command, "by": parent_process()}
+
+
+def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
+    """The run folder of the start before, where the launcher has started all of it again; None where it has not.
+
+    torchrun counts on each host how often something failed there, and nowhere that a host has come or gone: for that,
+    it is the same process of the launcher's that has started this one.
+
+    Args:
+        start: the first process.
+        out: the folder that its command names.
+        restarts: the most that the launcher counts on any host.
+    """
+    now = told_of(start)
+    for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():
+        before = _read(run / "job.json").get("start", {})
+        again = restarts or (now["by"] and now["by"] == before.get("by"))
+        if again and {**before, "by": now["by"]} == now and _read(run / "result.json").get("outcome") in UNFINISHED:
+            return run
+    return None
+
+
+def _read(path: Path) -> Json:
+    """Return what a file of a run folder says; nothing where there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Json)
+    except (OSError, ValueError):
+        return {}

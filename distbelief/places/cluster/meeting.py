@@ -9,46 +9,155 @@ import contextlib
 import os
 import secrets
 import socket
-import ssl
+import stat
 import sys
-import threading
 import time
-from importlib import metadata
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places import signals
+from distbelief.places.channel import MARK, OF_HOST, Bridge, Channel
 from distbelief.places.cluster import network
-from distbelief.places.cluster.bridge import Bridge
 from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
 from distbelief.places.cluster.hosts import Host
 from distbelief.places.cluster.launched import Launched, hostname
 from distbelief.places.cluster.ray_cluster import RayInvitation
-from distbelief.places.cluster.tickets import (
-    TICKET_LIMIT,
-    Invitation,
-    MeetingTicket,
-    TicketFile,
-    read_ticket_file,
-    ticket_path,
-)
-from distbelief.places.cluster.words import MARK, AgentWord, Appoint, AttendMeeting, Dismiss, Line
+from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, VERSION, Ticket, TicketServer, reach
+from distbelief.places.messages import Appoint, AttendMeeting, ChannelMessage, Dismiss
 from distbelief.record import limits
-from distbelief.transport.addresses import cut, joined, listen_anywhere, own_addresses
-from distbelief.transport.secure import Identity, TlsSocket, context
+from distbelief.record.folder import OWNER_ALONE, written_whole
+from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
+from distbelief.transport.secure import TlsSocket
 
-VERSION = metadata.version("distbelief")
 MEET_SECONDS = 45.0
 """Limit for all of the processes to come together."""
 GREET_SECONDS = 5.0
 """Limit for a handshake."""
 PAUSE = 0.1
-ATTENDANT = "attendant"
-"""Name in a ticket's certificate."""
+
+
+class Invitation(Protocol):
+    """Invitation by which the other processes of a job get their ticket."""
+
+    ranks: range
+    """Theirs."""
+    here: Launched | None
+    """The first one, where it offers slots itself."""
+
+    def send(self, ticket: Ticket) -> None:
+        """Hand it out.
+
+        Raises:
+            UsageError: it cannot be.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise, where some of them will never come, a JobFailed."""
+        ...
+
+    def withdraw(self) -> None:
+        """All have come, or nobody is waited for any more."""
+        ...
+
+    def close(self) -> None:
+        """The job is over."""
+        ...
+
+    def late(self, missing: list[int]) -> str:
+        """Return what to say, with what to do, when some ranks have not come."""
+        ...
+
+
+class TicketFile:
+    """A ticket for processes that a launcher has started: a file in a folder that all hosts share.
+
+    Args:
+        start: the first of them.
+        folder: "" for the working directory.
+    """
+
+    def __init__(self, start: Launched, folder: str) -> None:
+        self.here: Launched | None = start
+        self.ranks = range(1, start.size)
+        self.path, self._start = ticket_path(start, folder), start
+        self._sent: bytes | None = None
+
+    def send(self, ticket: Ticket) -> None:
+        """Write it for its owner only."""
+        self._sent = ticket.text
+        _write(self.path, self._sent)
+
+    def check(self) -> None:
+        """Whoever has not come may still come."""
+
+    def withdraw(self) -> None:
+        """Remove it, unless by now the launcher has started all again, and it is another's."""
+        with contextlib.suppress(OSError):
+            if self.path.read_bytes() == self._sent:
+                self.path.unlink()
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def late(self, missing: list[int]) -> str:
+        """Return whom the launcher has started, and who has not come."""
+        more = ", ..." if len(missing) > 8 else ""
+        return (
+            f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
+            f"come, by rank {', '.join(map(str, missing[:8]))}{more}: is {self.path.parent} a folder that all hosts "
+            "share (name one with --tickets), and can they reach this host?"
+        )
+
+
+def ticket_path(start: Launched, folder: str) -> Path:
+    """The ticket of a start."""
+    return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.ticket"
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Write a ticket that only its owner can read.
+
+    Raises:
+        UsageError: the folder keeps none.
+    """
+    try:
+        with written_whole(path, OWNER_ALONE) as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise UsageError(
+                    f"{path.parent} keeps no file for its owner alone, and a ticket must be one: name another folder "
+                    "that all hosts share, with --tickets"
+                )
+            file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"no ticket can be written to {path.parent}: {error.strerror}; name a folder that all hosts share, with "
+            "--tickets"
+        ) from error
+
+
+def read_ticket_file(path: Path) -> Ticket | None:
+    """A ticket; None where there is none (yet).
+
+    Raises:
+        UsageError: others could have read or written it.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise UsageError(
+                    f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
+                    f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
+                )
+            return msgspec.json.decode(file.read(LIMIT), type=Ticket)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -63,12 +172,12 @@ class Attendant:
     """Another of the processes, as the first one sees it; what an engine of a process here would be."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self.bridge, self.line = bridge, Line(bridge.line, bridge.line)
+        self.bridge, self.line = bridge, Channel(bridge.line, decode=OF_HOST)
         self.attend: AttendMeeting | None = None
         self.printed, self._prints = os.pipe()
         """It prints to where the launcher says, and nothing to here."""
 
-    def take(self, word: AgentWord) -> None:
+    def take(self, word: ChannelMessage) -> None:
         """Take a word of it, before it is an agent."""
         if isinstance(word, AttendMeeting):
             self.attend = word
@@ -105,12 +214,11 @@ class Meeting:
         from distbelief.places.join.authority import Authority  # with what it encrypts by
 
         self._invitation = invitation
-        self._listener = listen_anywhere(128)
-        authority = Authority(f"start {secrets.token_hex(8)}")
-        self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR))
+        job = f"start {secrets.token_hex(8)}"
+        authority, listener = Authority(job), listen_anywhere(CROWD)
         by_interface = own_addresses()
         addresses = by_interface.get(interface) or [address for several in by_interface.values() for address in several]
-        port = self._listener.getsockname()[1]
+        port = listener.getsockname()[1]
         self._let_in: list[Attendant] = []
         self.attendants: dict[int, Attendant] = {}
         self.hosts: tuple[Host, ...] = ()
@@ -120,42 +228,28 @@ class Meeting:
         self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
         """Agent to be of each host, None where this process starts it; and the host's processors."""
         atexit.register(invitation.withdraw)
+        crowd = CROWD + len(invitation.ranks)
+        server = TicketServer(listener, authority.issue(roles.SUPERVISOR), self._greet, keeps=True, crowd=crowd)
         try:
-            invitation.send(MeetingTicket([joined(address, port) for address in addresses], authority.issue(ATTENDANT)))
-            threading.Thread(target=self._serve, name="meeting", daemon=True).start()
+            where = [joined(address, port) for address in addresses]
+            invitation.send(Ticket(job, where, "", authority.issue(GUEST)))
             self._gather()
         finally:
-            self._listener.close()
+            server.close()
             invitation.withdraw()
             atexit.unregister(invitation.withdraw)
         self._name_hosts()
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
-        connection.settimeout(GREET_SECONDS)
-        try:
-            far = self._context.wrap_socket(connection, server_side=True)
-            assert isinstance(far, TlsSocket)
-            far.greet()
-        except (OSError, ValueError):
-            connection.close()
-            return
+    def _greet(self, far: socket.socket) -> None:
+        assert isinstance(far, TlsSocket)
         keep_alive(far)
-        if far.peer == ATTENDANT:
-            self._let_in.append(Attendant(Bridge(far)))
-        else:
-            far.close()
+        self._let_in.append(Attendant(Bridge(far)))
 
     def _gather(self) -> None:
         end = time.monotonic() + MEET_SECONDS
         while len(self.attendants) < len(self._invitation.ranks):
             self._invitation.check()
-            wait([attendant.line.reads for attendant in self._let_in if not attendant.bridge.over], PAUSE)
+            wait([attendant.line.connection for attendant in self._let_in if not attendant.bridge.over], PAUSE)
             for attendant in list(self._let_in):
                 if attendant.line.hear_all(attendant.take) and attendant.attend:
                     self._let_in.remove(attendant)
@@ -257,14 +351,16 @@ def attend(start: Launched, folder: str) -> int:
     return _stay(start, _find(start, ticket_path(start, folder)))
 
 
-def _stay(start: Launched, far: TlsSocket) -> int:
+def _stay(start: Launched, far: socket.socket) -> int:
     """Do what the first process says, until it dismisses this one; returns the status of the job."""
+    assert isinstance(far, TlsSocket)
+    keep_alive(far)
     bridge = Bridge(far)
-    line = Line(bridge.line, bridge.line)
+    line = Channel(bridge.line, decode=OF_HOST)
     line.say(_attend(start))
     try:
         with signals.waitable():  # a launcher tells all of its processes to end: the first one sees to that
-            match _first_word(line):
+            match line.hear():
                 case Appoint() as appointed:
                     from distbelief.places.cluster.agent import serve
 
@@ -279,65 +375,30 @@ def _stay(start: Launched, far: TlsSocket) -> int:
         bridge.wait(GREET_SECONDS)
 
 
-def _first_word(line: Line) -> AgentWord | None:
-    """Return what is said first; None where the other end is gone before."""
-    words: list[AgentWord] = []
-    there = True
-    while there and not words:
-        wait([line.reads])
-        there = line.hear_all(words.append)
-    return words[0] if words else None
-
-
 def main() -> None:
     """Come to the meeting of the ticket on standard input."""
-    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(TICKET_LIMIT), type=tuple[Launched, MeetingTicket])
-    far, why = _reach(ticket)
-    if far is None:
-        raise SystemExit(f"nobody answers who made the ticket: {why}")
+    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT), type=tuple[Launched, Ticket])
+    try:
+        far = reach(ticket)
+    except OSError as error:
+        raise SystemExit(f"nobody answers who made the ticket: {error}") from None
     raise SystemExit(_stay(start, far))
 
 
-def _find(start: Launched, path: Path) -> TlsSocket:
+def _find(start: Launched, path: Path) -> socket.socket:
     """A connection to the first process, by its ticket, as soon as that is there."""
     end = time.monotonic() + MEET_SECONDS
     why = f"there is no {path}: is its folder one that all hosts share? Name one with --tickets"
     while time.monotonic() < end:
         if (ticket := read_ticket_file(path)) is not None:
-            far, tried = _reach(ticket)
-            if far is not None:
-                return far
-            why = f"nobody answers who wrote {path}: {tried}; open the ports between the hosts, or mend the route"
+            try:
+                return reach(ticket)
+            except OSError as error:
+                why = f"nobody answers who wrote {path}: {error}; open the ports between the hosts, or mend the route"
         time.sleep(PAUSE)
     raise JobFailed(
         f"process {start.rank} of the {start.size} that {start.launcher} has started does not find the first one: {why}"
     )
-
-
-def _reach(ticket: MeetingTicket) -> tuple[TlsSocket | None, str]:
-    """A connection to whoever made a ticket; None where nobody answers, and what was tried."""
-    reached = network.try_all({"first": ticket.where}, size=0)["first"]
-    for number, where in enumerate(ticket.where):
-        if not reached[number]:
-            try:
-                return _connect(where, ticket.identity), ""
-            except (OSError, ValueError) as error:  # an older ticket, or another's address
-                reached[number] = str(error)
-    return None, ", ".join(f"{where} ({wrong})" for where, wrong in zip(ticket.where, reached, strict=True))
-
-
-def _connect(where: str, identity: Identity) -> TlsSocket:
-    with contextlib.ExitStack() as closing:
-        connection = closing.enter_context(socket.create_connection(cut(where), GREET_SECONDS))
-        tls = context(ssl.PROTOCOL_TLS_CLIENT, identity)
-        far = closing.enter_context(tls.wrap_socket(connection, do_handshake_on_connect=False))
-        assert isinstance(far, TlsSocket)
-        far.greet()
-        if far.peer != roles.SUPERVISOR:
-            raise PermissionError(f"the certificate there is of {far.peer!r}")
-        keep_alive(far)
-        closing.pop_all()
-    return far
 
 
 def _attend(start: Launched) -> AttendMeeting:

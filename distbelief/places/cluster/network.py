@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from distbelief.errors import UsageError
-from distbelief.places.cluster.words import Way
+from distbelief.places.messages import Way
 from distbelief.transport.addresses import cut, listen_anywhere
 from distbelief.transport.secure import MUTE
 

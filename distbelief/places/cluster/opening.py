@@ -6,19 +6,19 @@ import contextlib
 import multiprocessing.connection
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from multiprocessing.connection import Connection
 from typing import Any
 
 from distbelief.errors import Interrupted, JobFailed, UsageError
+from distbelief.places.channel import BEAT_SECONDS
 from distbelief.places.cluster import network
-from distbelief.places.cluster.engines import Engine, passed_on
+from distbelief.places.cluster.engines import Engine
 from distbelief.places.cluster.network import HERE
 from distbelief.places.cluster.remote_agent import RemoteAgent
-from distbelief.places.cluster.words import BEAT_SECONDS, OpenJob, ReachHosts
+from distbelief.places.join.ticket import VERSION
+from distbelief.places.messages import ReachHosts
 from distbelief.transport.addresses import joined, own_addresses
 
-VERSION = metadata.version("distbelief")
 START_SECONDS = 60.0
 """Limit for the agents of all hosts to begin, or to try each other."""
 ALL_PAIRS = 16
@@ -41,8 +41,8 @@ def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, 
     opened = Opened(woken)
     try:
         for name in names:
-            opened.agents.append(RemoteAgent(name, engine.start(name)))
-        opened.greet(mark)
+            opened.agents.append(RemoteAgent(name, engine.start(name), mark))
+        opened.greet()
         opened.find_addresses(interface)
     except BaseException:
         opened.close()
@@ -68,18 +68,9 @@ class Opened:
         for agent in self.agents:
             agent.reap(until)
 
-    def greet(self, mark: str) -> None:
-        """Tell each agent of the job, once it has begun, and hear what its host is like."""
-        begun: set[str] = set()
-
-        def greeted() -> bool:
-            for agent in self.agents:
-                if agent.name not in begun and agent.find_mark():
-                    begun.add(agent.name)
-                    agent.line.say(OpenJob(mark, passed_on()))
-            return all(agent.greeting for agent in self.agents)
-
-        self.until(greeted, "does not answer")
+    def greet(self) -> None:
+        """Hear from each agent what its host is like."""
+        self.until(lambda agent: agent.greeting, "does not answer")
         for agent in self.agents:
             assert agent.greeting
             if agent.greeting.version != VERSION:
@@ -106,45 +97,43 @@ class Opened:
                 chosen = others if len(self.agents) <= ALL_PAIRS else others[:2]
                 agent.line.say(ReachHosts({name: where[name] for name in (HERE, *chosen)}))
             mine = network.try_all({name: several for name, several in where.items() if name != HERE})
-            self.until(lambda: all(agent.reached for agent in self.agents), "is still trying to reach others")
+            self.until(lambda agent: agent.reached, "is still trying to reach others")
         heard = {HERE: mine, **{agent.name: agent.reached.others for agent in self.agents if agent.reached}}
         answers = {name: {other: answer[name] for other, answer in heard.items() if name in answer} for name in tried}
         self.home = network.choose(HERE, tried[HERE], answers[HERE])
         for agent in self.agents:
             agent.address = network.choose(agent.name, tried[agent.name], answers[agent.name])
 
-    def until(self, reached: Callable[[], bool], late: str) -> None:
-        """Hear agents until something is so.
+    def until(self, done: Callable[[RemoteAgent], object], late: str) -> None:
+        """Hear agents until each has done something, or is gone.
 
         Args:
-            reached: whether it is; asked again and again.
+            done: whether an agent has.
             late: what is wrong with one by which it takes too long.
 
         Raises:
             Interrupted: a signal has come here, or to one of them.
-            JobFailed: some have ended, or it takes too long; all that is wrong with any of them is told.
+            JobFailed: some are gone.
         """
         end = time.monotonic() + START_SECONDS
-        while not reached():
-            waiting: list[Any] = [self._woken]
-            for agent in self.agents:
-                waiting += [agent.line.reads, agent.printed]
+        while any(not (agent.gone or done(agent)) for agent in self.agents):
+            there = [agent for agent in self.agents if not agent.gone]
+            waiting: list[Any] = [self._woken, *(one.line.connection for one in there), *(one.printed for one in there)]
             multiprocessing.connection.wait(waiting, BEAT_SECONDS / 4)
             if self._woken.poll():
                 raise Interrupted("interrupted before the job began")
-            for agent in self.agents:
-                agent.read_printed()
-                if (agent.find_mark() and not agent.line.hear_all(agent.take)) or agent.over:
-                    agent.gone = agent.why()
-                elif time.monotonic() > end:
+            for agent in there:
+                agent.hear()
+                if not agent.gone and not done(agent) and time.monotonic() > end:
                     agent.gone = f"it {late} after {START_SECONDS:.0f} s"
                 if agent.told_to_end:
                     raise Interrupted(f"{agent.told_to_end} on host {agent.name}, before the job began")
-            if any(agent.gone for agent in self.agents):
-                self._refuse()
+            if gone := [agent for agent in there if agent.gone]:
+                self.lose(gone)
 
-    def _refuse(self) -> None:
-        wrong = [f"host {agent.name}: {agent.gone}" for agent in self.agents if agent.gone]
+    def lose(self, gone: Sequence[RemoteAgent]) -> None:
+        """Refuse to go on without agents that are gone."""
+        wrong = [f"host {agent.name}: {agent.gone}" for agent in gone]
         more = f"; and {len(wrong) - 3} more hosts" if len(wrong) > 3 else ""
         raise JobFailed("; ".join(wrong[:3]) + more)
 

@@ -14,7 +14,7 @@ import msgspec
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.cluster.engines import module_command
 from distbelief.places.cluster.launched import Launched
-from distbelief.places.cluster.tickets import MeetingTicket
+from distbelief.places.join.ticket import Ticket
 
 MEETING = "distbelief.places.cluster.meeting"
 
@@ -60,7 +60,7 @@ class RayInvitation:
         self.ranks = range(1, len(self._nodes) + 1)
         self._tasks: dict[int, object] = {}
 
-    def send(self, ticket: MeetingTicket) -> None:
+    def send(self, ticket: Ticket) -> None:
         """Start a task on each node, which takes the processors that it has, and ends with its agent."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -7,17 +7,16 @@ import os
 import subprocess
 import time
 
-from distbelief.places.channel_messages import ChannelMessage
-from distbelief.places.cluster.engines import StartedAgent
-from distbelief.places.cluster.words import (
-    MARK,
-    AgentWord,
+from distbelief.places.channel import MARK, OF_HOST, Channel
+from distbelief.places.cluster.engines import StartedAgent, passed_on
+from distbelief.places.messages import (
+    ChannelMessage,
     Dismiss,
     EndRoles,
     Greeting,
     HostsReached,
-    Line,
     Looked,
+    OpenJob,
     TellLife,
     ToldToEnd,
     WaysMeasured,
@@ -46,10 +45,12 @@ class RemoteAgent:
     Args:
         name: of the host.
         started: what its engine has begun.
+        mark: a file in the run folder.
     """
 
-    def __init__(self, name: str, started: StartedAgent) -> None:
-        self.name, self.line = name, Line(started.line, started.line)
+    def __init__(self, name: str, started: StartedAgent, mark: str = "") -> None:
+        self._mark = mark
+        self.name, self.line = name, Channel(started.line, decode=OF_HOST)
         self._process, self.printed, self._stays = started.process, started.printed, started.stays
         self.greeting: Greeting | None = None
         self.reached: HostsReached | None = None
@@ -71,11 +72,21 @@ class RemoteAgent:
         self._before, self._last_words = b"", ""
         os.set_blocking(self.printed, False)
 
-    def find_mark(self) -> bool:
+    def hear(self) -> None:
+        """Hear what it says by now; tell it of the job once it has begun, and know why it is gone where it is."""
+        self.read_printed()
+        before = self._before
+        begun = self._find_mark()
+        if before != MARK == self._before:
+            self.line.say(OpenJob(self._mark, passed_on()))
+        if (begun and not self.line.hear_all(self.take)) or self.over:
+            self.gone = self.why()
+
+    def _find_mark(self) -> bool:
         """Pass over what a login shell prints before the agent begins; whether it has begun."""
         try:
-            while self._before != MARK and self.line.reads.poll():
-                piece = os.read(self.line.reads.fileno(), 1)
+            while self._before != MARK and self.line.connection.poll():
+                piece = os.read(self.line.connection.fileno(), 1)
                 if not piece:
                     return False
                 self._before = (self._before + piece)[-len(MARK) :]
@@ -83,7 +94,7 @@ class RemoteAgent:
             return False
         return self._before == MARK
 
-    def take(self, word: AgentWord) -> None:
+    def take(self, word: ChannelMessage) -> None:
         """Take a word that is of the agent itself."""
         self.heard = time.monotonic()
         if isinstance(word, Greeting):

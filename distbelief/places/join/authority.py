@@ -27,45 +27,21 @@ class Authority:
     def __init__(self, job: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(f"distbelief {job}"[:64])
-        only_signs = x509.KeyUsage(
-            False,
-            False,
-            False,
-            False,
-            False,
-            key_cert_sign=True,
-            crl_sign=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        issued = self._certify(
-            self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0), only_signs
-        )
+        issued = self._certify(self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0))
         self._certificate = issued.public_bytes(Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
         """A new key, and a certificate of it that names a role."""
         key = ec.generate_private_key(ec.SECP256R1())
-        only_proves = x509.KeyUsage(
-            True,
-            False,
-            False,
-            False,
-            False,
-            key_cert_sign=False,
-            crl_sign=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        certificate = self._certify(
-            _name(role), key.public_key(), x509.BasicConstraints(ca=False, path_length=None), only_proves
-        )
+        certificate = self._certify(_name(role), key.public_key(), x509.BasicConstraints(ca=False, path_length=None))
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Identity(self._certificate, certificate.public_bytes(Encoding.PEM).decode(), secret.decode())
 
     def _certify(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, may: x509.BasicConstraints, usage: x509.KeyUsage
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, may: x509.BasicConstraints
     ) -> x509.Certificate:
+        # an authority only signs, and a role only proves who it is
+        usage = x509.KeyUsage(not may.ca, False, False, False, False, may.ca, False, False, False)
         now = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder()

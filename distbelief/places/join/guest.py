@@ -16,24 +16,21 @@ import msgspec
 
 from distbelief import errors
 from distbelief.core import effects, records
-from distbelief.core.settings import read_strategy
-from distbelief.errors import Interrupted, JobFailed
+from distbelief.errors import Interrupted
 from distbelief.places import signals
-from distbelief.places.channel_messages import ChannelMessage, Failed, Listening, Noted
 from distbelief.places.join import join_server
-from distbelief.places.join.join_server import JoinGrant, JoinRefusal, JoinRequest, Ticket, read_ticket, wrong_strategy
+from distbelief.places.join.ticket import Ticket, read_ticket
+from distbelief.places.messages import ChannelMessage, Failed, JoinGrant, JoinRequest, Listening, Noted
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.child import Child
 from distbelief.places.processes.options import host_towards
-from distbelief.places.processes.processes import Processes
+from distbelief.places.processes.processes import Child, Processes
 from distbelief.places.processes.script import check_file
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find
+from distbelief.transport.addresses import cut
 from distbelief.transport.secure import check_user
 
-WAIT_SECONDS, PAUSE = 60.0, 0.5
-"""Limit for waiting for a job that has not begun, and the pause between two requests."""
 TICK = 1.0
 """Seconds between two looks at the clock."""
 LEAVE_LISTENERS = 64
@@ -78,7 +75,7 @@ class Guest:
         if self.strategy:
             find(self.strategy)
         ticket = read_ticket(self.ticket)
-        listener = _open_leave_listener(ticket)
+        listener = open_leave_listener(ticket)
         with signals.waitable() as woken, listener or contextlib.nullcontext():
             _Stay(self, ticket, woken, listener).run()
 
@@ -91,7 +88,7 @@ class _Stay:
         self._request = JoinRequest(ticket.job, ticket.secret, script=bool(guest.script), strategy=guest.strategy)
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
-        self._host = host_towards(ticket.host)
+        self._host = host_towards(cut(ticket.where[0])[0])
         """Address at which other replicas reach this one, if they have to."""
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 
@@ -110,15 +107,14 @@ class _Stay:
 
     def _ask(self) -> JoinGrant:
         """Ask until there is a part."""
-        give_up = time.monotonic() + WAIT_SECONDS
-        while isinstance(answer := join_server.ask(self._ticket, self._request), JoinRefusal):
-            if not answer.soon or time.monotonic() > give_up:
-                raise JobFailed(f"there is no part in this job: {answer.reason}")
-            if self._woken.poll(PAUSE):
-                raise Interrupted("interrupted before the job had a part to give")
+        answer = join_server.take_part(self._ticket, self._request, self._pause)
         self._guest.tell(f"joined as {answer.role}")
         self._request = msgspec.structs.replace(self._request, role=answer.role, incarnation=answer.incarnation)
         return answer
+
+    def _pause(self) -> None:
+        if self._woken.poll(join_server.ASK_PAUSE):
+            raise Interrupted("interrupted before the job had a part to give")
 
     def start(self, role: str, incarnation: int) -> None:
         """Begin a life of the replica: the first is given already, the job is asked for another."""
@@ -143,7 +139,7 @@ class _Stay:
         within = self._guest.leave_within
         if id(self._woken) in ready:
             self._happens(Interruption(self._woken.recv_bytes().decode(), within=within))
-        elif listener and id(listener) in ready and _is_ours(listener) and not self._supervisor.ending:
+        elif listener and id(listener) in ready and is_ours(listener) and not self._supervisor.ending:
             self._happens(Interruption("distbelief leave", within=within))
         self._happens(Tick())
         self._processes.look(ready)
@@ -166,19 +162,14 @@ class _Stay:
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """Return what the process must know: the job's part of it, and this machine's."""
-        from distbelief.places.processes.spec import Opening, Spec
-
-        guest, named = self._guest, msgspec.msgpack.decode(self._part.spec, type=Opening).strategy
-        if wrong := wrong_strategy(named, guest.strategy):
-            raise errors.UsageError(wrong)
-        theirs = msgspec.msgpack.decode(self._part.spec, type=Spec, dec_hook=read_strategy)
-        spec = msgspec.structs.replace(
-            theirs,
+        guest = self._guest
+        spec = join_server.spec_here(
+            self._part,
+            guest.strategy,
+            self._host,
             data_dir=guest.data_dir,
             device=guest.device,
             threads=guest.threads,
-            bind=self._host,
-            advertise=self._host,
             supervisor=os.getpid(),
             forkserver=forkserver.pid(),
             path=[os.getcwd(), *sys.path],
@@ -200,7 +191,7 @@ def leave(path: str) -> int:
     return count
 
 
-def _open_leave_listener(ticket: Ticket) -> socket.socket | None:
+def open_leave_listener(ticket: Ticket) -> socket.socket | None:
     """Return where `leave` asks; None where all are taken."""
     for number in range(LEAVE_LISTENERS):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -214,7 +205,7 @@ def _open_leave_listener(ticket: Ticket) -> socket.socket | None:
     return None
 
 
-def _is_ours(listener: socket.socket) -> bool:
+def is_ours(listener: socket.socket) -> bool:
     """Take one who asks to leave; whether he is a process of this user."""
     try:
         with listener.accept()[0] as client:

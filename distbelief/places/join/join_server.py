@@ -2,101 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import os
 import secrets
 import socket
-import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from distbelief.core import roles
 from distbelief.core.roles import MOST
+from distbelief.core.settings import read_strategy
 from distbelief.errors import JobFailed, UsageError
+from distbelief.places.join import ticket
+from distbelief.places.join.ticket import GUEST, Ticket, TicketServer, reach
+from distbelief.places.messages import JoinAnswer, JoinGrant, JoinRefusal, JoinRequest
 from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.strategies import STRATEGIES
 from distbelief.transport.addresses import joined
-from distbelief.transport.secure import MUTE, Identity, TlsSocket, context
+from distbelief.transport.secure import MUTE
 
 if TYPE_CHECKING:
     from distbelief.places.join.authority import Authority
+    from distbelief.places.processes.spec import Spec
 
-GUEST = "guest"
-"""Name in a ticket's certificate: not yet a replica."""
 TICKET = "ticket.json"
-VERSION = metadata.version("distbelief")
-"""Version that both ends must run: what a guest is told is not of the wire alone."""
-PATIENCE = 5.0
-"""Seconds that one at the join server may take in all."""
-CROWD = 64
-"""Most who may be served at once; one more pushes out who has taken longest."""
+WAIT_SECONDS, ASK_PAUSE = 60.0, 0.5
+"""Limit for waiting for a job that has not begun, and the pause between two requests."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 """Longest words of a guest, and longest answer, in bytes."""
-PAUSE = 0.1
-"""Seconds between two tries to let somebody in, where this machine has no room."""
 _LENGTH = struct.Struct("<I")
 
 
-class Ticket(msgspec.Struct, frozen=True):
-    """Ticket that lets its holder take part in a job: keep it as you keep a password."""
-
-    job: str
-    host: str
-    port: int
-    secret: str
-    identity: Identity | None
-    """A certificate of the job's authority and its key, where links are TLS."""
-
-
-class JoinRequest(msgspec.Struct, frozen=True):
-    """A guest asks for a part, or for the next life of one that he has."""
-
-    job: str
-    secret: str
-    role: str = ""
-    incarnation: int = -1
-    script: bool = False
-    """True if he has a script of his own to run."""
-    version: str = ""
-    strategy: str = ""
-    """The strategy from outside the package that he names; "" for none."""
-
-
-class JoinGrant(msgspec.Struct, frozen=True, tag=True):
-    """The part of a guest: role, life, the coordinator's address, and the rest that a process must know, encoded."""
-
-    role: str
-    incarnation: int
-    coordinator: str
-    restarts: int
-    spec: bytes
-
-
-class JoinRefusal(msgspec.Struct, frozen=True, tag=True):
-    """There is no part for him; `soon` where there may be one in a moment."""
-
-    reason: str
-    soon: bool = False
-
-
-_answers = msgspec.msgpack.Decoder(JoinGrant | JoinRefusal)
+_answers = msgspec.msgpack.Decoder(JoinAnswer)
 _requests = msgspec.msgpack.Decoder(JoinRequest)
 
 
 class JoinServer:
-    """Listens, in threads of its own, until it is closed.
+    """Gives whoever holds the job's ticket a part, until it is closed.
 
     Args:
         job: the job's name.
-        host, port: where to listen; port 0 is any that is free.
+        where: host and port where to listen; port 0 is any that is free.
         advertise: the host that the ticket names.
         authority: who certifies the roles, where links are TLS.
         admit: answers a guest who has proved that he holds the ticket.
@@ -109,99 +60,43 @@ class JoinServer:
         where: tuple[str, int],
         advertise: str,
         authority: Authority | None,
-        admit: Callable[[JoinRequest], JoinGrant | JoinRefusal],
+        admit: Callable[[JoinRequest], JoinAnswer],
         run: Path,
     ) -> None:
-        self._admit, self._open = admit, True
-        self._visitors: dict[socket.socket, threading.Thread] = {}
-        self._context = context(ssl.PROTOCOL_TLS_SERVER, authority.issue(roles.SUPERVISOR)) if authority else None
+        self._admit = admit
         try:
-            self._listener = socket.create_server(
-                where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=CROWD
+            listener = socket.create_server(
+                where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET, backlog=ticket.CROWD
             )
         except OSError as error:
             raise UsageError(
                 f"--listen {where[0]}:{where[1]}: {error}; choose another port, or another host of this machine"
             ) from error
-        guest = authority.issue(GUEST) if authority else None
-        self.ticket = Ticket(job, advertise, self._listener.getsockname()[1], secrets.token_hex(16), guest)
-        self.path = run / TICKET
+        identity, guest = (authority.issue(roles.SUPERVISOR), authority.issue(GUEST)) if authority else (None, None)
+        at = joined(advertise, listener.getsockname()[1])
+        self.ticket, self.path = Ticket(job, [at], secrets.token_hex(16), guest), run / TICKET
         with written_whole(self.path, OWNER_ALONE) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self.ticket)) + b"\n")
-        self._server = threading.Thread(target=self._serve, name="join server", daemon=True)
-        self._server.start()
+            file.write(self.ticket.text)
+        self._server = TicketServer(listener, identity, self._answer, crowd=ticket.CROWD)
 
     def close(self) -> None:
-        """Let nobody in any more: the ticket goes, and whoever is served is cut off and waited for, 5 s at most."""
-        self._open = False
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
-        self._listener.close()
+        """Let nobody in any more: the ticket goes too."""
         self.path.unlink(missing_ok=True)
-        end = time.monotonic() + PATIENCE
-        self._server.join(PATIENCE)
-        answering = [*self._visitors.items()]
-        for visitor, _ in answering:
-            _cut(visitor)
-        for _, thread in answering:
-            thread.join(max(0.0, end - time.monotonic()))
+        self._server.close()
 
-    def _serve(self) -> None:
-        while self._open:
-            try:
-                visitor, _ = self._listener.accept()
-            except OSError:  # closed, or no more descriptors for the moment
-                time.sleep(PAUSE if self._open else 0.0)
-                continue
-            self._visitors[visitor] = threading.Thread(target=self._answer, args=(visitor,), name="guest", daemon=True)
-            for slowest in [*self._visitors][:-CROWD]:
-                _cut(slowest)
-            try:
-                self._visitors[visitor].start()
-            except RuntimeError:  # no more threads
-                del self._visitors[visitor]
-                visitor.close()
-
-    def _answer(self, visitor: socket.socket) -> None:
-        late = threading.Timer(PATIENCE, _cut, [visitor])
-        connection = visitor
-        try:
-            try:
-                late.start()
-            except RuntimeError:  # no more threads
-                return
-            connection.settimeout(PATIENCE)
-            if self._context:
-                connection = self._context.wrap_socket(socket.socket(fileno=os.dup(visitor.fileno())), server_side=True)
-                connection.greet()  # type: ignore[attr-defined]  # a connection of ours: the context makes no other
-                if connection.peer != GUEST:  # type: ignore[attr-defined]  # as above
-                    return
-            request = _requests.decode(_hear(connection, WORD_LIMIT))
-            known = (
-                hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())
-                and request.job == self.ticket.job
-            )
-            same, theirs = request.version == VERSION, request.version or "older"
-            wrong = "" if same else f"it runs distbelief {VERSION}, this is {theirs}: install the same everywhere"
-            _say(
-                connection,
-                self._admit(request)
-                if known and not wrong
-                else JoinRefusal(wrong if known else "the ticket is of another job"),
-            )
-        except (OSError, ValueError):
-            return  # he has to come again, and say it well
-        finally:
-            late.cancel()
-            connection.close()
-            visitor.close()
-            del self._visitors[visitor]
-
-
-def _cut(connection: socket.socket) -> None:
-    """End what is said on a connection; whoever serves it closes it."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state its thread may be using
+    def _answer(self, connection: socket.socket) -> None:
+        request = _requests.decode(_hear(connection, WORD_LIMIT))
+        known = (
+            hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job
+        )
+        same, theirs = request.version == ticket.VERSION, request.version or "older"
+        wrong = "" if same else f"it runs distbelief {ticket.VERSION}, this is {theirs}: install the same everywhere"
+        _say(
+            connection,
+            self._admit(request)
+            if known and not wrong
+            else JoinRefusal(wrong if known else "the ticket is of another job"),
+        )
 
 
 def wrong_strategy(strategy: str, named: str) -> str:
@@ -247,50 +142,57 @@ class Guests:
             return request.role, self._lives[request.role]
 
 
-def read_ticket(path: str) -> Ticket:
-    """A ticket from its file.
+def take_part(holder: Ticket, request: JoinRequest, pause: Callable[[], None]) -> JoinGrant:
+    """Ask until there is a part, with a pause between two requests.
 
     Raises:
-        UsageError: there is none.
+        JobFailed: there is none, or nobody answers.
     """
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Ticket)
-    except OSError as error:
-        raise UsageError(
-            f"no ticket can be read from {path}: {error.strerror}; a job that was started with --listen writes it to "
-            f"its run folder, as {TICKET}"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"{path} is no ticket: {error}; copy the file {TICKET} of the run folder as it is") from error
+    give_up = time.monotonic() + WAIT_SECONDS
+    while isinstance(answer := ask(holder, request), JoinRefusal):
+        if not answer.soon or time.monotonic() > give_up:
+            raise JobFailed(f"there is no part in this job: {answer.reason}")
+        pause()
+    return answer
 
 
-def ask(ticket: Ticket, word: JoinRequest) -> JoinGrant | JoinRefusal:
+def spec_here(part: JoinGrant, strategy: str, host: str, **here: Any) -> Spec:
+    """Return all that the process of a part must know: of the job, and of this machine.
+
+    Args:
+        part: of the job.
+        strategy: from outside the package, which this process names; "" for none.
+        host: where this process listens, if it has to.
+        here: other fields of the spec.
+
+    Raises:
+        UsageError: the job has another strategy.
+    """
+    from distbelief.places.processes.spec import Opening, Spec
+
+    if wrong := wrong_strategy(msgspec.msgpack.decode(part.spec, type=Opening).strategy, strategy):
+        raise UsageError(wrong)
+    theirs = msgspec.msgpack.decode(part.spec, type=Spec, dec_hook=read_strategy)
+    return msgspec.structs.replace(theirs, bind=host, advertise=host, **here)
+
+
+def ask(holder: Ticket, word: JoinRequest) -> JoinAnswer:
     """Ask at the join server that a ticket names.
 
     Raises:
         JobFailed: nobody answers there, or not as a join server does.
     """
-    where, connection = joined(ticket.host, ticket.port), None
     try:
-        with contextlib.ExitStack() as closing:
-            connection = closing.enter_context(socket.create_connection((ticket.host, ticket.port), PATIENCE))
-            if ticket.identity:
-                connection = closing.enter_context(
-                    context(ssl.PROTOCOL_TLS_CLIENT, ticket.identity).wrap_socket(
-                        connection, do_handshake_on_connect=False
-                    )
-                )
-                assert isinstance(connection, TlsSocket)
-                connection.greet()
-                if connection.peer != roles.SUPERVISOR:
-                    raise PermissionError(f"the certificate there is of {connection.peer!r}")
-            _say(connection, msgspec.structs.replace(word, version=VERSION))
-            answer: JoinGrant | JoinRefusal = _answers.decode(_hear(connection, ANSWER_LIMIT))
+        with reach(holder) as connection:
+            _say(connection, msgspec.structs.replace(word, version=ticket.VERSION))
+            try:
+                answer: JoinAnswer = _answers.decode(_hear(connection, ANSWER_LIMIT))
+            except TimeoutError:
+                raise ConnectionError(f"{holder.where[0]} ({MUTE})") from None
             return answer
     except (OSError, msgspec.MsgspecError) as error:
-        why = MUTE if isinstance(error, TimeoutError) and connection else error
         raise JobFailed(
-            f"the job at {where} does not answer: {why}; is it still running, and is that its address from here?"
+            f"the job does not answer: {error}; is it still running, and is that its address from here?"
         ) from error
 
 
@@ -300,17 +202,12 @@ def _say(connection: socket.socket, word: msgspec.Struct) -> None:
 
 
 def _hear(connection: socket.socket, limit: int) -> bytes:
-    [length] = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > limit:
-        raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
-    return _exactly(connection, length)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = connection.recv(length - len(data))
-        if not piece:
-            raise ConnectionError("the link was closed")
-        data += piece
+    with connection.makefile("rb") as file:
+        head = file.read(_LENGTH.size)
+        [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
+        if length > limit:
+            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+        data = file.read(length)
+    if len(data) < length:
+        raise ConnectionError("the link was closed")
     return data

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
@@ -22,18 +22,10 @@ from distbelief.core.roles import Mesh
 from distbelief.core.values import admit, device_number, shown
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError, limit
 from distbelief.fabric.order import check_order
-from distbelief.places.channel_messages import Failed
+from distbelief.places.channel import OF_PREDICTION, Channel
 from distbelief.places.evaluate import figures_of
-from distbelief.places.prediction.worker import (
-    HEADER_ROOM,
-    MESSAGE_LIMIT,
-    Predicted,
-    PredictionSpec,
-    decode_answer,
-    encode,
-    is_file,
-    main,
-)
+from distbelief.places.messages import Failed, Predicted, PredictionReady, PredictPortion
+from distbelief.places.prediction.worker import HEADER_ROOM, PredictionSpec, is_file, main
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
 from distbelief.places.processes.processes import GRACE
@@ -171,8 +163,8 @@ class Pool:
 
     def __init__(self, spec: PredictionSpec, progress: Callable[[str], object]) -> None:
         self._spec, self._progress = spec, progress
-        self._processes: dict[Connection, tuple[int, BaseProcess]] = {}
-        """Replica and process behind each connection."""
+        self._processes: dict[Channel, tuple[int, BaseProcess]] = {}
+        """Replica and process at the other end of each channel."""
         self._lent = contextlib.ExitStack()
         """Descriptors that partitions share."""
         self._left: deque[tuple[int, int]] = deque()
@@ -199,10 +191,10 @@ class Pool:
         try:
             self.start(replicas)
             while self._first is None or self._done < self.samples:
-                for connection in wait(list(self._processes)):
-                    assert isinstance(connection, Connection)
-                    if connection in self._processes:  # one whose replica has just ended is not
-                        self.hear(connection)
+                by_connection: dict[object, Channel] = {one.connection: one for one in self._processes}
+                for channel in map(by_connection.__getitem__, wait([one.connection for one in self._processes])):
+                    if channel in self._processes:  # one whose replica has just ended is not
+                        self.hear(channel)
         except KeyboardInterrupt:
             raise Interrupted("the prediction was interrupted; nothing of it is left") from None
         return self._first
@@ -219,9 +211,9 @@ class Pool:
             for number, role in enumerate(everybody):
                 if spec.partitions > 1 and roles.is_lead(role):
                     spec = self._lend(spec)
-                packed = encode(msgspec.structs.replace(spec, role=role, number=number))
+                packed = msgspec.msgpack.encode(msgspec.structs.replace(spec, role=role, number=number))
                 process, connection = forkserver.fork(role.replace("replica", "prediction"), main, packed)
-                self._processes[connection] = roles.index_of(role), process
+                self._processes[Channel(connection, decode=OF_PREDICTION)] = roles.index_of(role), process
         except (OSError, EOFError) as error:
             raise JobFailed(
                 f"process {len(self._processes)} of {len(everybody)} cannot be started ({limit(error) or error}); have "
@@ -238,24 +230,22 @@ class Pool:
             bells.append(bell)
         return msgspec.structs.replace(spec, memory=memory, bells=tuple(bells))
 
-    def hear(self, connection: Connection) -> None:
+    def hear(self, channel: Channel) -> None:
         """Take what a process says, or its end, and deal to whoever has room."""
-        replica, process = self._processes[connection]
-        try:
-            word = decode_answer(connection.recv_bytes(MESSAGE_LIMIT))
-        except (EOFError, OSError):
-            self._take_end(replica, process)
-        else:
-            if isinstance(word, Failed):
-                raise word.error
-            if isinstance(word, Predicted):
-                self._take(word, *self._dealt[replica].popleft())
-            else:
+        replica, process = self._processes[channel]
+        match message := channel.hear():
+            case Failed():
+                raise message.error
+            case Predicted():
+                self._take(message, *self._dealt[replica].popleft())
+            case PredictionReady():
                 self._dealt[replica] = deque()
                 if not self.samples:
-                    self.samples, self.splits = word.samples, word.splits
+                    self.samples, self.splits = message.samples, message.splits
                     size = self._spec.batch_size * (PORTION_BATCHES if self._spec.batch_size < SMALL else 1)
-                    self._left.extend((at, min(at + size, word.samples)) for at in range(0, word.samples, size))
+                    self._left.extend((at, min(at + size, self.samples)) for at in range(0, self.samples, size))
+            case _:
+                self._take_end(replica, process)
         self._deal()
 
     def _take(self, word: Predicted, start: int, stop: int) -> None:
@@ -274,12 +264,11 @@ class Pool:
         for replica, dealt in self._dealt.items():
             while self._left and len(dealt) <= self._spec.partitions:
                 dealt.append(self._left.popleft())
-                for connection in self._of(replica):
-                    with contextlib.suppress(BrokenPipeError):  # its end is heard
-                        connection.send_bytes(encode(dealt[-1]))
+                for channel in self._of(replica):
+                    channel.say(PredictPortion(*dealt[-1]))
 
-    def _of(self, replica: int) -> list[Connection]:
-        return [connection for connection, (of, _) in self._processes.items() if of == replica]
+    def _of(self, replica: int) -> list[Channel]:
+        return [channel for channel, (of, _) in self._processes.items() if of == replica]
 
     def _take_end(self, replica: int, process: BaseProcess) -> None:
         """A process was killed: its replica ends with it, and others compute what it had."""
@@ -295,13 +284,13 @@ class Pool:
         self._progress(f"{process.name} was {how}: the others compute what it had")
         self._left.extendleft(reversed(self._dealt.pop(replica, deque())))
 
-    def _end(self, connections: list[Connection]) -> None:
-        ended = [self._processes.pop(connection)[1] for connection in connections]
+    def _end(self, channels: list[Channel]) -> None:
+        ended = [self._processes.pop(channel)[1] for channel in channels]
         for process in ended:  # all of them, before a second Ctrl-C can end this: whoever is left is waited for at exit
             process.kill()
-        for process, connection in zip(ended, connections, strict=True):
+        for process, channel in zip(ended, channels, strict=True):
             process.join()
-            connection.close()
+            channel.close()
 
     def close(self) -> None:
         """Leave no process behind."""

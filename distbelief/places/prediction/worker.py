@@ -22,8 +22,9 @@ from distbelief.core.effects import RECEIVE, Batch, Receive, Send, Steps
 from distbelief.core.settings import Settings
 from distbelief.errors import DataError, DistbeliefError, TrainingError, UsageError, limit
 from distbelief.fabric.crossings import Crossings, segment_bytes
-from distbelief.places.channel_messages import Failed
+from distbelief.places.channel import OF_PREDICTION, Channel
 from distbelief.places.evaluate import find, trained
+from distbelief.places.messages import Failed, Predicted, PredictionReady, PredictPortion
 from distbelief.places.processes.lending import map_memory
 from distbelief.places.processes.settle import enter
 from distbelief.places.processes.spec import Surroundings
@@ -45,8 +46,6 @@ SUFFIXES = (".safetensors", ".npy")
 """Endings of files of inputs."""
 INPUTS = "inputs"
 """The tensor of a safetensors file that holds them."""
-MESSAGE_LIMIT = 1 << 20
-"""Longest message in bytes."""
 HEADER_ROOM = 1024
 """Bytes before the first output in the file: its header is known when the first is."""
 WAKES = 4096
@@ -84,29 +83,6 @@ class PredictionSpec(Surroundings, frozen=True, kw_only=True):
     """The supervisor's descriptors of pipes, at each of which a partition sleeps."""
 
 
-class PredictionReady(msgspec.Struct, frozen=True, tag=True):
-    """The models and the data are loaded; the partition that has the outputs says so."""
-
-    samples: int
-    splits: list[str]
-    """The split of each model, where they are split."""
-
-
-class Predicted(msgspec.Struct, frozen=True, tag=True):
-    """The outputs of the samples that this replica was dealt first are written."""
-
-    dtype: str
-    shape: list[int]
-    """Shape of the output of one sample."""
-    sums: dict[str, float]
-    """Sums of the task's loss and metrics over them; none where the targets are not known."""
-
-
-encode = msgspec.msgpack.Encoder().encode
-decode_portion = msgspec.msgpack.Decoder(tuple[int, int]).decode
-decode_answer = msgspec.msgpack.Decoder(PredictionReady | Predicted | Failed).decode
-
-
 def is_file(source: str) -> bool:
     """Return whether that names a file of inputs, and not a task.
 
@@ -120,18 +96,17 @@ def main(packed: bytes, connection: Connection) -> None:
     """Compute the samples that are dealt until nobody deals any more; an error is said, and ends the process."""
     spec = msgspec.msgpack.decode(packed, type=PredictionSpec)
     enter(multiprocessing.current_process().name, spec)
+    channel = Channel(connection, decode=OF_PREDICTION)
     try:
         predictor = _Predictor(spec)
         if predictor.outputs:
-            connection.send_bytes(encode(PredictionReady(len(predictor.data), predictor.splits)))
-        while True:
-            answer = predictor.predict(*decode_portion(connection.recv_bytes(MESSAGE_LIMIT)))
+            channel.say(PredictionReady(len(predictor.data), predictor.splits))
+        while isinstance(portion := channel.hear(), PredictPortion):
+            answer = predictor.predict(portion.start, portion.stop)
             if answer is not None:
-                connection.send_bytes(encode(answer))
-    except (EOFError, ConnectionError):
-        return
+                channel.say(answer)
     except DistbeliefError as error:
-        connection.send_bytes(encode(Failed(type(error).__name__, str(error))))
+        channel.say(Failed(type(error).__name__, str(error)))
         sys.exit(1)
 
 

@@ -29,7 +29,9 @@ from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_strategy
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.fabric.base import MEET_SECONDS
-from distbelief.places.channel_messages import (
+from distbelief.places.channel import Channel
+from distbelief.places.compute_model import Padding
+from distbelief.places.messages import (
     Ask,
     ChannelMessage,
     Died,
@@ -41,8 +43,6 @@ from distbelief.places.channel_messages import (
     Over,
     Standing,
 )
-from distbelief.places.compute_model import Padding
-from distbelief.places.processes.channel import Channel
 from distbelief.places.processes.options import host_and_port, listen_at
 from distbelief.places.processes.output import print_into
 from distbelief.places.processes.script import file_of, name_of
@@ -89,7 +89,8 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
     channel = Channel(connection)
     try:
         _open(role, msgspec.msgpack.decode(spec, type=Opening))
-        process = _Process(role, incarnation, msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_strategy), channel)
+        decoded = msgspec.msgpack.decode(spec, type=Spec, dec_hook=read_strategy)
+        process = RoleProcess(role, incarnation, decoded, channel)
         try:
             process.play()
         finally:
@@ -175,10 +176,21 @@ class _Ends:
             del self._held[died.role]
 
 
-class _Process:
+class RoleProcess:
+    """Process that plays one role.
+
+    Args:
+        role, incarnation: the life that is played.
+        spec: all that it must know.
+        channel: to whoever has started it.
+        drive: makes the driver.
+    """
+
     player: Shown | None = None
 
-    def __init__(self, role: str, incarnation: int, spec: Spec, channel: Channel) -> None:
+    def __init__(
+        self, role: str, incarnation: int, spec: Spec, channel: Channel, drive: Callable[..., Driver] = Driver
+    ) -> None:
         # paths are of the folder of the command, wherever a script goes
         run, begin = (path and os.path.abspath(path) for path in (spec.run, spec.init_from))
         spec = msgspec.structs.replace(spec, run=run, init_from=begin)
@@ -191,7 +203,7 @@ class _Process:
         """Sentence about a split model that was built in memory."""
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
-        self.driver = Driver(self.clock, self._note, lasts=spec.settings.restarts > 0)
+        self.driver = drive(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
 
@@ -610,9 +622,25 @@ class _Process:
     def _run_script(self) -> None:
         """Run the user's own script, with this replica for it to join."""
         self._meet()
-        spec, device = self.spec, self._device()
-        torch.manual_seed(spec.settings.seed)
-        padding = self._padding()
+        torch.manual_seed(self.spec.settings.seed)
+        loop.current = self.scripted()
+        script = file_of(self.spec.script)
+        as_main(self.spec.script, self.role)
+        try:
+            self._run_main(script)
+            loop.current.leave()
+            if not loop.current.joined:
+                raise UsageError(
+                    f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
+                    " replica.optimizer(model), and go through replica.batches(dataset)"
+                )
+            self.endpoint.close()
+        finally:
+            end_main()
+
+    def scripted(self) -> loop.Replica:
+        """Return this replica, as the user's own loop drives it."""
+        spec, device, padding = self.spec, self._device(), self._padding()
         stage = ScriptStage(
             self.driver,
             self.endpoint,
@@ -625,20 +653,7 @@ class _Process:
             self._fill,
             self._tell,
         )
-        loop.current = loop.Replica(self.role, stage)
-        script = file_of(spec.script)
-        as_main(spec.script, self.role)
-        try:
-            self._run_main(script)
-            loop.current.leave()
-            if not loop.current.joined:
-                raise UsageError(
-                    f"{self.role}: {script} ended without taking part: it must call replica = distbelief.join(),"
-                    " replica.optimizer(model), and go through replica.batches(dataset)"
-                )
-            self.endpoint.close()
-        finally:
-            end_main()
+        return loop.Replica(self.role, stage)
 
     def _fill(self, model: nn.Module) -> None:
         """Give a model the weights that the job begins with, where they are named."""

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from distbelief.errors import JobFailed
 from distbelief.places import signals
-from distbelief.places.channel_messages import ChannelMessage, Over
+from distbelief.places.channel import Channel
+from distbelief.places.messages import ChannelMessage, Over
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.child import Child
 from distbelief.places.processes.output import Output
 from distbelief.record import limits
 
@@ -47,6 +48,30 @@ class Life(Protocol):
     def say(self, word: ChannelMessage) -> None:
         """Say a word to it; nothing, where it has ended."""
         ...
+
+
+class Child:
+    """One life of a role, in a process of its own."""
+
+    def __init__(
+        self, role: str, incarnation: int, process: BaseProcess, connection: Connection, output: Output | None = None
+    ) -> None:
+        self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
+        self.output = output
+        """Pipe that it prints into; None where that is what this process prints to."""
+        self.open = True
+        self.over = self.killed = False
+        """It has played its role to the end; it was told to end at once."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self.process.pid is not None  # it has been started
+        return self.process.pid
+
+    def say(self, word: ChannelMessage) -> None:
+        """Say a word to it; nothing, where it has ended."""
+        self.channel.say(word)
 
 
 class Hooks(NamedTuple):

@@ -20,11 +20,22 @@ from distbelief.core.records import Json
 from distbelief.core.roles import MOST
 from distbelief.core.settings import Holder
 from distbelief.places import status
-from distbelief.places.channel_messages import Ask, ChannelMessage, Listening, Noted, Over, Standing
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.remote_agent import RemoteLife
 from distbelief.places.explanation import Explanation
-from distbelief.places.join.join_server import Guests, JoinGrant, JoinRefusal, JoinRequest, JoinServer, wrong_strategy
+from distbelief.places.join.join_server import Guests, JoinServer, wrong_strategy
+from distbelief.places.messages import (
+    Ask,
+    ChannelMessage,
+    JoinAnswer,
+    JoinGrant,
+    JoinRefusal,
+    JoinRequest,
+    Listening,
+    Noted,
+    Over,
+    Standing,
+)
 from distbelief.places.place import (
     Deadlines,
     Effect,
@@ -213,7 +224,7 @@ class Running:
     def _note(self, text: str) -> None:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
-    def _admit(self, guests: Guests, request: JoinRequest) -> JoinGrant | JoinRefusal:
+    def _admit(self, guests: Guests, request: JoinRequest) -> JoinAnswer:
         """Return what a guest is told who holds the ticket; called by threads of the join server."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
@@ -223,7 +234,7 @@ class Running:
             if self._script:
                 name = os.path.basename(name_of(self._script))
                 scripts = f"every replica runs a script, {name}: name your copy of it"
-            return JoinRefusal(scripts or "it trains a task, not a script: name none")
+            return JoinRefusal(scripts or "it trains a task, not a script: name none to distbelief join TICKET")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):
             return JoinRefusal(wrong)
         given = guests.give(request)

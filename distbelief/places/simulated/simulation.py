@@ -42,7 +42,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
-from distbelief.places.channel_messages import ChannelMessage, Died, Interrupt, Listening
+from distbelief.places.messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
 from distbelief.places.simulated.memory import ShardInMemory

@@ -5,7 +5,7 @@ from mutants import Mutant
 COSTED = "update-times"
 PRICED = "plan-price"
 RANKED = "plan-candidates"
-CTRL_C = "ctrl-c"
+CTRL_C = "interrupted-measure"
 MEASURED = "plan-candidates"
 SCALED = "scaling"
 OBSERVED = "study-observation"
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant("efficiency-is-the-speed-up", SCALED, "lab/study/figures.py",
         "(arm.replicas * rate)", "rate",
         ("tests/core/test_study_page.py::test_efficiency_is_the_rate_of_so_many_over_so_many_times_that_of_one",)),
-    Mutant("a-price-of-a-plan-is-interrupted-as-a-job", CTRL_C, "lab/plan/pricing.py",
+    Mutant("a-price-of-a-plan-is-interrupted-as-a-job", "ctrl-c", "lab/plan/pricing.py",
         "            raise KeyboardInterrupt from None\n", "            raise\n",
         (PLANS + "test_a_price_that_is_interrupted_is_no_job_that_has_not_begun",)),
     Mutant("what-does-not-fit-is-first", RANKED, "lab/plan/plan.py",
@@ -108,10 +108,10 @@ MUTANTS = [
     Mutant("two-plans-measure-each-other", MEASURED, "lab/plan/halving.py",
         "            lock.bind(LOCK)\n", "            pass\n",
         (HALVING + "test_one_plan_at_a_time_measures",)),
-    Mutant("a-run-of-a-plan-is-interrupted-as-a-job", CTRL_C, "lab/plan/halving.py",
+    Mutant("a-run-of-a-plan-is-interrupted-as-a-job", "ctrl-c", "lab/plan/halving.py",
         "        except Interrupted:  # its", "        except InterruptedError:  # its",
         (HALVING + "test_who_interrupts_a_run_interrupts_the_plan[False]",)),
-    Mutant("a-run-of-a-plan-that-is-interrupted-late-leaves-its-folder", CTRL_C, "lab/plan/halving.py",
+    Mutant("a-run-of-a-plan-that-is-interrupted-late-leaves-its-folder", "ctrl-c", "lab/plan/halving.py",
         "with signals.handled(lambda *_: caught.append(0)), tempfile", "with signals.raised(), tempfile",
         (HALVING + "test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder[rmtree]",)),
     Mutant("sooner-in-the-median-is-sooner", OBSERVED, "lab/study/sentences.py",

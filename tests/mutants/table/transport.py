@@ -11,7 +11,8 @@ TLS = "tls"
 KEYS = "keys-in-memory"
 STRANGERS = "strangers"
 TICKET = "join-ticket"
-IMPORTS = "nothing-unpickled"
+OWN = "own-process"
+IMPORTS = "nothing-imported"
 LOCK = "lock-of-the-dead"
 CROSSES = "crossing-memory"
 PINNED, DEVICES = "pinned-copies", "tests/machines/test_devices.py::"
@@ -27,6 +28,7 @@ COUNTED = "tests/processes/test_bytes.py::test_an_endpoint_counts_as_its_kernel_
 CROSSING = "tests/core/test_crossings.py::"
 VIRTUAL = "tests/machines/test_virtual.py::"
 JOIN = "tests/processes/test_join.py::"
+OWN_PROCESS = "tests/processes/test_own_process.py::"
 JOIN_SERVER = "tests/processes/test_join_server.py::"
 ON_THE_WIRE = TLS_TESTS + "test_whatever_the_roles_of_a_job_say_to_each_other_is_tls_1_3_on_the_wire"
 HIDDEN = TLS_TESTS + "test_keys_and_tickets_are_in_no_file_on_no_command_line_and_in_no_environment"
@@ -201,11 +203,11 @@ MUTANTS = [
             LINKS + "test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64",
             TLS_TESTS + "test_of_strangers_in_their_handshakes_there_are_at_most_64",
         ), seconds=70),
-    Mutant("a-join-server-serves-any-number-at-once", STRANGERS, "places/join/join_server.py",
-        "[*self._visitors][:-CROWD]", "[*self._visitors][:0]",
+    Mutant("a-join-server-serves-any-number-at-once", STRANGERS, "places/join/ticket.py",
+        "[*self._visitors][: -self._crowd]", "[*self._visitors][:0]",
         (JOIN_SERVER + "test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes",), seconds=15),
     Mutant(
-        "a-ticket-has-the-jobs-strategy-imported", IMPORTS, "places/join/join_server.py",
+        "a-ticket-has-the-jobs-strategy-imported", "nothing-unpickled", "places/join/join_server.py",
         "    if strategy == named or (strategy in STRATEGIES and not named):\n",
         "    if not named:\n        from distbelief.strategies import find\n\n        find(strategy)\n"
         "    if strategy == named or not named:\n",
@@ -214,19 +216,30 @@ MUTANTS = [
             JOIN + "test_a_guest_names_a_strategy_from_outside_the_package_and_a_ticket_imports_nothing",
         ),
     ),
-    Mutant("settings-have-a-strategy-imported-that-is-not-known", IMPORTS, "core/settings.py",
+    Mutant("settings-have-a-strategy-imported-that-is-not-known", "nothing-unpickled", "core/settings.py",
         "not isinstance(name, str) or name not in _known:",
         'not isinstance(name, str) or (name not in _known and __import__(name.partition(":")[0])):',
         (
             "tests/core/test_wire.py::"
             "test_settings_of_a_strategy_that_is_not_known_here_are_the_peers_error_and_nothing_is_imported",
         )),
+    Mutant("a-process-that-is-interrupted-just-ends-its-links", OWN, "places/join/own_process.py",
+        "self.replica.leave()", "pass", (OWN_PROCESS + "test_a_cell_that_is_interrupted_leaves_the_job",),
+    ),
+    Mutant("a-process-plays-its-role-after-the-job", OWN, "places/join/own_process.py",
+        "os.environ.pop(loop.PLAYED, None)", "pass",
+        (OWN_PROCESS + "test_a_process_outlives_a_job_and_joins_another",),
+    ),
     Mutant("any-secret-lets-a-guest-in", TICKET, "places/join/join_server.py",
         "hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())", "bool(request.secret)",
         (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",)),
-    Mutant("any-role-of-the-job-may-ask-to-join", TICKET, "places/join/join_server.py",
+    Mutant("any-role-of-the-job-may-ask-to-join", TICKET, "places/join/ticket.py",
         "if connection.peer != GUEST:", "if not connection.peer:",
-        (JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",)),
+        (
+            JOIN_SERVER + "test_where_links_are_tls_a_secret_alone_lets_nobody_in[the certificate of a replica]",
+            TLS_TESTS
+            + "test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_who_says_to_be_that",
+        )),
     Mutant("a-guest-that-was-refused-halts-the-group", "join-leave", "strategies/grouped/group_holders.py",
         "[] if self.group and {*self.group} == {*job.membership.everybody} else self.regroup(job)", "self.regroup(job)",
         ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",)),
@@ -349,14 +362,18 @@ MUTANTS = [
         "tls.verify_mode = ssl.CERT_REQUIRED if purpose == ssl.PROTOCOL_TLS_SERVER else ssl.CERT_NONE",
         (SECURE + "test_neither_end_believes_a_certificate_that_is_not_of_the_jobs_authority",)),
     Mutant("the-ticket-of-another-job-will-do", TICKET, "places/join/join_server.py",
-        "\n                and request.job == self.ticket.job", "",
+        " and request.job == self.ticket.job", "",
         (JOIN_SERVER + "test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not",)),
     Mutant("a-guest-of-any-version-is-let-in", TICKET, "places/join/join_server.py",
-        "same, theirs = request.version == VERSION,", "same, theirs = True,",
+        "same, theirs = request.version == ticket.VERSION,", "same, theirs = True,",
         (JOIN_SERVER + "test_who_runs_another_version_is_not_let_in",)),
-    Mutant("a-guest-tells-its-ticket-to-any-role", TICKET, "places/join/join_server.py",
+    Mutant("a-guest-tells-its-ticket-to-any-role", TICKET, "places/join/ticket.py",
         "if connection.peer != roles.SUPERVISOR:", "if not connection.peer:",
-        (JOIN_SERVER + "test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job",)),
+        (
+            JOIN_SERVER + "test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job",
+            TLS_TESTS
+            + "test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_who_says_to_be_that",
+        )),
     Mutant("a-guest-is-given-the-part-of-another", TICKET, "places/join/join_server.py",
         "if self._lives.get(request.role) != request.incarnation:", "if request.role not in self._lives:",
         (PARTS,)),

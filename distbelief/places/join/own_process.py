@@ -1,0 +1,174 @@
+"""A user's own process as a replica of a running job, whoever started it: Python, torchrun, a notebook, an actor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from contextlib import AbstractContextManager
+from typing import Any
+
+from distbelief.core import records, roles
+from distbelief.core.conversations.membership import Finish
+from distbelief.errors import DistbeliefError
+from distbelief.places.channel import Channel
+from distbelief.places.join import join_server
+from distbelief.places.join.guest import is_ours, open_leave_listener
+from distbelief.places.join.ticket import read_ticket
+from distbelief.places.messages import ChannelMessage, Interrupt, JoinRequest, Noted
+from distbelief.places.processes.options import host_towards
+from distbelief.places.processes.process import RoleProcess
+from distbelief.runtime import loop
+from distbelief.runtime.driver import Driver
+from distbelief.transport.addresses import cut
+
+LEAVE_SECONDS = 10.0
+"""Limit for finishing what was begun, once this process is interrupted."""
+TICKET = "DISTBELIEF_TICKET"
+"""Environment variable that names the file of the ticket."""
+_participation: OwnProcess | None = None
+
+
+def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -> loop.Replica:
+    """Return the part that this process takes in a job: in a script that a job runs, its replica there; else that of
+    the job that was started with --listen, whose ticket is named.
+
+    An interrupt (Ctrl-C, or of a notebook's cell) leaves that job before it is raised. Where this process takes part by
+    a ticket already, it leaves that job for another.
+
+    Args:
+        ticket: path of the ticket; else `DISTBELIEF_TICKET` names it.
+        device: `replica.device`, as --device of a job is.
+
+    Raises:
+        UsageError: there is no ticket, or it is none; or this process was started by the script of a replica.
+        JobFailed: the job is over, cannot be reached, or has no part for this process.
+    """
+    global _participation
+    path = ticket or os.environ.get(TICKET, "")
+    current = _participation if _participation is not None and _participation.replica.here else None
+    if not path or (current is None and loop.PLAYED in os.environ):
+        return loop.join()
+    if current is not None and current.takes_part:
+        if ticket is None:
+            return current.replica
+        current.leave()
+    _participation = OwnProcess(os.fspath(path), device)
+    return _participation.replica
+
+
+class OwnProcess:
+    """Part of this process in a job.
+
+    A user's loop turns the driver again and again, and computes in between. An interrupt amid a turn has the replica
+    leave the job by the next one. SIGINT is handled from the first turn in a cell on: a notebook puts a handler of its
+    own there before each.
+
+    Args:
+        path: of the ticket.
+        device: on which it computes.
+    """
+
+    def __init__(self, path: str, device: str) -> None:
+        ticket = read_ticket(path)
+        request = JoinRequest(ticket.job, ticket.secret, script=True)
+        part = join_server.take_part(ticket, request, lambda: time.sleep(join_server.ASK_PAUSE))
+        spec = join_server.spec_here(part, "", host_towards(cut(ticket.where[0])[0]), device=device)
+        ours, theirs = multiprocessing.Pipe()
+        self._words = Channel(ours)
+        drive = functools.partial(_Driver, self._turning)
+        self._process = RoleProcess(part.role, part.incarnation, spec, _Notes(theirs), drive)
+        self._process.driver.coordinator = part.coordinator
+        self._listener = open_leave_listener(ticket)
+        if self._listener is not None:
+            self._process.endpoint.watch(self._listener.fileno(), self._asked_to_leave)
+        self._turns, self.takes_part, self._leave_by = False, True, math.inf
+        self.replica = loop.current = self._process.scripted()
+        os.environ[loop.PLAYED] = part.role
+
+    def leave(self) -> None:
+        """Leave the job: finish what was begun, where that can be."""
+        with contextlib.suppress(DistbeliefError, KeyboardInterrupt):
+            self.replica.leave()
+        self._end()
+
+    def _end(self) -> None:
+        """Have no part any more: what was not finished is dealt to others."""
+        if not self.takes_part:
+            return
+        self.takes_part, loop.current = False, None
+        os.environ.pop(loop.PLAYED, None)
+        if _handler() == self._interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._process.driver.remove(self._process.role)
+        self._process.endpoint.close()
+        for connection in (self._words.connection, self._process.channel.connection, self._listener):
+            if connection is not None:
+                connection.close()
+
+    @contextlib.contextmanager
+    def _turning(self) -> Iterator[Callable[[], bool]]:
+        """Have an interrupt wait for the end of turns; yields whether turns go on."""
+        if self.takes_part and _handler() is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
+        self._turns = True
+        try:
+            yield lambda: time.monotonic() < self._leave_by
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._turns = False
+        if self._leave_by < math.inf:  # a minibatch may have come before the word to leave
+            self.leave()
+            raise KeyboardInterrupt
+        if not self._process.driver.plays(self._process.role):
+            self._end()
+
+    def _interrupt(self, *_: object) -> None:
+        """Leave the job, and be interrupted then; a second interrupt waits for nothing."""
+        if self.replica.here and self._leave_by == math.inf:  # else it is a worker that was forked from this process
+            self._leave_by = time.monotonic() + LEAVE_SECONDS
+            if self._turns:
+                self._words.say(Interrupt("Ctrl-C"))
+                return
+            self.leave()
+        raise KeyboardInterrupt
+
+    def _asked_to_leave(self) -> None:
+        if self._listener is not None and is_ours(self._listener):
+            self._process.driver.tell(self._process.role, roles.SUPERVISOR, Finish("distbelief leave"))
+
+
+def _handler() -> object:
+    """Return who handles SIGINT; None beside the main thread, which alone may handle it."""
+    return signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+
+
+class _Driver(Driver):
+    """Driver that is not interrupted amid a turn."""
+
+    def __init__(self, turning: Callable[[], AbstractContextManager[Callable[[], bool]]], *args: Any, **more: Any):
+        super().__init__(*args, **more)
+        self._turning = turning
+
+    def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
+        """Take turns while a condition holds, and no interrupt has taken too long to leave."""
+        with self._turning() as goes_on:
+            super().run_while(lambda: condition() and goes_on(), turn_until)
+
+
+class _Notes(Channel):
+    """Channel of a process that no supervisor hears: it prints what the job notes."""
+
+    def say(self, word: ChannelMessage) -> None:
+        """Print a note; pass over what else a supervisor would be told."""
+        if isinstance(word, Noted) and isinstance(word.record, records.Note):
+            print(word.record.text, file=sys.stderr)
