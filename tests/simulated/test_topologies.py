@@ -112,7 +112,7 @@ REFUSED = {
     "simulate digits hogwild --topology tree:2": "all roles are on one host, which sends nothing",
     "simulate digits single --topology tree:2": "--topology",
     "plan digits --machines 8x2 --topology tree:2x2": "tree:2x2: has 4 hosts, and --machines 8x2 needs 8",
-    "plan digits --topology tree:2x2": "is between hosts, and there is one; name several, as --machines 4x8",
+    "plan digits --topology tree:2x2": "connects hosts, and there is one; name several, as --machines 4x8",
     "draw ring --topology tree:2x2 --ranks 5": "has 4 hosts, and --ranks 5 needs 5",
     "draw ring --topology slim-fly:19": "--ranks 10830: must be from 1 to 512",
     "draw ring --topology tree:2x2 --network reduce=1GB": "--network reduce: the price of ring on a topology",
