@@ -20,13 +20,13 @@ class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Listening(ChannelMessage, frozen=True, tag=True):
-    """The coordinator listens at an address: it says so, and all others are told."""
+    """Address at which the coordinator listens; sent by it, and passed on to all others."""
 
     address: str
 
 
 class Noted(ChannelMessage, frozen=True, tag=True):
-    """A role recorded something at a moment of the machine's monotonic clock."""
+    """Record of a role, with its moment on the machine's monotonic clock."""
 
     moment: float
     role: str
@@ -34,7 +34,7 @@ class Noted(ChannelMessage, frozen=True, tag=True):
 
 
 class Failed(ChannelMessage, frozen=True, tag=True):
-    """A role failed with an error of `distbelief.errors`, or another (`kind` "")."""
+    """Error of a role: one of `distbelief.errors` by its `kind`, or another ("")."""
 
     kind: str
     text: str
@@ -60,17 +60,17 @@ class Failed(ChannelMessage, frozen=True, tag=True):
 
 
 class Over(ChannelMessage, frozen=True, tag=True):
-    """The process has played its role to the end: without this word it died, whatever its status."""
+    """End of a role that is done; a process that ends without it has died."""
 
 
 class Interrupt(ChannelMessage, frozen=True, tag=True):
-    """End the job in peace: the person who runs it wants it to."""
+    """Request to end the job with a checkpoint, from its user."""
 
     reason: str
 
 
 class Died(ChannelMessage, frozen=True, tag=True):
-    """The process of a role has ended: this life of it."""
+    """Death of an incarnation of a role."""
 
     role: str
     reason: str
@@ -86,15 +86,15 @@ class Died(ChannelMessage, frozen=True, tag=True):
 
 
 class Explain(ChannelMessage, frozen=True, tag=True):
-    """Note what the job waits for."""
+    """Request to record what the job waits for."""
 
 
 class Ask(ChannelMessage, frozen=True, tag=True):
-    """Say how you stand."""
+    """Request for a role's standing."""
 
 
 class Standing(ChannelMessage, frozen=True, tag=True):
-    """State of a role: what it does, what it waits for and for how many seconds by now, and its counts.
+    """State of a role: its activity, what it waits for and since how many seconds, and its counts.
 
     `facts` may hold "of": what this role knows of others, by role.
     """
@@ -113,7 +113,7 @@ ProcessMessage = Listening | Noted | Failed | Over | Interrupt | Died | Explain 
 
 
 class OpenJob(ChannelMessage, frozen=True, tag=True):
-    """To an agent: what the job is, before anything is started."""
+    """Description of the job to an agent, before anything is started."""
 
     mark: str
     """A file in the run folder, by which an agent knows whether it sees that."""
@@ -145,19 +145,19 @@ class Greeting(ChannelMessage, frozen=True, tag=True):
 
 
 class ReachHosts(ChannelMessage, frozen=True, tag=True):
-    """To an agent: try to reach others, each at some addresses, as `host:port`."""
+    """Request to an agent to reach other hosts, each at some addresses `host:port`."""
 
     others: dict[str, list[str]]
 
 
 class HostsReached(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: for each other and each of its addresses, "" where it answers there, else why it does not."""
+    """Answer of an agent: for each address "", or why it cannot be reached."""
 
     others: dict[str, list[str]]
 
 
 class Look(ChannelMessage, frozen=True, tag=True):
-    """To an agent, before a job: look whether the data of a task are there."""
+    """Request to an agent to look for the data of a task."""
 
     task: str
     """"" for none."""
@@ -165,13 +165,13 @@ class Look(ChannelMessage, frozen=True, tag=True):
 
 
 class Looked(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: why the data are not there, "" where they are."""
+    """Answer of an agent: why the data are missing; "" where they are there."""
 
     lacks: str
 
 
 class MeasureWays(ChannelMessage, frozen=True, tag=True):
-    """To an agent: measure the way to others, each at an address `host:port`."""
+    """Request to an agent to measure the network to other hosts, each at `host:port`."""
 
     others: dict[str, str]
 
@@ -186,7 +186,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class WaysMeasured(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: the way to each that answers."""
+    """Answer of an agent: latency and bandwidth to each host that answers."""
 
     ways: dict[str, Way]
 
@@ -198,7 +198,7 @@ class OfLife(ChannelMessage, frozen=True, tag=True):
 
 
 class StartLife(OfLife, frozen=True, tag=True):
-    """To an agent: begin a life of a role; from now on it goes by its number."""
+    """Request to an agent to start an incarnation of a role, under a number."""
 
     role: str
     incarnation: int
@@ -206,30 +206,30 @@ class StartLife(OfLife, frozen=True, tag=True):
 
 
 class EndLife(OfLife, frozen=True, tag=True):
-    """To an agent: end a life at once."""
+    """Request to an agent to kill a process."""
 
 
 class TellLife(OfLife, frozen=True, tag=True):
-    """To an agent: say a word to a life."""
+    """Message for a process, by its agent."""
 
     word: ProcessMessage
 
 
 class LifeStarted(OfLife, frozen=True, tag=True):
-    """Word of an agent: the process of a life."""
+    """Process id of a started role."""
 
     pid: int
 
 
 class LifeSaid(OfLife, frozen=True, tag=True):
-    """Word of an agent: a life has said a word, of which a moment is so many seconds ago."""
+    """Message of a process, with its age in seconds."""
 
     word: ProcessMessage
     age: float = 0.0
 
 
 class LifeEnded(OfLife, frozen=True, tag=True):
-    """Word of an agent: a life is there no more; as `places.place.Ended`."""
+    """End of a process; see `places.place.Ended`."""
 
     how: str
     killed: bool
@@ -237,31 +237,31 @@ class LifeEnded(OfLife, frozen=True, tag=True):
 
 
 class Printed(OfLife, frozen=True, tag=True):
-    """Word of an agent: a line that a life has printed."""
+    """Line that a process has printed."""
 
     text: str
 
 
 class StoppedLives(ChannelMessage, frozen=True, tag=True):
-    """Word of an agent: the lives that are stopped by a signal by now."""
+    """Processes that are stopped by a signal now."""
 
     lives: list[int]
 
 
 class AgentFailed(ChannelMessage, frozen=True, tag=True):
-    """Word of an agent: it cannot go on."""
+    """Error of an agent that cannot go on."""
 
     why: str
 
 
 class ToldToEnd(ChannelMessage, frozen=True, tag=True):
-    """Word of an agent: a signal has told it to end; it goes on until the job has ended in peace."""
+    """Signal that asks an agent to end; it goes on until the job has ended."""
 
     why: str
 
 
 class AttendMeeting(ChannelMessage, frozen=True, tag=True):
-    """Introduction of one of a launcher's processes: where it is, and what it offers."""
+    """Introduction of a launcher's process: its host, and what that offers."""
 
     rank: int
     local_rank: int
@@ -280,23 +280,23 @@ class AttendMeeting(ChannelMessage, frozen=True, tag=True):
 
 
 class Appoint(ChannelMessage, frozen=True, tag=True):
-    """To one of them: be the agent of its host, with these processors."""
+    """Request to a process to be the agent of its host, with these processors."""
 
     processors: list[int]
 
 
 class EndRoles(ChannelMessage, frozen=True, tag=True):
-    """To one of them: end what you have started, and wait to be dismissed."""
+    """Request to end what was started, and wait for `Dismiss`."""
 
 
 class Dismiss(ChannelMessage, frozen=True, tag=True):
-    """To one of them: the job is over; end with this status."""
+    """Request to end with this status: the job is over."""
 
     status: int
 
 
 class Beat(ChannelMessage, frozen=True, tag=True):
-    """A sign of life."""
+    """Sign of life."""
 
 
 HostMessage = (
@@ -310,7 +310,7 @@ HostMessage = (
 
 
 class JoinRequest(ChannelMessage, frozen=True, tag=True):
-    """A guest asks for a part, or for the next life of one that he has."""
+    """Request of a guest for a part, or for the next incarnation of its own."""
 
     job: str
     secret: str
@@ -324,7 +324,7 @@ class JoinRequest(ChannelMessage, frozen=True, tag=True):
 
 
 class JoinGrant(ChannelMessage, frozen=True, tag=True):
-    """The part of a guest: role, life, the coordinator's address, and the rest that a process must know, encoded."""
+    """Part of a guest: its role and incarnation, the coordinator's address, and its settings."""
 
     role: str
     incarnation: int
@@ -334,7 +334,7 @@ class JoinGrant(ChannelMessage, frozen=True, tag=True):
 
 
 class JoinRefusal(ChannelMessage, frozen=True, tag=True):
-    """There is no part for him; `soon` where there may be one in a moment."""
+    """Refusal of a guest; `soon` where there may be a part in a moment."""
 
     reason: str
     soon: bool = False
@@ -347,14 +347,14 @@ JoinAnswer = JoinGrant | JoinRefusal
 
 
 class PredictPortion(ChannelMessage, frozen=True, tag=True):
-    """To the processes of a replica: compute the samples from `start` on, up to `stop`."""
+    """Request to a replica to predict the samples from `start` up to `stop`."""
 
     start: int
     stop: int
 
 
 class PredictionReady(ChannelMessage, frozen=True, tag=True):
-    """The models and the data are loaded; the partition that has the outputs says so."""
+    """Report that models and data are loaded."""
 
     samples: int
     splits: list[str]
@@ -362,7 +362,7 @@ class PredictionReady(ChannelMessage, frozen=True, tag=True):
 
 
 class Predicted(ChannelMessage, frozen=True, tag=True):
-    """The outputs of the samples that this replica was dealt first are written."""
+    """Report that the outputs of a portion are written."""
 
     dtype: str
     shape: list[int]
