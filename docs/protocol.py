@@ -3,6 +3,7 @@
 python docs/protocol.py
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
@@ -30,15 +31,16 @@ CHANNELS = {
 }
 STARTING = """## Starting and watching
 
-Messages on the channels between a supervisor and the processes that it starts and watches: the length of each in 4
-bytes, then the message; nothing is pickled. `distbelief status` is answered with one JSON object.
+Messages on the channels between a supervisor and its processes: the length of each in 4 bytes, then the message;
+nothing is pickled. `distbelief status` is answered with one JSON object.
 """
 INTRODUCTION = """# The protocol
 
 `python docs/protocol.py` makes this page from the tables in `distbelief/core/conversations`.
 
 A role takes a message only from the senders named here: anything else is refused, and its link is dropped. An empty
-cell is the same as the one above. `Again` lists messages whose meaning is in an earlier table.
+cell is the same as the one above; states begin with the first. `Again` lists messages whose meaning is in an earlier
+table.
 
 Five events are not messages: `Lost` (the link to another role is gone), `Saved` and `Loaded` (from the store), `Woke`
 (a timer) and `Lent` (memory from the transport).
@@ -48,20 +50,26 @@ Five events are not messages: `Lost` (the link to another role is gone), `Saved`
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Format a table in Markdown."""
     yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
+    yield f"|{'-|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(row)} |".replace("|  |", "| |")
     yield ""
 
 
 def first(text: str | None) -> str:
-    """Return the first sentence of a docstring, on one line."""
-    return " ".join((text or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+    """Return the first sentence of a docstring, on one line, without words that its row has."""
+    sentence = " ".join((text or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+    said = r"Report that|Answer of an agent:|Request to(?: an agent to)?(?! an? | the | end: )"
+    return capital(re.sub(f"^(?:{said}) ", "", sentence)).replace(", and to ", ", and ")
+
+
+def capital(text: str) -> str:
+    """Begin a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def states(shown: States[Any]) -> Iterator[str]:
     """Format the states of something, and its moves."""
-    yield f"The states of {shown.of}, from the first:\n"
     rows = []
     for state, meaning in shown.meaning.items():
         moves = [
@@ -70,7 +78,7 @@ def states(shown: States[Any]) -> Iterator[str]:
             if move.before == state
         ]
         rows.append((f"`{state}`", meaning, "; ".join(moves)))
-    yield from table(("state", "meaning", "moves to"), rows)
+    yield from table((f"state of {shown.of}", "meaning", "moves to"), rows)
 
 
 def way(row: Says) -> str:
@@ -94,8 +102,8 @@ def conversation(shown: Conversation, homes: dict[type[Message], str]) -> Iterat
     """
     module = import_module(f"distbelief.core.conversations.{shown.title.lower()}")
     yield f"## {shown.title}\n"
-    purpose = first(module.__doc__).partition(": ")[2].replace("the messages by which", "how")
-    yield f"{purpose[:1].upper()}{purpose[1:]}.\n"
+    purpose = first(module.__doc__).partition(": ")[2]
+    yield f"{capital(purpose.replace('messages by which', 'how'))}.\n"
     rows: dict[type[Message], tuple[list[str], str]] = {}
     again: dict[str, list[str]] = {}
     for row in shown.says:
@@ -124,11 +132,12 @@ def document() -> str:
     lines += ["", "## The phases of a job\n", *states(PHASES)]
     for shown in CONVERSATIONS:
         lines += conversation(shown, homes)
-    rows = [
-        (f"`{message.__name__}`", peers if not number else "", first(message.__doc__))
-        for peers, messages_of in CHANNELS.items()
-        for number, message in enumerate(get_args(messages_of))
-    ]
+    rows: list[tuple[str, str, str]] = []
+    for peers, messages_of in CHANNELS.items():
+        for number, message in enumerate(get_args(messages_of)):
+            name = f"`{message.__name__}`"
+            shown_before = any(name == row[0] for row in rows)
+            rows.append((name, "" if number else peers, "as above" if shown_before else first(message.__doc__)))
     lines += [STARTING, *table(("message", "to or from", "meaning"), rows)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -64,7 +64,7 @@ class Over(ChannelMessage, frozen=True, tag=True):
 
 
 class Interrupt(ChannelMessage, frozen=True, tag=True):
-    """Request to end the job with a checkpoint, from its user."""
+    """Request of its user to end the job with a checkpoint."""
 
     reason: str
 
