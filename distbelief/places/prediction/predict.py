@@ -57,7 +57,7 @@ def predict(
     split: str = AUTO,
     told: Callable[[str], object] = bool,
 ) -> Json:
-    """Write the outputs of a run's model, or the mean of several models' outputs, in the order of the samples.
+    """Write the outputs of a run's model, or the mean of those of several models, in the order of the samples.
 
     If a process is killed, the other replicas compute again the samples that its replica had.
 
@@ -288,7 +288,7 @@ class Pool:
 
     def _end(self, channels: list[Channel]) -> None:
         ended = [self._processes.pop(channel)[1] for channel in channels]
-        for process in ended:  # all at once: a second Ctrl-C would leave the others, and the exit waits for those
+        for process in ended:  # kill all before any wait: after a second Ctrl-C, the exit waits for those left
             process.kill()
         for process, channel in zip(ended, channels, strict=True):
             process.join()

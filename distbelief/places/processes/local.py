@@ -37,9 +37,9 @@ PROCESSES = 4096
 ROLES = 2
 """Processes of a job besides its replicas and shards: the coordinator and the evaluator."""
 FILES, FILES_EACH = 30, 5
-"""Open files of a process with torch imported and a run folder, and those that it adds for each process of the job.
+"""Open files of a supervisor, and those that it adds for each process of the job.
 
-The supervisor has the most open files.
+The supervisor has torch imported and a run folder, and has the most open files of all processes.
 """
 PIPE = 2
 """Open files of a pipe."""
@@ -274,7 +274,7 @@ def allow_files(settings: Settings, listens: bool) -> None:
     """Raise the limit of open files, for this process and those that it starts, to what a job needs.
 
     Args:
-        settings: of the job.
+        settings: settings of the job.
         listens: whether the output of each process goes through a pipe.
 
     Raises:

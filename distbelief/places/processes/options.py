@@ -55,7 +55,7 @@ class LocalOptions(Checked):
     logs: bool = False
     """Write the output of each role to its own file in the run folder, as logs/replica-0.log, and show none of it."""
     compute: ComputeModel | None = None
-    """Sleep after each step, so that it takes as long as this compute model draws; a slower step does not sleep."""
+    """Sleep after each step to be as slow as this model: it scales its own step time, or the real one if longer."""
 
     @property
     def carrier(self) -> str:
@@ -86,7 +86,7 @@ class LocalOptions(Checked):
 def listen_at(bind: str, role: str, asked: str = "") -> str:
     """Return the address at which a role listens, by `Local.bind`.
 
-    The coordinator has the port that is named there, the shards have the next ones, and a standby has a free one.
+    The coordinator has the port that is named there, the shards have the next ones, a standby any free one.
 
     Raises:
         UsageError: `bind` is no HOST or HOST:PORT, or the role's port would be too high.
@@ -96,7 +96,7 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
     (['tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:10.0.0.1:0'], 'tcp:[::1]:0')
     """
     host, first = host_and_port(bind)
-    # a standby that becomes its shard keeps its port, and then a new standby of the same name is started
+    # a standby that becomes its shard keeps its port, while a new standby of the same name is started
     port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
     if port > PORTS:
         raise UsageError(
@@ -136,7 +136,7 @@ def check_network(bound: str, told: str) -> None:
 def told_host(bind: str, advertise: str) -> str:
     """Return the host that other machines connect to: `advertise`, or else the host of `bind`.
 
-    If `bind` stands for all addresses, it is the one with a route to the world, or the only one of this machine.
+    If `bind` stands for all addresses, the host is the one with a route to the world, or the only one.
 
     Raises:
         UsageError: this machine has several addresses, and none with a route to the world.

@@ -22,7 +22,7 @@ def open_streams() -> None:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # text of this process, which can be
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream, which has it
 
 
 def print_into(descriptor: int) -> None:

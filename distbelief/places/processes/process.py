@@ -170,7 +170,7 @@ class _Ends:
     def explain(self, died: Died) -> None:
         """Drop the end of a link that is held back: the coordinator is about to get the report of this death."""
         held = self._held.get(died.role)
-        if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # a Lost
+        if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # it is a `Lost`
             del self._held[died.role]
 
 
@@ -274,7 +274,7 @@ class RoleProcess:
         self._note(time.monotonic(), self.role, record)
 
     def _note(self, moment: float, role: str, record: Record) -> None:
-        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # a Record of any kind; a Noted names all kinds
+        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # any Record; `Noted` lists all kinds
 
     def tell_bytes(self) -> None:
         """Report the bytes that its endpoints have counted since the last report."""

@@ -154,7 +154,7 @@ class Running:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    # starting
+    # start
 
     def _start(self, woken: Connection) -> None:
         """Start every process, unless Ctrl-C or a failure comes first."""
@@ -244,7 +244,7 @@ class Running:
         spec = msgspec.msgpack.encode(spec_of_guest(self._told, identity))
         return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
-    # watching
+    # watch
 
     def _watch(self, woken: Connection) -> None:
         """Wait for messages, ends of processes and signals, and act on them."""

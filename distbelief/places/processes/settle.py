@@ -80,7 +80,7 @@ def as_main(script: list[str], role: str) -> None:
     os.setpgid(0, 0)  # whatever the script starts is in this group, and ends with it, even after an exec
     os.environ[PLAYED] = role
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # a text stream, which has it
 
 
 def end_main() -> None:
@@ -119,7 +119,7 @@ def _leave_signals() -> None:
 def _keep_memory() -> None:
     """Keep memory that a step frees for the next step.
 
-    Without this, LeNet spends a sixth of a step on returning it to the system and getting it again, page by page.
+    Without this, LeNet spends a sixth of a step on returning memory to the system and getting it again.
     """
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt

@@ -17,7 +17,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: int = 0
     """Process id of the supervisor; the process ends with it."""
     forkserver: int = 0
-    """Process id of the forkserver; the process ends with it, since only its parent can collect its exit status."""
+    """Process id of the forkserver; the process ends with it, since only the forkserver can collect its exit status."""
     path: list[str] = []
     directory: str = ""
     environment: dict[bytes, bytes] = {}

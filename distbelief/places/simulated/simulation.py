@@ -489,7 +489,7 @@ class Simulation:
             self._happens(Ended(role, incarnation, killed=True))
 
     def _left(self, role: str, incarnation: int) -> None:
-        """Report to the supervisor that a role has ended by itself, unless it is a standby that becomes its shard."""
+        """Report that a role has ended by itself, unless it is a standby that becomes its shard."""
         if not self.supervisor.moves(role) and (role, incarnation) not in self._moved:
             self._happens(Ended(role, incarnation, done=True))
 
