@@ -1,1 +1,1 @@
-"""Predictions: what trained models answer to samples, computed by several processes of this machine."""
+"""Predictions: outputs of trained models for samples, computed by several processes of this machine."""

@@ -1,4 +1,4 @@
-"""Predictions of trained models: processes compute the outputs of samples, which one file holds in their order."""
+"""Predictions of trained models: processes compute outputs, and write them to one file in the order of the samples."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ from distbelief.tasks import available
 from distbelief.tasks.worker import mean_of
 
 OUTPUTS = "outputs"
-"""The tensor of the file."""
+"""Name of the tensor in the file."""
 SMALL, PORTION_BATCHES = 64, 4
-"""A portion is so many batches where these are of fewer samples, as a message costs as much as some; else it is one."""
+"""Batches of fewer than `SMALL` samples are dealt `PORTION_BATCHES` at a time, since each message has a cost; others
+one by one.
+"""
 
 
 def predict(
@@ -55,34 +57,34 @@ def predict(
     split: str = AUTO,
     told: Callable[[str], object] = bool,
 ) -> Json:
-    """Write what the model of a run, or the mean of several, answers to samples, in their order.
+    """Write the outputs of a run's model, or the mean of those of several models, in the order of the samples.
 
-    A process that is killed costs what its replica was computing, which another computes again.
+    If a process is killed, the other replicas compute again the samples that its replica had.
 
     Args:
-        runs: run folders or compressed files; of several, the mean of their models' outputs is written.
-        source: a task, whose test set is predicted; or a file of inputs: `.safetensors` (the tensor `inputs`) or
-            `.npy`, samples in the first dimension, as the models take them.
+        runs: run folders or compressed files; with several, the mean of their models' outputs is written.
+        source: a task, to predict its test set; or a file of inputs: `.safetensors` (the tensor `inputs`) or
+            `.npy`, with samples in the first dimension, as the models take them.
         out: the file; its tensor `outputs` has the samples in its first dimension.
-        replicas: computing, each with all models: processes, or as many partitions each.
+        replicas: number of replicas, each with all models; each is one process, or `partitions` processes.
         batch_size: samples that are computed at once.
         data_dir: folder of the task's data.
-        device: where to compute, as a job's.
-        threads: of torch, in each process.
+        device: device that computes, as in a job.
+        threads: torch's threads in each process.
         partitions: processes over which each replica is split, each with its own part of every model.
-        split: how they are, as a job of split replicas says it: a way, or `PATTERN=WAY,...`; or `auto`.
-        told: is handed how far it is, in words.
+        split: way to split them, as in a job: a way, or `PATTERN=WAY,...`; or `auto`.
+        told: called with each text about the progress.
 
     Returns:
         runs, data, out, samples, shape (of the output of one sample), replicas, partitions, splits (of each model,
-        where replicas are split), seconds, samples_per_second, and for a task test_accuracy, test_metrics and test_loss
-        of what was written, as `evaluate` has them.
+        if replicas are split), seconds, samples_per_second, and for a task test_accuracy, test_metrics and test_loss
+        of the written outputs, as from `evaluate`.
 
     Raises:
         UsageError: a value that cannot be used, no such run or task, outputs without a mean, an impossible split.
-        CheckpointError, LayoutError: a run has no model, or another one than its task builds.
-        DataError: the samples cannot be had.
-        TrainingError: a model raised.
+        CheckpointError, LayoutError: a run has no model, or a different one from that of its task.
+        DataError: the samples are missing or damaged.
+        TrainingError: a model raised an error.
         JobFailed: every process was killed.
     """
     several = [runs] if isinstance(runs, str | os.PathLike) else runs
@@ -142,7 +144,7 @@ def _check_split(partitions: int, split: str) -> None:
 
 @contextlib.contextmanager
 def _output(out: Path) -> Iterator[BinaryIO]:
-    """The file to write to, which is gone after an error."""
+    """Yield the file to write to; an error removes it."""
     try:
         with written_whole(out) as rows:
             yield rows
@@ -151,14 +153,14 @@ def _output(out: Path) -> Iterator[BinaryIO]:
 
 
 class Pool:
-    """The processes of the replicas, and the samples that each of these is dealt, in portions of whole batches.
+    """Processes of the replicas, and the portions of samples that each replica has; a portion is whole batches.
 
-    A replica has a portion for each of its processes and one more, so that no process waits for the next. Portions of
-    one that has ended are dealt again, first.
+    A replica has one portion for each of its processes and one more, so that no process waits for its next portion.
+    Portions of a replica that has ended are dealt again before all others.
 
     Args:
-        spec: of its processes, but for their roles.
-        progress: is handed how far it is, in words.
+        spec: spec of the processes, without their roles.
+        progress: called with each text about the progress.
     """
 
     def __init__(self, spec: PredictionSpec, progress: Callable[[str], object]) -> None:
@@ -170,30 +172,30 @@ class Pool:
         self._left: deque[tuple[int, int]] = deque()
         """Portions that no replica has."""
         self._dealt: dict[int, deque[tuple[int, int]]] = {}
-        """Portions that each replica has, from the moment when it is ready."""
+        """Portions of each replica that is ready."""
         self._done = self.samples = 0
         self._first: Predicted | None = None
         self._sums: dict[str, float] = defaultdict(float)
         self.splits: list[str] = []
-        """The split of each model, where they are split."""
+        """Split of each model; empty if replicas are whole."""
 
     def run(self, replicas: int) -> Predicted:
-        """Have all samples computed by so many replicas.
+        """Compute all samples with so many replicas.
 
         Returns:
-            The first answer: all are of its dtype and shape.
+            The first answer: all answers have its dtype and shape.
 
         Raises:
-            DistbeliefError: that of a process.
+            DistbeliefError: an error of a process.
             JobFailed: a process could not be started, or all have ended.
-            Interrupted: by Ctrl-C.
+            Interrupted: Ctrl-C came.
         """
         try:
             self.start(replicas)
             while self._first is None or self._done < self.samples:
                 by_connection: dict[object, Channel] = {one.connection: one for one in self._processes}
                 for channel in map(by_connection.__getitem__, wait([one.connection for one in self._processes])):
-                    if channel in self._processes:  # one whose replica has just ended is not
+                    if channel in self._processes:  # its replica may have ended in this loop
                         self.hear(channel)
         except KeyboardInterrupt:
             raise Interrupted("the prediction was interrupted; nothing of it is left") from None
@@ -201,7 +203,7 @@ class Pool:
 
     @property
     def figures(self) -> Json:
-        """Figures of the task's loss and metrics over all samples; none where the targets are not known."""
+        """Return the task's loss and metrics over all samples; none for a file of inputs, which has no targets."""
         return figures_of(mean_of(self._sums, self.samples)) if self._sums else {}
 
     def start(self, replicas: int) -> None:
@@ -221,7 +223,7 @@ class Pool:
             ) from error
 
     def _lend(self, spec: PredictionSpec) -> PredictionSpec:
-        """Lend a replica's partitions memory, whose size they know, and a pipe for each to sleep at."""
+        """Lend the partitions of a replica shared memory, and each a pipe to sleep at; they size the memory."""
         memory, bells = self._lent.enter_context(lend()), []
         for _ in range(spec.partitions):
             bell, other = os.pipe()
@@ -231,7 +233,7 @@ class Pool:
         return msgspec.structs.replace(spec, memory=memory, bells=tuple(bells))
 
     def hear(self, channel: Channel) -> None:
-        """Take what a process says, or its end, and deal to whoever has room."""
+        """Handle a message of a process, or its end, and deal portions to replicas with room."""
         replica, process = self._processes[channel]
         match message := channel.hear():
             case Failed():
@@ -271,7 +273,7 @@ class Pool:
         return [channel for channel, (of, _) in self._processes.items() if of == replica]
 
     def _take_end(self, replica: int, process: BaseProcess) -> None:
-        """A process was killed: its replica ends with it, and others compute what it had."""
+        """End the replica of a process that has ended; the others compute its portions."""
         process.join(GRACE)
         self._end(self._of(replica))
         status = process.exitcode or 0
@@ -286,13 +288,13 @@ class Pool:
 
     def _end(self, channels: list[Channel]) -> None:
         ended = [self._processes.pop(channel)[1] for channel in channels]
-        for process in ended:  # all of them, before a second Ctrl-C can end this: whoever is left is waited for at exit
+        for process in ended:  # kill all before any wait: after a second Ctrl-C, the exit waits for those left
             process.kill()
         for process, channel in zip(ended, channels, strict=True):
             process.join()
             channel.close()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes, and close the descriptors that they share."""
         self._end(list(self._processes))
         self._lent.close()

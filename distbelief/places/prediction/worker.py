@@ -1,4 +1,4 @@
-"""Process of a prediction: it loads the runs' models, or its part of each, and computes the samples it is dealt."""
+"""Process of a prediction: it loads the runs' models, or its part of each, and computes its portions of the samples."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ from distbelief.tasks.task import Data, TensorData
 from distbelief.tasks.worker import add_sums, load, on_device, placed
 
 SUFFIXES = (".safetensors", ".npy")
-"""Endings of files of inputs."""
+"""Suffixes of files of inputs."""
 INPUTS = "inputs"
-"""The tensor of a safetensors file that holds them."""
+"""Tensor of a safetensors file that holds the inputs."""
 HEADER_ROOM = 1024
-"""Bytes before the first output in the file: its header is known when the first is."""
+"""Bytes kept for the header of the output file: its content is known only after the first output."""
 WAKES = 4096
-"""Most wakes that are taken at once."""
+"""Most wake-ups that are read at once."""
 Answers = Callable[[object], object]
-"""A model, or one partition's part of it, which gives None where the output is at another."""
+"""A model, or one partition's part of it; the part returns None if another partition has the output."""
 
 
 class PredictionSpec(Surroundings, frozen=True, kw_only=True):
-    """Everything that a process of a prediction must know."""
+    """All values that a process of a prediction needs."""
 
     role: str = ""
-    """`replica 1`, or `replica 1.0` where that is a partition of it."""
+    """Role: `replica 1`, or `replica 1.0` for a partition of it."""
     number: int = 0
-    """Its number among all, by which it takes one of several devices."""
+    """Number of the process among all; it selects one of several devices."""
     partitions: int
     """Processes of each replica."""
     split: str
-    """Division of the models, where there are several."""
+    """Way to split the models if each replica has several processes."""
     runs: list[str]
     """Run folders and compressed files."""
     source: str
@@ -74,17 +74,17 @@ class PredictionSpec(Surroundings, frozen=True, kw_only=True):
     batch_size: int
     """Samples that are computed at once."""
     out: str
-    """The file that is promised, for messages."""
+    """File that the user named, for error messages."""
     rows: str
-    """The file that the outputs are written to, each sample's at its place."""
+    """File to which the outputs are written, each at the place of its sample."""
     memory: int = -1
-    """The supervisor's descriptor of the memory in which partitions find what crosses."""
+    """The supervisor's descriptor of the memory by which partitions exchange tensors."""
     bells: tuple[int, ...] = ()
-    """The supervisor's descriptors of pipes, at each of which a partition sleeps."""
+    """The supervisor's descriptors of pipes, one for each partition: it sleeps until a byte comes."""
 
 
 def is_file(source: str) -> bool:
-    """Return whether that names a file of inputs, and not a task.
+    """Return whether a source is a file of inputs, and not a task.
 
     >>> is_file("new.npy"), is_file("mnist")
     (True, False)
@@ -93,7 +93,7 @@ def is_file(source: str) -> bool:
 
 
 def main(packed: bytes, connection: Connection) -> None:
-    """Compute the samples that are dealt until nobody deals any more; an error is said, and ends the process."""
+    """Compute portions of samples until the channel is closed; report a `DistbeliefError`, and exit with status 1."""
     spec = msgspec.msgpack.decode(packed, type=PredictionSpec)
     enter(multiprocessing.current_process().name, spec)
     channel = Channel(connection, decode=OF_PREDICTION)
@@ -111,7 +111,7 @@ def main(packed: bytes, connection: Connection) -> None:
 
 
 class _Predictor:
-    """The models of the runs, and the mean of their answers."""
+    """Models of the runs, and the mean of their outputs."""
 
     def __init__(self, spec: PredictionSpec) -> None:
         self._spec, self._device = spec, placed(spec.device, spec.number)
@@ -120,7 +120,7 @@ class _Predictor:
         self.data = _data(spec.source, self._task)
         self.splits: list[str] = []
         self.outputs = True
-        """True where the outputs of the models are here."""
+        """True if this process has the outputs of the models; false at a partition that only computes part of them."""
         if spec.partitions == 1:
             models = [trained(Path(run), None, spec.device, named, spec.number)[1].eval() for run in spec.runs]
             self._models: list[tuple[str, Answers]] = [*zip(spec.runs, models, strict=True)]
@@ -130,10 +130,10 @@ class _Predictor:
             self.splits = [part.text for part in parts]
             self.outputs = _last(spec, parts) == roles.partition_of(spec.role)
             self._models = [*zip(spec.runs, _joined(spec, parts), strict=True)]
-        self._rows = open(spec.rows, "r+b")  # noqa: SIM115  # it ends with the process
+        self._rows = open(spec.rows, "r+b")  # noqa: SIM115  # open until the process ends
 
     def predict(self, start: int, stop: int) -> Predicted | None:
-        """Compute the outputs of some samples, and write each to its place; None where another partition does."""
+        """Compute the outputs of a range of samples, and write them; return None if another partition has them."""
         sums: dict[str, float] = defaultdict(float)
         for numbers in torch.arange(start, stop).split(self._spec.batch_size):
             inputs, targets = self.data.batch(numbers)
@@ -155,7 +155,7 @@ class _Predictor:
             raise UsageError(f"--out {self._spec.out}: cannot be written: {limit(error) or error.strerror}") from error
 
     def _mean(self, inputs: object, numbers: Tensor) -> Tensor | None:
-        """The mean of what the models answer; of one model, its answer; None where another partition has them."""
+        """Return the mean of the models' outputs, or the only model's output; None if another partition has them."""
         total: Tensor | None = None
         for run, model in self._models:
             where = f"the model of {run}, of samples {int(numbers[0])} to {int(numbers[-1])},"
@@ -176,7 +176,7 @@ class _Predictor:
         return total if total is None or len(self._models) == 1 else total / len(self._models)
 
     def _checked(self, where: str, output: object, samples: int) -> Tensor:
-        """An output, refused where it cannot be written, or has no mean with others."""
+        """Return an output; refuse one that cannot be written, or that has no mean with others."""
         if not isinstance(output, Tensor) or not output.ndim or len(output) != samples:
             kind = _described(output) if isinstance(output, Tensor) else f"a {type(output).__name__}"
             raise UsageError(f"{where} answers {kind}: it must be one tensor, with the samples in its first dimension")
@@ -196,11 +196,11 @@ def _described(tensor: Tensor) -> str:
 
 
 def _data(source: str, task: Task | None) -> Data:
-    """The test set of a task, or the inputs of a file, whose targets mean nothing.
+    """Return the test set of a task, or the inputs of a file with zeros as unused targets.
 
     Raises:
         UsageError: the task has no test set.
-        DistbeliefError: as `load`.
+        DistbeliefError: an error of `load`.
         DataError: there is no such file, it holds no such tensor or no sample, or it is damaged.
     """
     if task is not None:
@@ -229,7 +229,7 @@ def _data(source: str, task: Task | None) -> Data:
 
 
 def _part(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> AnsweringPart:
-    """The part of a run's model that this partition answers with, of whose values it reads these alone."""
+    """Return this partition's part of a run's model; of its values only those of the part are read."""
     task, seed, values = find(Path(run), None, named)
     model = build_on_disk(task, seed).model
     layout = layout_of(model)
@@ -247,7 +247,7 @@ def _part(spec: PredictionSpec, run: str, named: str | None, inputs: object) -> 
 
 
 def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
-    """The partition that has the outputs of all models."""
+    """Return the partition that has the outputs of all models; refuse models that end at different ones."""
     first = parts[0]
     for run, part in zip(spec.runs, parts, strict=True):
         if part.last != first.last:
@@ -260,13 +260,13 @@ def _last(spec: PredictionSpec, parts: list[AnsweringPart]) -> int:
 
 
 def _joined(spec: PredictionSpec, parts: list[AnsweringPart]) -> list[Answers]:
-    """The parts as models, which all partitions of the replica call alike, with memory shared for what crosses."""
+    """Return the parts as models, which exchange tensors in shared memory; all partitions call them in one order."""
     siblings, folder = Siblings(spec.role, 0, spec.partitions), f"/proc/{spec.supervisor}/fd"
     bells = [os.open(f"{folder}/{bell}", os.O_RDWR) for bell in spec.bells]
     lengths = [segment_bytes(spec.partitions, part.slots) for part in parts]
-    os.truncate(f"{folder}/{spec.memory}", sum(lengths))  # all partitions ask for the same
+    os.truncate(f"{folder}/{spec.memory}", sum(lengths))  # all partitions set the same size
     shared = torch.frombuffer(map_memory(spec.supervisor, spec.memory), dtype=torch.uint8)
-    if (copies := parts[0].copies) is not None:  # all are on one device
+    if (copies := parts[0].copies) is not None:  # all parts are on one device
         copies.pin(shared)
 
     def joined(part: AnsweringPart, memory: Tensor) -> Answers:

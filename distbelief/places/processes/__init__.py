@@ -1,1 +1,1 @@
-"""Processes of this machine: started, watched and ended here."""
+"""Processes of this machine: their start, watch and end."""

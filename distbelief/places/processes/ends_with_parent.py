@@ -1,5 +1,6 @@
-"""Has the process that imports it end as the thread that has started it does: the forkserver, which would look for that
-only once it has imported torch, and then tear torch down.
+"""Parent-death signal: the process that imports this module is killed when the thread that started it ends.
+
+It serves the forkserver. That would notice the end only after it has imported torch, and would then tear torch down.
 """
 
 import ctypes
@@ -10,5 +11,5 @@ PR_SET_PDEATHSIG = 1
 
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 parent = os.getppid()
-if int(os.environ.pop("DISTBELIEF_STARTED_BY", parent)) != parent:  # it had ended before that
+if int(os.environ.pop("DISTBELIEF_STARTED_BY", parent)) != parent:  # it ended before the signal was set
     os.kill(os.getpid(), signal.SIGKILL)

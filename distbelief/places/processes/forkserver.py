@@ -1,5 +1,6 @@
-"""The forkserver: the process that the processes of a job are forked from, with torch imported already. Light: it can
-be started before torch is.
+"""The forkserver: the process that imports torch once, and forks the processes of a job.
+
+This module imports no torch, so that a command can start the forkserver before it imports torch itself.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 GONE = "the forkserver, which starts the processes of the job, is gone: "
 PRELOADED = ["distbelief.places.processes.process"]
-"""Modules that the processes of a job have imported."""
+"""Modules that the forkserver imports for the processes of a job."""
 ENDS_WITH_PARENT = ["distbelief.places.processes.ends_with_parent"]
 TRACING = ["torch._dynamo"]
-"""Modules that torch traces with: 0.7 s and 70 MB, which the partitions of a job would each have by themselves."""
+"""Modules that torch traces with: 0.7 s and 70 MB, which each partition would spend if the forkserver did not."""
 UNTOLD = 255
-"""The status of a process of which the forkserver has not told how it ended, since it is gone itself."""
+"""Exit status of a process whose real one is not known, since the forkserver ended before it reported it."""
 MOST_TRIED = 1000
-"""Threads that are begun at once, at most, to see whether the machine begins so many."""
+"""Most threads that are started at once to test the machine's limit."""
 OWN_TASKS = 5
-"""Processes and threads beside those of the roles: the forkserver, the resource tracker, threads of this process."""
+"""Processes and threads besides those of the roles: the forkserver, the resource tracker, threads of this process."""
 CALLS = "allow it in the seccomp profile of the container, or run on Linux 5.3 or newer"
 
 
 def context() -> ForkServerContext:
-    """The context of processes that start with torch imported."""
+    """Return the multiprocessing context of processes that start with torch imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
 
 
 def start(traces: bool = False, tasks: int = 0) -> None:
-    """Start the forkserver, where it does not run yet; it imports torch while this process goes on.
+    """Start the forkserver if it does not run yet; it imports torch while this process goes on.
 
     Args:
-        traces: whether its processes trace a model: then it also imports what torch does that with, for all of them.
-        tasks: processes and threads that it is to start, at least.
+        traces: whether its processes trace a model: then it also imports torch's tracing modules, for all of them.
+        tasks: least number of processes and threads that the job needs.
 
     Raises:
-        UsageError: this machine refuses what every process of ours needs.
+        UsageError: this machine refuses a system call or a resource that every process of a job needs.
     """
     first = _server()._forkserver_pid is None
     if first:
@@ -67,15 +68,15 @@ def start(traces: bool = False, tasks: int = 0) -> None:
     if first or tasks:
         _try_threads(tasks + OWN_TASKS)
     preloaded = context()
-    # which is for a thread: another than the main one may end before the processes do
+    # the signal follows a thread: any but the main one may end before the processes do
     begun = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []
     preloaded.set_forkserver_preload([*begun, *PRELOADED, *(TRACING if traces else [])])
-    # a Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM the whole group: those of a job leave
-    # them to their supervisor from
-    # their first moment. What is blocked here is so in a process that is begun here, for good, and is kept for this one
+    # Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM reaches the whole group. The processes of
+    # a job leave both to their supervisor from the start. A process that is started here inherits the blocked signals
+    # and keeps them blocked; this process receives its own once they are unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
     try:
-        multiprocessing.resource_tracker.ensure_running()  # it lets signals through when it has begun
+        multiprocessing.resource_tracker.ensure_running()  # it unblocks signals in this process
         signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
         _ensure_running()
     finally:
@@ -83,9 +84,7 @@ def start(traces: bool = False, tasks: int = 0) -> None:
 
 
 def _check_machine() -> None:
-    """Refuse a machine that lacks what every process of ours needs: what a first process could not do, all would fail
-    with.
-    """
+    """Refuse a machine that lacks anything that every process of a job needs, before each of them fails for it."""
     try:
         folder = os.getcwd()
     except OSError as error:
@@ -109,13 +108,13 @@ def _check_machine() -> None:
 
 
 def _try_threads(count: int) -> None:
-    """Begin so many threads at once, and end them: the system counts them as it does processes.
+    """Start so many threads at once, and end them: the system counts threads as it counts processes.
 
     Raises:
-        UsageError: it begins fewer.
+        UsageError: the system starts fewer.
     """
     over, begun = threading.Event(), list[threading.Thread]()
-    before = threading.stack_size(1 << 18)  # which is counted where memory is limited
+    before = threading.stack_size(1 << 18)  # small, since a memory limit counts it
     try:
         for _ in range(min(count, MOST_TRIED)):
             thread = threading.Thread(target=over.wait, daemon=True)
@@ -134,7 +133,7 @@ def _try_threads(count: int) -> None:
 
 
 def fork(name: str, target: Callable[..., None], *args: object) -> tuple[BaseProcess, Connection]:
-    """A process that runs `target(*args, connection)`, and the other end of its connection.
+    """Start a process that runs `target(*args, connection)`; return it and the other end of its connection.
 
     Raises:
         OSError, EOFError: the machine refuses.
@@ -154,14 +153,12 @@ def fork(name: str, target: Callable[..., None], *args: object) -> tuple[BasePro
 
 
 def pid() -> int:
-    """Its process id."""
+    """Return the process id of the forkserver."""
     return int(_server()._forkserver_pid)
 
 
 def how_it_ended(seconds: float = 0.0) -> str:
-    """Return in words that it is gone and how it ended; "" where it runs, or does so after a while, or was never
-    started.
-    """
+    """Return a sentence about how the forkserver ended; "" if it was never started, or still runs after `seconds`."""
     if (number := _server()._forkserver_pid) is None:
         return ""
     try:
@@ -173,7 +170,7 @@ def how_it_ended(seconds: float = 0.0) -> str:
         finally:
             os.close(descriptor)
         ended = os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ProcessLookupError, ChildProcessError):  # somebody has waited for it already
+    except (ProcessLookupError, ChildProcessError):  # its status was collected already
         return f"{GONE}its process has ended"
     if ended is None:
         return ""
@@ -187,8 +184,9 @@ def _server() -> Any:
 
 
 def _ensure_running() -> None:
-    """Start it at an address without a name: its socket is reached through a descriptor of ours, so that no file
-    outlives us, however we end.
+    """Start the forkserver at an address without a name.
+
+    Its socket is reached through a descriptor of this process, so that no file is left behind, however this ends.
     """
     server = _server()
     with _starting, socket_folder() as folder:
@@ -207,7 +205,7 @@ _main_lock = threading.Lock()
 
 @contextlib.contextmanager
 def blank_main() -> Iterator[None]:
-    """Hide the main module: our processes need nothing of the user's script, and must not run it again."""
+    """Hide the main module: the processes of a job need nothing of the user's script, and must not run it again."""
     with _main_lock:
         real = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")

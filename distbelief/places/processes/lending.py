@@ -1,4 +1,4 @@
-"""Memory that a process lends to others of its user, by its descriptor there."""
+"""Memory that a process lends to other processes of its user, by a descriptor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lend(size: int = 0) -> Iterator[int]:
-    """Memory of this process, which others map by its descriptor here."""
+    """Lend memory of this process while the block runs; yield the descriptor by which other processes map it."""
     memory = os.memfd_create("distbelief measures")
     try:
         os.ftruncate(memory, size)
@@ -20,7 +20,7 @@ def lend(size: int = 0) -> Iterator[int]:
 
 
 def map_memory(process: int, memory: int) -> mmap.mmap:
-    """The memory of another process, by its descriptor there."""
+    """Map memory that another process lends, by its descriptor there."""
     descriptor = os.open(f"/proc/{process}/fd/{memory}", os.O_RDWR)
     try:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)

@@ -1,4 +1,4 @@
-"""The local cluster: every role a process of this machine, and what is refused there before anybody is started."""
+"""The local cluster: every role is a process of this machine; and the checks before any process is started."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("shared", "tcp")
 PROCESSES = 4096
-"""Most replicas and most shards on one machine, each of them a process."""
+"""Most replicas, and most shards, on one machine: each of them is a process."""
 ROLES = 2
-"""Processes of a job beside its replicas and shards: coordinator and evaluator."""
+"""Processes of a job besides its replicas and shards: the coordinator and the evaluator."""
 FILES, FILES_EACH = 30, 5
-"""Open files of a process with torch imported and a run folder, and of those for each process of its job: a supervisor
-has most of them.
+"""Open files of a supervisor, and those that it adds for each process of the job.
+
+The supervisor has torch imported and a run folder, and has the most open files of all processes.
 """
 PIPE = 2
-"""Those of a pipe."""
+"""Open files of a pipe."""
 MANY = 16
-"""More shards than this are held against the parameters of the model before any process is started; fewer, when the
-first replica has made it.
-"""
+"""Most shards for which the model is not built before the processes start: the first replica checks their number."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Local(LocalOptions):
     """Processes of this machine."""
 
     def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
-        """Yield what refuses what has no meaning here, and more processes than a machine may have."""
+        """Yield the checks for options without a meaning here, and for more processes than a machine may have."""
         yield partial(among, "transport", self.transport, TRANSPORTS)
         yield self._check_addresses
         yield partial(check_findable, job.strategy)
@@ -67,7 +66,7 @@ class Local(LocalOptions):
             yield partial(self._check_ports, roles.shard(settings.shards - 1))
 
     def _check_addresses(self) -> None:
-        """Refuse addresses where nobody listens.
+        """Refuse options of addresses at which no role would listen.
 
         Raises:
             UsageError: naming the option.
@@ -85,10 +84,10 @@ class Local(LocalOptions):
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
 
     def _check_ports(self, last: str) -> None:
-        """Refuse ports that there are not, by the option that named the first of them, and a network without TLS.
+        """Refuse ports that do not exist, and a machine that cannot reach itself.
 
         Raises:
-            UsageError: naming it.
+            UsageError: naming the option of the first port.
         """
         where, first = ("--listen", self.listen) if self.listen else ("--bind", self.bind)
         _, port = host_and_port(first, where)
@@ -101,16 +100,16 @@ class Local(LocalOptions):
         check_network(host_and_port(self.bound)[0], self.advertised)
 
     def settings(self, job: Job) -> Settings:
-        """Return what every role of a job is told here.
+        """Return the settings that every role of a job gets here.
 
         Raises:
-            UsageError: an option cannot be, or has no meaning here.
+            UsageError: an option has an impossible value, or no meaning here.
         """
         refuse(refusals(job, self))
         return job.unchecked
 
     def run(self, job: Job, view: View | None = None) -> Json:
-        """Run a job to its end; returns what `result.json` holds, and the run folder as `run`.
+        """Run a job to its end; return the content of `result.json`, with the run folder as `run`.
 
         Raises:
             DistbeliefError: the job could not begin, or failed; its processes are ended in any case.
@@ -131,12 +130,12 @@ class Local(LocalOptions):
         return self._run(job, settings, view, began, evaluated)
 
     def launch(self, job: Job, script: list[str], view: View | None = None) -> Json:
-        """Run a user's own script in every replica of a job; `job.task` is only a name there. Returns as `run` does.
+        """Run a user's own script in every replica of a job; return as `run` does.
 
         Args:
-            job: how the shards train.
+            job: options of the training; its `task` is only a name here.
             script: the path of the script, and its arguments.
-            view: how the job is shown.
+            view: display of the job.
 
         Raises:
             UsageError: there is no such script, or the strategy has no replicas.
@@ -152,12 +151,12 @@ class Local(LocalOptions):
         return self._run(job, settings, view, began, evaluated=False, script=script)
 
     def _begin(self, job: Job, settings: Settings, listens: bool) -> None:
-        """Refuse a machine that cannot have the processes of a job, and begin to start them."""
+        """Refuse a machine that cannot run the processes of a job; start the forkserver."""
         allow_files(settings, listens)
         forkserver.start(settings.partitions > 1, self._tasks(job, settings))
 
     def _tasks(self, job: Job, settings: Settings) -> int:
-        """Processes and threads of a job that this machine has: of each, its own threads and the one that watches."""
+        """Return the number of threads that a job has here: in each process torch's, and one that watches."""
         return (job.threads + 1) * processes_of(settings)
 
     def _run(
@@ -178,10 +177,10 @@ class Local(LocalOptions):
             return Running(self, attempt, evaluated, script, make).run(woken)
 
     def _kept(self, job: Job, settings: Settings) -> Json:
-        """Return what `job.json` keeps of this place."""
+        """Return the entries of `job.json` about this place."""
         kept: Json = {}
         if job.strategy.held_by is Holder.SHARDS:
-            # without shards' processes in the way of updates there is one path, which cannot be chosen
+            # where no shard's process makes updates there is one path, and no choice
             only = "path" in job.strategy.meaningless and job.strategy.needs_memory(settings, self.carrier)
             kept["path"] = DIRECT if only else path_of(self.path, job.strategy, settings, self.carrier)
         if not is_alone(job.strategy):
@@ -193,7 +192,7 @@ class Local(LocalOptions):
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], Processes | HostProcesses]:
-        """Return what makes the place of a job's processes."""
+        """Return the factory of the place in which a job's processes run."""
         return Processes.of
 
 
@@ -206,11 +205,11 @@ def _check_number(name: str, count: int) -> None:
 
 
 def check_task(job: Job) -> None:
-    """Refuse a task that no other process could make, or whose data are not there.
+    """Refuse a task that other processes could not make, or whose data are missing.
 
     Raises:
         UsageError: it has no name.
-        DataError: it has no data.
+        DataError: its data are missing.
     """
     from distbelief.tasks import available
 
@@ -225,7 +224,7 @@ def check_task(job: Job) -> None:
 
 
 def check_script(job: Job, script: list[str]) -> None:
-    """Refuse what means nothing to a job whose replicas run a script.
+    """Refuse a missing script, and options without a meaning for a job whose replicas run a script.
 
     Raises:
         UsageError: there is no such script, or the strategy or an option has no meaning for one.
@@ -243,18 +242,19 @@ def check_script(job: Job, script: list[str]) -> None:
 
 
 def check_split(settings: Settings, task: Task | None = None) -> None:
-    """Refuse ways to split that there are not, also as the task's own.
+    """Refuse unknown ways to split a model, those of the task included.
 
     Raises:
-        UsageError: naming the way, and the nearest.
+        UsageError: naming the way, and the most similar one that exists.
     """
     if settings.partitions > 1:
         Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
 
 
 def check_model(task: Task, settings: Settings) -> None:
-    """Refuse what the model of a task cannot be split into: over partitions, or over more shards than it has parameters
-    (whether it can be over a few, its replicas find, and so do those of a script).
+    """Refuse partitions over which the model of a task cannot be split, and more shards than it has parameters.
+
+    A few shards are not checked here, nor the model of a script: the replicas check them.
 
     Raises:
         UsageError: with the reason.
@@ -266,16 +266,16 @@ def check_model(task: Task, settings: Settings) -> None:
 
 
 def processes_of(settings: Settings) -> int:
-    """Return how many processes a job has, at most, where they are all on one machine."""
+    """Return the largest number of processes that a job has if all are on one machine."""
     return len(roles.replicas(settings.mesh)) + settings.shards * (1 + settings.standby) + ROLES
 
 
 def allow_files(settings: Settings, listens: bool) -> None:
-    """Have this process and those that it starts open as many files as a job needs.
+    """Raise the limit of open files, for this process and those that it starts, to what a job needs.
 
     Args:
-        settings: of the job.
-        listens: whether what each process prints goes through a pipe.
+        settings: settings of the job.
+        listens: whether the output of each process goes through a pipe.
 
     Raises:
         UsageError: the machine forbids it.

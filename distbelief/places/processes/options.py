@@ -1,6 +1,4 @@
-"""Options of a machine's processes: how they reach each other and whoever joins from others, and how slow they are
-made; and their addresses: where roles listen, what others are told, and whether this machine can reach itself there.
-"""
+"""Options of a machine's processes: transport, addresses, update path, logs and compute times; and address checks."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.transport.addresses import joined, own_addresses
 
 ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
-"""Hosts to bind that are no address to tell others; with each, somebody far away of its family."""
+"""Hosts to bind that stand for all addresses, and so cannot be advertised; with each, a distant address of its family.
+"""
 PORTS = 65535
 REACH_SECONDS = 2.0
 """Limit for this machine to reach itself."""
@@ -29,43 +28,43 @@ _BIND = re.compile(
 
 @dataclass(frozen=True)
 class LocalOptions(Checked):
-    """Options of processes of this machine, and what follows from them."""
+    """Options of processes of this machine, and the values that follow from them."""
 
     transport: str = "shared"
     """Carrier of bytes: shared (memory) or tcp."""
     bind: str = "127.0.0.1"
     """With tcp, HOST or HOST:PORT: the coordinator listens at that port and the shards at the next ones; standbys, and
-    all where there is no PORT, at any that are free."""
+    all roles if no PORT is named, listen at free ports."""
     advertise: str = ""
-    """With tcp, the host that others are told to reach them at; else that of --bind, or this machine's own address
-    where that is 0.0.0.0.
+    """With tcp, the host at which other machines reach these roles; if empty, that of --bind, or this machine's own
+    address if --bind is 0.0.0.0.
     """
     insecure: bool = False
-    """Plain TCP on any network, to be read and forged by whoever is there; else links beyond loopback are encrypted,
+    """Plain TCP on any network, which anybody there can read and forge; otherwise links beyond loopback are encrypted,
     and closed to others.
     """
     tls: bool = False
     """With tcp, encrypt links on loopback too."""
     listen: str = ""
-    """HOST or HOST:PORT where other machines may join: writes a ticket into the run folder, for `distbelief join`. The
-    coordinator and the shards listen at the ports after it. It implies --transport tcp."""
+    """HOST or HOST:PORT at which other machines may join: writes a ticket into the run folder, for `distbelief join`.
+    The coordinator and the shards listen at the next ports. It implies --transport tcp."""
     path: str = "auto"
     """Path of updates: served (made by the shards' processes), direct (by each replica, in memory that it shares with
     the shards, under their locks), or auto (direct where the job allows it).
     """
     logs: bool = False
-    """Keep what each role prints in a file of its own in the run folder, as logs/replica-0.log, and show none of it."""
+    """Write the output of each role to its own file in the run folder, as logs/replica-0.log, and show none of it."""
     compute: ComputeModel | None = None
-    """Sleep after each step, so that replicas are as slow as this has them; a step that is slower is its own least."""
+    """Sleep after each step to be as slow as this model: it scales its own step time, or the real one if longer."""
 
     @property
     def carrier(self) -> str:
-        """The transport, with what --listen implies."""
+        """Return the transport; `listen` implies tcp."""
         return "tcp" if self.listen else self.transport
 
     @property
     def bound(self) -> str:
-        """Return where the roles listen: as `bind`, or after the join server of --listen."""
+        """Return the address at which the roles listen: `bind`, or the port after the join server of `listen`."""
         if not self.listen:
             return self.bind
         host, port = host_and_port(self.listen, "--listen")
@@ -73,32 +72,31 @@ class LocalOptions(Checked):
 
     @property
     def advertised(self) -> str:
-        """The host that others are told."""
+        """Return the host that other machines connect to."""
         return told_host(self.bound, self.advertise)
 
     @property
     def encrypted(self) -> bool:
-        """Return whether the links are TLS: where that was asked for, and on any network but loopback, unless
-        `insecure`.
-        """
+        """Return whether links use TLS: with `tls`, and on any network but loopback; never with `insecure`."""
         if self.carrier != "tcp" or self.insecure:
             return False
         return self.tls or not (is_loopback(host_and_port(self.bound)[0]) and is_loopback(self.advertised))
 
 
 def listen_at(bind: str, role: str, asked: str = "") -> str:
-    """Return where a role listens, by what `Local.bind` says: the coordinator at the port named there, shard i at the
-    i-th after it, a standby anywhere.
+    """Return the address at which a role listens, by `Local.bind`.
+
+    The coordinator has the port that is named there, the shards have the next ones, a standby any free one.
 
     Raises:
-        UsageError: it is no HOST or HOST:PORT, or the role's port would be too high.
+        UsageError: `bind` is no HOST or HOST:PORT, or the role's port would be too high.
 
     >>> [listen_at("10.0.0.1:7000", role) for role in ("coordinator", "shard 2", "standby 2")], listen_at("::1",
     ...     "shard 2")
     (['tcp:10.0.0.1:7000', 'tcp:10.0.0.1:7003', 'tcp:10.0.0.1:0'], 'tcp:[::1]:0')
     """
     host, first = host_and_port(bind)
-    # a standby keeps its port when it is its shard, and then there is another standby of the same name
+    # a standby that becomes its shard keeps its port, while a new standby of the same name is started
     port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
     if port > PORTS:
         raise UsageError(
@@ -109,16 +107,16 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
 
 
 def check_network(bound: str, told: str) -> None:
-    """Refuse a machine that has no way to itself: each of its roles would find that out by itself, life after life.
+    """Refuse a machine that has no route to itself: otherwise each of its roles would fail, again and again.
 
-    Whether an address is forwarded for the ports of a job only, or is slow, is not for this to judge.
+    An address that is slow, or forwarded for the ports of a job only, is not refused.
     """
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         try:
             listener.bind((bound, 0))
         except OSError:
-            return  # told, with the remedy, by whoever is to listen there
+            return  # the role that is to listen there reports it, with the remedy
         listener.listen(1)
         try:
             socket.create_connection((told, listener.getsockname()[1]), REACH_SECONDS).close()
@@ -136,11 +134,12 @@ def check_network(bound: str, told: str) -> None:
 
 
 def told_host(bind: str, advertise: str) -> str:
-    """The host that others are told: `advertise`, else that of `bind`; where that is every address, this machine's own
-    towards the world, or the only one that it has.
+    """Return the host that other machines connect to: `advertise`, or else the host of `bind`.
+
+    If `bind` stands for all addresses, the host is the one with a route to the world, or the only one.
 
     Raises:
-        UsageError: it has several, and none of them is towards the world.
+        UsageError: this machine has several addresses, and none with a route to the world.
 
     >>> told_host("10.0.0.1:7000", ""), told_host("0.0.0.0", "node7")
     ('10.0.0.1', 'node7')
@@ -165,10 +164,10 @@ def told_host(bind: str, advertise: str) -> str:
 
 
 def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:
-    """The address of this machine by which it reaches another.
+    """Return the address of this machine from which it reaches another.
 
     Raises:
-        OSError: there is no way to it.
+        OSError: there is no route to it.
 
     >>> host_towards("127.0.0.1")
     '127.0.0.1'
@@ -180,7 +179,7 @@ def host_towards(other: str, family: int = socket.AF_UNSPEC) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback, by all of its addresses; one that is not known is not."""
+    """Return whether all addresses of a host are this machine's loopback; False if the host is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -189,10 +188,10 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
-    """HOST or HOST:PORT as two; port 0 where there is none.
+    """Split HOST or HOST:PORT into host and port; the port is 0 if none is named.
 
     Raises:
-        UsageError: it is neither, by the option `where`.
+        UsageError: `bind` is neither; the message names the option `where`.
 
     >>> host_and_port("10.0.0.1:7000"), host_and_port("[::1]:7000"), host_and_port("::1")
     (('10.0.0.1', 7000), ('::1', 7000), ('::1', 0))

@@ -1,6 +1,4 @@
-"""Standard streams, and what the processes of a job print, in lines. Text is UTF-8 wherever its encoding is ours to
-choose.
-"""
+"""Standard streams, and the output of a job's processes in lines; text is UTF-8 wherever the encoding is free."""
 
 from __future__ import annotations
 
@@ -11,24 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PIECES, PIECE = 16, 1 << 16
-"""Pieces that are read at once, at most, and bytes of each: who prints without end is not listened to without end."""
+"""Most pieces that are read at once, and bytes of each: a process that prints endlessly does not hold up the others."""
 LINE_LIMIT = 1 << 14
-"""Longest line that is handed on in one piece, in bytes."""
+"""Longest line that is passed on in one piece, in bytes."""
 
 
 def open_streams() -> None:
-    """Have the standard streams of this process, and have them take any text: what their encoding lacks is escaped."""
+    """Open the standard streams that are closed, and let all take any text: they escape what their encoding lacks."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # one that was closed: the next socket would have its number
+        pass  # fills a closed standard stream: otherwise the next socket would get its number
     os.close(descriptor)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # text of this process, which can be
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a text stream, which has it
 
 
 def print_into(descriptor: int) -> None:
-    """Have this process print, with all that it starts, into the pipe of an `Output`."""
+    """Redirect the output of this process, and of those that it starts, into the pipe of an `Output`."""
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     sys.stdout, sys.stderr = (
@@ -46,12 +44,13 @@ class Output:
         self._rest = b""
 
     def fileno(self) -> int:
-        """Ready when there is something to read."""
+        """Return the descriptor to read from, so that `wait` takes this object."""
         return self.reads
 
     def lines(self, last: bool = False) -> list[str]:
-        """Whole lines that have come; at the last, what is left too. Of a line that was written over again and again,
-        as a bar of progress is, what it is at its end.
+        """Return the whole lines that have come; with `last`, also the incomplete one that is left.
+
+        A line that is overwritten again and again, such as a progress bar, is returned in its last form.
         """
         with contextlib.suppress(BlockingIOError):
             for _ in range(PIECES):
@@ -63,13 +62,13 @@ class Output:
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
 
     def close(self) -> None:
-        """Read no more."""
+        """Close both ends of the pipe."""
         os.close(self.reads)
         os.close(self.writes)
 
 
 class Logs:
-    """A file for each role that prints: RUN/logs/replica-0.log.
+    """Log files of a run, one for each role that prints, such as RUN/logs/replica-0.log.
 
     Args:
         run: the run folder.
@@ -79,12 +78,12 @@ class Logs:
         self._folder = run / "logs"
 
     def kept(self) -> Iterator[tuple[str, list[str]]]:
-        """The roles that have printed, as their files are called, and what."""
+        """Yield the file name, without its ending, and the lines of each role that has printed."""
         for path in sorted(self._folder.glob("*.log")):
             yield path.stem, path.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def write(self, role: str, lines: list[str]) -> None:
-        """Write down what a role has printed.
+        """Append lines that a role has printed to its file.
 
         Raises:
             OSError: the folder is gone, or the disk is full.

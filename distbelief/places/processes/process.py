@@ -1,4 +1,4 @@
-"""Process of a local job: it takes its role, meets the others, plays it, and tells its supervisor how it ended."""
+"""Process of a job: it plays one role, and reports its records and its end to the supervisor."""
 
 from __future__ import annotations
 
@@ -77,15 +77,13 @@ from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
 TELL_SECONDS = 5.0
-"""Period in which a process tells what it has sent and received, beside at its end and when asked."""
+"""Period of reports on bytes sent and received; a process also reports them at its end and when asked."""
 WORD_SECONDS = 1.0
-"""Limit for the supervisor to say why one is gone whose link has ended."""
+"""Time for the supervisor to report the death of a role after the link to it has ended."""
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
-    """Play a role, in its first life or a later one; the process ends with status 0, or 1 after it has told its
-    supervisor why.
-    """
+    """Play an incarnation of a role; the process ends with status 0, or with 1 after it has reported the error."""
     channel = Channel(connection)
     try:
         _open(role, msgspec.msgpack.decode(spec, type=Opening))
@@ -110,7 +108,7 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
 
 
 def _open(role: str, opening: Opening) -> None:
-    """Have this process be where its supervisor is, and find its strategy."""
+    """Take over the surroundings of the supervisor, redirect the output and import the strategy."""
     enter(role, opening)
     if opening.output >= 0:
         output = os.open(f"/proc/{opening.supervisor}/fd/{opening.output}", os.O_WRONLY)
@@ -120,7 +118,7 @@ def _open(role: str, opening: Opening) -> None:
 
 
 def _traced(error: BaseException, script: str = "") -> str:
-    """The traceback of an error, without what called the user's script."""
+    """Return the traceback of an error, without the frames that called the user's script."""
     told = traceback.TracebackException.from_exception(error)
     begin = next((i for i, frame in enumerate(told.stack) if frame.filename == script), 0)
     told.stack = traceback.StackSummary.from_list(list(told.stack)[begin:])
@@ -128,24 +126,24 @@ def _traced(error: BaseException, script: str = "") -> str:
 
 
 def _place_in(script: str, named: str, error: BaseException) -> str:
-    """Return where in a user's script an error comes from: its name, and the line."""
+    """Return the place of an error in a user's script: the name of the script, and the line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
     lines += re.findall(rf'^  File "{re.escape(script)}", line (\d+)', worker_traceback(error), re.MULTILINE)
     return f"{named}, line {lines[-1]}" if lines else named
 
 
 def _watched(settings: Settings) -> set[str]:
-    """The roles that whoever starts the job starts, and whose deaths he tells of; guests are beside them."""
+    """Return the roles that the supervisor starts, and whose deaths it reports; guests are not among them."""
     return {*roles.replicas(settings.mesh), *roles.servers(settings.shards, 1), roles.EVALUATOR}
 
 
 class _Ends:
-    """The ends of links to the coordinator, held back until the supervisor has said why whoever it was is gone.
+    """Ends of links to the coordinator, held back until the supervisor has reported the reason.
 
     Args:
-        endpoint: of the coordinator, which a driver plays.
-        clock: beside it.
-        watched: the roles whose deaths the supervisor tells of.
+        endpoint: endpoint of the coordinator.
+        clock: its clock.
+        watched: the roles whose deaths the supervisor reports.
     """
 
     def __init__(self, endpoint: NetworkEndpoint, clock: WallClock, watched: Collection[str]) -> None:
@@ -170,9 +168,9 @@ class _Ends:
             self._deliver(self._held.pop(lost.sender))
 
     def explain(self, died: Died) -> None:
-        """Hold the end of a life no more, whose reason the coordinator is about to be told."""
+        """Drop the end of a link that is held back: the coordinator is about to get the report of this death."""
         held = self._held.get(died.role)
-        if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # a Lost
+        if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # it is a `Lost`
             del self._held[died.role]
 
 
@@ -180,10 +178,10 @@ class RoleProcess:
     """Process that plays one role.
 
     Args:
-        role, incarnation: the life that is played.
-        spec: all that it must know.
-        channel: to whoever has started it.
-        drive: makes the driver.
+        role, incarnation: the role, and its incarnation here.
+        spec: the values that it needs.
+        channel: channel to the supervisor.
+        drive: maker of the driver.
     """
 
     player: Shown | None = None
@@ -191,16 +189,16 @@ class RoleProcess:
     def __init__(
         self, role: str, incarnation: int, spec: Spec, channel: Channel, drive: Callable[..., Driver] = Driver
     ) -> None:
-        # paths are of the folder of the command, wherever a script goes
+        # paths are relative to the folder of the command, and a script may change the folder
         run, begin = (path and os.path.abspath(path) for path in (spec.run, spec.init_from))
         spec = msgspec.structs.replace(spec, run=run, init_from=begin)
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
-        """Ledgers of all carriers of its role."""
+        """Byte counts of all endpoints of its role."""
         self._ends: _Ends | None = None
         self._in_memory = ""
-        """Sentence about a split model that was built in memory."""
+        """Sentence for the record of the split, if the model was built in memory."""
         self.clock = WallClock(self.endpoint)
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
         self.driver = drive(self.clock, self._note, lasts=spec.settings.restarts > 0)
@@ -209,7 +207,7 @@ class RoleProcess:
 
     @property
     def strategy(self) -> Strategy:
-        """Return how its job trains."""
+        """Return the strategy of its job."""
         return by_name(self.spec.strategy)
 
     def play(self) -> None:
@@ -239,7 +237,7 @@ class RoleProcess:
         if self.spec.transport == "shared":
             return self.endpoint.listen(again)
         where = listen_at(self.spec.bind, self.role)
-        if again:  # at the port that it had
+        if again:  # a later incarnation of the coordinator keeps its port
             where = f"{where.rpartition(':')[0]}:{again.rpartition(':')[2]}"
         try:
             return self.endpoint.listen(where, self.spec.advertise)
@@ -252,7 +250,7 @@ class RoleProcess:
             raise
 
     def _another(self) -> tuple[NetworkEndpoint, str]:
-        """An endpoint between hosts beside the one that the driver has, and where it listens."""
+        """Open another endpoint, for links between hosts; return it and its address."""
         spec = self.spec
         endpoint = self._endpoint()
         if spec.identity:
@@ -263,7 +261,7 @@ class RoleProcess:
         return endpoint, endpoint.listen(where, self.spec.advertise)
 
     def _meet(self) -> None:
-        """Wait until the supervisor tells where the coordinator listens."""
+        """Wait until the supervisor sends the address of the coordinator."""
         while True:
             word = self.channel.hear()
             if isinstance(word, Listening):
@@ -276,10 +274,10 @@ class RoleProcess:
         self._note(time.monotonic(), self.role, record)
 
     def _note(self, moment: float, role: str, record: Record) -> None:
-        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # a Record of any kind; a Noted names all kinds
+        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # any Record; `Noted` lists all kinds
 
     def tell_bytes(self) -> None:
-        """Tell what its carriers have counted since it last did."""
+        """Report the bytes that its endpoints have counted since the last report."""
         for traffic in self.traffic:
             if (counted := traffic.tell(self.role)) is not None:
                 self._tell(counted)
@@ -288,7 +286,7 @@ class RoleProcess:
         self.tell_bytes()
         self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
 
-    # machines
+    # roles that are state machines
 
     def _play_coordinator(self) -> None:
         spec = self.spec
@@ -348,7 +346,7 @@ class RoleProcess:
         )
 
     def _play_server(self) -> None:
-        """Be a shard, or the standby of one until it is the shard."""
+        """Play a shard, or a standby that may become its shard."""
         index = roles.index_of(self.role)
         if roles.kind(self.role) is roles.Kind.STANDBY:
             self.player = standby = self._cast.servers.standby(index, self._cast.slice, self.incarnation)
@@ -364,7 +362,7 @@ class RoleProcess:
         self.driver.run()
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
-        """Go on as a shard, with a standby's memory."""
+        """Go on as a shard that a standby has become."""
         self.role, self.incarnation, self.player = role, incarnation, shard
         self.spec = msgspec.structs.replace(self.spec, identity=self.spec.successor)
         name_process(role)
@@ -377,7 +375,7 @@ class RoleProcess:
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
 
     def _shard(self, index: int) -> Shard | OwnedShard:
-        """The machine of a shard, in memory of its own or in that which its replicas update themselves."""
+        """Return the machine of a shard, in its own memory or in the memory that replicas update themselves."""
         make = self._cast.servers.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
@@ -426,17 +424,17 @@ class RoleProcess:
         self.channel.say(Listening(""))
         loop.run()
 
-    # stories
+    # roles that are generators
 
     def _play_story(self) -> None:
-        """Be a replica, a partition of one, or the evaluator."""
+        """Play a replica, a partition of one, or the evaluator."""
         split = self.spec.settings.partitions > 1
         if roles.is_replica(self.role):
             part = self._cast.replica(self.role, self.incarnation, self._stage())
             if split:
                 self._tell(records.PartBuilt(self.role, len(roles.replicas(self.spec.settings.mesh))))
         else:
-            if split:  # the model may be larger than what a process may have
+            if split:  # the model may be larger than the memory of one process
                 self.endpoint.zeros = zeros_on_disk
             part = self._cast.evaluator(self.incarnation, self._stage())
         self.player, store = part.player, CheckpointStore(self.spec.run)
@@ -446,8 +444,9 @@ class RoleProcess:
         self.driver.run()
 
     def _reaching(self, part: PlayedRole, flat: FlatModule | None) -> PlayedRole:
-        """A replica's part, that reaches shards in memory where its path is the direct one; with a model that may
-        compute there. A script's own is copied from there instead: it keeps its model, and may write to it.
+        """Return a replica's part, which on the direct path reaches the shards in memory, where its model may compute.
+
+        The model of a script is a copy of that memory: the script keeps its model, and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
@@ -457,7 +456,7 @@ class RoleProcess:
 
         def reach(plan: Plan, arena: Arena) -> None:
             attach(plan, arena)
-            if plan.models > 1:  # the shards make the updates of several
+            if plan.models > 1:  # only the shards can update several models
                 if self.spec.direct_asked:
                     raise UsageError(
                         "--path direct: the script has several models, whose updates the shards make; leave it off"
@@ -505,9 +504,9 @@ class RoleProcess:
 
     @property
     def _memory(self) -> Memory | None:
-        """Return the memory that processes share, where replicas compute on it.
+        """Return the memory that processes share if replicas compute on it.
 
-        A script keeps its model, and a device has its own; those are sent what others hold.
+        A script keeps its own model, and a device has its own memory: these get the parameters in messages.
         """
         spec = self.spec
         sent = self._cast.players.servers is not None and bool(spec.script or spec.device != "cpu")
@@ -515,16 +514,17 @@ class RoleProcess:
 
     @property
     def _common(self) -> Memory | None:
-        """The memory of the job, where there is any."""
+        """Return the shared memory of the job, if it has any."""
         return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
 
     def _descriptor(self, descriptor: int) -> int:
-        """Open memory of the supervisor's."""
+        """Open memory of the supervisor by its descriptor there."""
         return os.open(f"/proc/{self.spec.supervisor}/fd/{descriptor}", os.O_RDWR)
 
     def _share(self, memory: int, length: int) -> torch.Tensor:
-        """So many bytes of memory of the supervisor's. The descriptor stays open: with any that a process closes, its
-        locks on that file are gone.
+        """Return the first `length` bytes of memory of the supervisor.
+
+        The descriptor stays open: when a process closes any descriptor of a file, it loses its locks on that file.
         """
         descriptor = self._descriptor(memory)
         if os.fstat(descriptor).st_size < length:
@@ -536,7 +536,7 @@ class RoleProcess:
         return Padding(spec.compute, number, spec.settings.seed) if spec.compute else None
 
     def _slowed(self) -> Callable[[Computed], Computed]:
-        """Sleeps after each step as the cluster's compute model has it, and says what it took then."""
+        """Return a function that sleeps after a step as the compute model demands, and adds the time to the step."""
         padding = self._padding()
 
         def sleep(computed: Computed) -> Computed:
@@ -549,7 +549,10 @@ class RoleProcess:
         return sleep
 
     def _works(self) -> Callable[[float, bool, Callable[[bool], None]], bool]:
-        """Sleeps before a partition computes a share of a step, by what it has computed since it last did."""
+        """Return a function that sleeps before a partition computes a share of a step, as the compute model demands.
+
+        It deducts the time that the partition has computed since the last sleep.
+        """
         padding, worked = self._padding(), 0.0
 
         def work(share: float, begins: bool, _: Callable[[bool], None]) -> bool:
@@ -562,7 +565,7 @@ class RoleProcess:
         return work
 
     def _timed(self, compute: Compute) -> Compute:
-        """Have a step take its time here, with the links carried meanwhile where that needs somebody."""
+        """Return a step that sleeps as the compute model demands; a pump serves the links meanwhile if they need it."""
         slowed, pump = self._slowed(), self.pump()
 
         def step(batch: Batch, answer: Answer) -> Computed:
@@ -575,22 +578,20 @@ class RoleProcess:
 
     @property
     def _number(self) -> int:
-        """Number of this process among those that compute gradients, which take devices in turn."""
+        """Return the number of this process among those that compute gradients: they take devices in turn."""
         return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
 
     def _device(self) -> torch.device:
-        """Return where this process computes; torch's current device from here on, as a script's `device="cuda"` means
-        it.
-        """
+        """Return the device of this process, and make it torch's current one: `device="cuda"` in a script means it."""
         device = placed(self.spec.device, self._number)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         return device
 
     def _model(self, role: str) -> nn.Module:
-        """Make the model with which a role begins: in files where it may be larger than what a process may have."""
+        """Make the initial model of a role: on disk if it may be larger than the memory of one process."""
         settings, task = self.spec.settings, self._cast.task
-        if role == roles.EVALUATOR:  # which fetches what it measures
+        if role == roles.EVALUATOR:  # it fetches the parameters that it measures
             split = settings.partitions > 1
             return build_on_disk(task, settings.seed).model if split else build_model(task, settings.seed, "cpu")
         self._device()
@@ -603,7 +604,7 @@ class RoleProcess:
         return model
 
     def _graph(self, task: Task, model: nn.Module) -> SplitGraph:
-        """Split the model; the first process of the first replica tells how."""
+        """Split the model; the first process of the first replica reports the split."""
 
         def tell(parted: Parted) -> None:
             self._tell(msgspec.structs.replace(parted, told=parted.told + self._in_memory))
@@ -612,7 +613,7 @@ class RoleProcess:
         return split_graph(task, model, self.spec.settings, tell if first else None)
 
     def pump(self) -> Pump | None:
-        """Over a network, a fetch in flight needs somebody who carries it while a step computes."""
+        """Return a thread that serves the links while a step computes, if a prefetch over a network needs it."""
         return (
             Pump(self.endpoint)
             if self.spec.transport == "tcp" and self.spec.settings.strategy.pushing.prefetch
@@ -620,7 +621,7 @@ class RoleProcess:
         )
 
     def _run_script(self) -> None:
-        """Run the user's own script, with this replica for it to join."""
+        """Run the user's own script, which joins this replica."""
         self._meet()
         torch.manual_seed(self.spec.settings.seed)
         loop.current = self.scripted()
@@ -639,7 +640,7 @@ class RoleProcess:
             end_main()
 
     def scripted(self) -> loop.Replica:
-        """Return this replica, as the user's own loop drives it."""
+        """Return this replica in the form that the user's own loop drives."""
         spec, device, padding = self.spec, self._device(), self._padding()
         stage = ScriptStage(
             self.driver,
@@ -656,7 +657,7 @@ class RoleProcess:
         return loop.Replica(self.role, stage)
 
     def _fill(self, model: nn.Module) -> None:
-        """Give a model the weights that the job begins with, where they are named."""
+        """Load the initial weights of the job into a model, if it names any."""
         if self.spec.init_from:
             model.load_state_dict(load_weights(self.spec.init_from, layout_of(model)))
 
@@ -664,7 +665,7 @@ class RoleProcess:
         named, main = name_of(self.spec.script), sys.modules["__main__"]
         try:
             if main.__package__:
-                importlib.import_module(main.__package__)  # before what it holds, as python -m does
+                importlib.import_module(main.__package__)  # a package runs before its modules, as with python -m
             exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
         except SystemExit as end:
             if end.code not in (None, 0):
@@ -681,7 +682,7 @@ class RoleProcess:
             self._fail(TrainingError.__name__, f"{where}{',' * (where != named)} raised {what}", _traced(error, script))
 
     def _fail(self, kind: str, told: str, trace: str = "") -> NoReturn:
-        """Tell what the user's script has raised, and end."""
+        """Report the error of the user's script, and end this process."""
         done = loop.current is not None and loop.current.over
         self.channel.say(Failed(kind, f"{self.role}: {told}", trace, done))
         sys.exit(1)

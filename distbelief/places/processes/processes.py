@@ -1,6 +1,4 @@
-"""Processes of this machine as a place: each life of a role is one, started from a forkserver and heard through a
-channel.
-"""
+"""Processes of this machine: one for each incarnation of a role, started by a forkserver and connected by a channel."""
 
 from __future__ import annotations
 
@@ -27,82 +25,83 @@ if TYPE_CHECKING:
     from distbelief.places.processes.spec import Spec
 
 GRACE = 1.0
-"""Seconds that a process whose descriptors are closed may take to be gone."""
+"""Seconds that a process may take to end once its descriptors are closed."""
 
 
 BUSY = 0.05
-"""Part of the time that a process uses the processor for, where it is said to compute."""
+"""Least share of the time for which a process uses the processor if it counts as busy."""
 
 
 class Life(Protocol):
-    """One life of a role that was started, wherever it is."""
+    """Incarnation of a role that was started, on any host."""
 
     role: str
     incarnation: int
 
     @property
     def pid(self) -> int:
-        """Id of its process, on its host."""
+        """Return the id of its process, on its host."""
         ...
 
     def say(self, word: ChannelMessage) -> None:
-        """Say a word to it; nothing, where it has ended."""
+        """Send it a message; do nothing if it has ended."""
         ...
 
 
 class Child:
-    """One life of a role, in a process of its own."""
+    """Incarnation of a role in a process of this machine."""
 
     def __init__(
         self, role: str, incarnation: int, process: BaseProcess, connection: Connection, output: Output | None = None
     ) -> None:
         self.role, self.incarnation, self.process, self.channel = role, incarnation, process, Channel(connection)
         self.output = output
-        """Pipe that it prints into; None where that is what this process prints to."""
+        """Pipe into which it prints; None if it prints to the streams of this process."""
         self.open = True
         self.over = self.killed = False
-        """It has played its role to the end; it was told to end at once."""
+        """True once it has played its role to the end; true once this process has killed it."""
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Return its process id."""
         assert self.process.pid is not None  # it has been started
         return self.process.pid
 
     def say(self, word: ChannelMessage) -> None:
-        """Say a word to it; nothing, where it has ended."""
+        """Send it a message; do nothing if it has ended."""
         self.channel.say(word)
 
 
 class Hooks(NamedTuple):
-    """Callbacks of whoever runs a job for the place of its processes."""
+    """Callbacks for the place in which the processes of a job run."""
 
     spec: Callable[[str, int, int], bytes]
-    """Makes what the process of a life of a role must know, encoded; with the descriptor that takes what it prints, -1
-    where this process's own does.
+    """Maker of the encoded spec of a process, from its role, its incarnation and the descriptor of its output.
+
+    The descriptor is -1 if it prints to the streams of this process.
     """
     take: Callable[[Life, ChannelMessage], None]
-    """Is handed each word that one says."""
+    """Receiver of each message of a process."""
     happens: Callable[[Event], None]
-    """Is told what the supervisor is to know."""
+    """Receiver of events for the supervisor."""
     note: Callable[[str], None]
-    """Is told what the person who runs the job should read."""
+    """Receiver of notes for the person who runs the job."""
     printed: Callable[[Life, list[str]], None]
-    """Is handed what one prints."""
+    """Receiver of the lines that a process prints."""
     host_printed: Callable[[str, list[str]], None]
-    """Is handed a host's name, and what the program there that starts processes prints itself."""
+    """Receiver of a host's name, and of the lines that the program that starts processes there prints itself."""
     listens: bool
-    """True if what processes of this machine print is to be handed on, and not just printed."""
+    """True if the output of processes of this machine goes to `printed`, and not to the streams of this process."""
 
 
 class Processes:
-    """Starts the processes of a job, hands on what they say, tells how each has ended, and leaves none behind.
+    """Processes of a job on this machine: it starts them, passes on their messages and ends, and leaves none behind.
 
     Args:
-        spec: makes what the process of a life of a role must know, encoded.
-        take: is handed each word that one says.
-        happens: is told what the supervisor is to know.
-        printed: is handed what one prints; None where they print to what this process prints to.
+        spec: maker of the encoded spec of a process.
+        take: receiver of each message of a process.
+        happens: receiver of events for the supervisor.
+        printed: receiver of the lines that a process prints; None if they print to the streams of this process.
     """
 
     def __init__(
@@ -115,29 +114,29 @@ class Processes:
         self._spec, self._take, self._happens, self._printed = spec, take, happens, printed
         self._children: dict[tuple[str, int], Child] = {}
         self._used: dict[int, tuple[float, float]] = {}
-        """Moment when it was last asked for its processor time, and the time that it had, by process id."""
+        """Moment of the last look at `busy` and processor time until then, by process id."""
         self._memory_kills = limits.memory_kills()
-        """Processes killed for lack of memory whose reason is known."""
+        """Kills for lack of memory that are accounted for."""
 
     def open(self, woken: Connection) -> None:
-        """Be ready to start processes: of this machine, it is."""
+        """Prepare to start processes: nothing is needed on this machine."""
 
     def spec_for(self, role: str, spec: Spec) -> Spec:
-        """Return what the process of a role must know, where it is."""
+        """Return the spec of a role's process for the host on which it starts: the same one, on this machine."""
         return spec
 
     @classmethod
     def of(cls, hooks: Hooks) -> Processes:
-        """Those of a job."""
+        """Make the processes of a job, from the callbacks for them."""
         return cls(hooks.spec, hooks.take, hooks.happens, hooks.printed if hooks.listens else None)
 
     @property
     def children(self) -> list[Child]:
-        """Those that are there, in the order in which they were started."""
+        """Return the processes that have not ended, in the order in which they were started."""
         return list(self._children.values())
 
     def start(self, role: str, incarnation: int) -> None:
-        """Begin a life of a role; where the machine refuses, the supervisor is told so."""
+        """Start an incarnation of a role; report `Unable` to the supervisor if the machine refuses."""
         if how := forkserver.how_it_ended():
             self._happens(Unable(JobFailed(how)))
             return
@@ -159,19 +158,19 @@ class Processes:
         self._children[role, incarnation] = Child(role, incarnation, process, ours, output)
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of a role at once; nothing, where it has ended already."""
+        """Kill an incarnation of a role; do nothing if it has ended already."""
         if (child := self._children.get((role, incarnation))) is not None:
             child.killed = True
             child.process.kill()
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Say a word to the latest life of a role; nothing, where that has ended."""
+        """Send a message to the latest incarnation of a role; do nothing if it has ended."""
         lives = [incarnation for one, incarnation in self._children if one == role]
         if lives:
             self._children[role, max(lives)].channel.say(word)
 
     def rename(self, role: str, to: str, incarnation: int) -> bool:
-        """Have whoever plays a role play another from now on; whether anybody does."""
+        """Note that the process of a role now plays another role; return whether there is such a process."""
         child = next((child for child in self._children.values() if child.role == role), None)
         if child is None:
             return False
@@ -182,13 +181,13 @@ class Processes:
 
     @property
     def waitables(self) -> list[Any]:
-        """Return what is ready as soon as a process has said something or ended."""
+        """Return the objects to wait for: one is ready when a process has sent or printed something, or has ended."""
         connections = [child.channel.connection for child in self.children if child.open]
         printed = [child.output for child in self.children if child.output]
         return [*(child.process.sentinel for child in self.children), *connections, *printed]
 
     def look(self, ready: set[int]) -> None:
-        """Hand on what is said on connections that are ready (by id), and tell who has ended."""
+        """Pass on the messages of connections that are ready (by id), and the ends of processes."""
         for child in self.children:
             if id(child.output) in ready:
                 self._hear_printed(child)
@@ -214,7 +213,7 @@ class Processes:
             child.output = None
 
     def _take_end(self, child: Child) -> None:
-        """A process has ended: hear its last words, and tell how it did."""
+        """Pass on the last messages of a process that has ended, and the way in which it ended."""
         if child.open:
             child.channel.hear_all(partial(self._hear, child))
         _reap(child)
@@ -233,7 +232,7 @@ class Processes:
         self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
 
     def _lack(self, child: Child, status: int) -> str:
-        """Return that the kernel killed a process since memory ran out, where that is so, and what to do."""
+        """Return the reason and the remedy if the kernel killed a process since memory ran out; else ""."""
         if status != -signal.SIGKILL or child.killed or self._memory_kills >= limits.memory_kills():
             return ""
         self._memory_kills += 1
@@ -244,8 +243,9 @@ class Processes:
 
     @property
     def busy(self) -> set[str]:
-        """The roles whose processes, with all that these have started, compute: since this was last asked they have
-        used the processor.
+        """Return the roles whose processes have used the processor since the last look at this property.
+
+        The processes that they have started count too.
         """
         now, before = time.monotonic(), self._used
         self._used = {child.pid: (now, signals.processor_seconds(child.pid)) for child in self.children}
@@ -258,11 +258,11 @@ class Processes:
 
     @property
     def stopped(self) -> dict[str, int]:
-        """The roles whose processes are stopped by a signal, with their process ids."""
+        """Return the process ids of roles whose processes are stopped by a signal."""
         return {child.role: child.pid for child in self.children if signals.is_stopped(child.pid)}
 
     def close(self) -> None:
-        """Leave no process behind. They have nothing to do at such an end, and leave SIGTERM to this process."""
+        """Kill all processes. SIGTERM would not end them: they leave it to this process."""
         for child in self.children:
             child.process.kill()
         for child in self.children:
@@ -273,14 +273,14 @@ class Processes:
 
 
 def _reap(child: Child) -> None:
-    """Wait for a process to end, and end what it has started: a user's script is the first of a group of its own."""
+    """Wait for the end of a process, and kill those that it has started: a user's script leads its own group."""
     child.process.join()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def _play(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
-    """Play a role, in a process that the forkserver has begun; whoever asks for that need not import torch."""
-    from distbelief.places.processes.process import main
+    """Play a role in a process that the forkserver has started."""
+    from distbelief.places.processes.process import main  # here, since the supervisor need not import torch
 
     main(role, incarnation, spec, connection)

@@ -1,4 +1,4 @@
-"""One job on processes of this machine: they, their supervisor, and everybody who is told what happens."""
+"""Run of one job on processes: it connects the processes, their supervisor, the run folder and the display."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ if TYPE_CHECKING:
 
 DEADLINES = Deadlines()
 CROWD = 8
-"""More partitions than this for each core are said to take long."""
+"""Most partitions for each core without a note that they take long."""
 TICK = 1.0
-"""Seconds between two looks at the clock and at the processes."""
+"""Seconds between two looks at the run folder and the processes."""
 
 
 class Running:
-    """Carries events of processes, signals and time to the supervisor of a job, and does what that asks for."""
+    """Run of one job: it passes events of processes and signals to the supervisor, and carries out its effects."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class Running:
         self.status_server = status.StatusServer(folder, self._ask, self._state)
         self._looked = 0.0
         self._address = ""
-        """Address where the coordinator listens, or did last."""
+        """Present or last address of the coordinator."""
         self._known = 0
-        """Records that the coordinator's lives have made."""
+        """Number of records from all incarnations of the coordinator."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        # last, when nothing is left that fails: `close` gives them back
+        # last, when nothing can fail any more: only `close` closes these descriptors
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
@@ -121,7 +121,7 @@ class Running:
         )
 
     def run(self, woken: Connection) -> Json:
-        """Start, watch and end the job; a word on `woken` is a signal that came."""
+        """Start, watch and end the job; each message on `woken` is a signal that came."""
         supervisor = self.supervisor
         try:
             self._start(woken)
@@ -132,7 +132,7 @@ class Running:
             raise
         finally:
             self.close()
-        if self._logs and not self.attempt.begun:  # such a run leaves no folder
+        if self._logs and not self.attempt.begun:  # its folder goes: show its logs
             for role, lines in self._logs.kept():
                 self.attempt.live.print_of(role, lines)
         self._keep_folder()
@@ -145,7 +145,7 @@ class Running:
         return result
 
     def close(self) -> None:
-        """Leave nothing behind: no process, no socket, no memory."""
+        """End every process, and close every socket and memory."""
         self.processes.close()
         self.status_server.close()
         if self._join_server:
@@ -154,13 +154,13 @@ class Running:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    # starting
+    # start
 
     def _start(self, woken: Connection) -> None:
-        """Start every process; a Ctrl-C is acted on before the rest is started."""
+        """Start every process, unless Ctrl-C or a failure comes first."""
         self.processes.open(woken)
         if self.cluster.encrypted:
-            from distbelief.places.join.authority import Authority  # with what it encrypts by
+            from distbelief.places.join.authority import Authority  # it imports a cryptography package
 
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.attempt.folder:
@@ -187,7 +187,7 @@ class Running:
             carry_out(self.processes, effect)
 
     def _tell_crowd(self) -> None:
-        """Say why nothing may happen for long, where the cores of this machine have many partitions each."""
+        """Note that the job may seem idle for long, if each core of this machine has many partitions."""
         if self.settings.partitions == 1 or not isinstance(self.processes, Processes):
             return
         count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
@@ -198,7 +198,7 @@ class Running:
             )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
-        """Return what the process of a role must know."""
+        """Return the encoded spec of a role's process."""
         told = msgspec.structs.replace(self._told, forkserver=forkserver.pid(), output=output)
         own = self.processes.spec_for(role, told)
         if role == roles.COORDINATOR and incarnation:
@@ -210,7 +210,7 @@ class Running:
         return msgspec.msgpack.encode(own)
 
     def _printed(self, life: Life, lines: list[str]) -> None:
-        """Keep what a role prints in its file, or show it with the name of the role before each line."""
+        """Write the output of a role to its log file, or show it with the role's name before each line."""
         try:
             if self._logs:
                 self._logs.write(life.role, lines)
@@ -225,7 +225,7 @@ class Running:
         self.attempt.record(time.monotonic(), roles.SUPERVISOR, records.Note(text))
 
     def _admit(self, guests: Guests, request: JoinRequest) -> JoinAnswer:
-        """Return what a guest is told who holds the ticket; called by threads of the join server."""
+        """Return the answer to a guest that holds the ticket; threads of the join server call this."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
             return JoinRefusal(*(refusal or ("its coordinator is about to come again", True)))
@@ -244,10 +244,10 @@ class Running:
         spec = msgspec.msgpack.encode(spec_of_guest(self._told, identity))
         return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
-    # watching
+    # watch
 
     def _watch(self, woken: Connection) -> None:
-        """Wait for words, ends and signals, and act on them."""
+        """Wait for messages, ends of processes and signals, and act on them."""
         asked = self.status_server.listener
         waiting = [woken, *([asked] if asked else []), *self.processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, min(TICK, self.status_server.due))))
@@ -258,7 +258,7 @@ class Running:
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        """Now and then: look whether the run folder is there, how the shards stand, and who is stopped."""
+        """Check the run folder, ask the shards for their standing and look for stopped processes, once a tick."""
         if now < self._looked + TICK:
             return
         self._looked = now
@@ -270,7 +270,7 @@ class Running:
         self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
 
     def _keep_folder(self) -> None:
-        """See to it that the run folder is there; without one the job fails."""
+        """Keep the run folder in place; the job fails if it is gone and cannot be made again."""
         try:
             if self.attempt.keep_folder(time.monotonic()):
                 self.supervisor.explanation.checkpoint = 0
@@ -278,7 +278,7 @@ class Running:
             self._happens(Unable(error))
 
     def _ask(self) -> int:
-        """Ask every process how it stands; returns how many were asked."""
+        """Ask every process for its standing; return the number of processes."""
         children = self.processes.children
         for child in children:
             child.say(Ask())
@@ -289,11 +289,11 @@ class Running:
         return status.state(children, said, self.attempt.recorder.summary)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
-        """Take a word of a process; how it stands answers us, and is no sign that the job goes on."""
+        """Handle a message of a process. A standing only answers a question: it is no sign of progress."""
         if isinstance(word, Standing):
             self.status_server.take(word)
             self.attempt.live.stands(word.role, word.facts)
-        elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no such sign either
+        elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no sign of progress either
             self.attempt.record(word.moment, word.role, word.record)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR
@@ -307,7 +307,7 @@ class Running:
             self._happens(Said(child.role, child.incarnation, word))
 
     def _happens(self, event: Event) -> None:
-        """Tell the supervisor, and do what it asks for."""
+        """Pass an event to the supervisor, and carry out its effects."""
         if isinstance(event, Ended) and event.role == roles.COORDINATOR:
             whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
             event = msgspec.structs.replace(event, resumable=whole)
@@ -324,12 +324,12 @@ class Running:
 
 
 def _names(record: records.Succeeded) -> tuple[str, str, int]:
-    """Return who plays another from now on, and which life of that."""
+    """Return the standby that becomes a shard, the shard, and the incarnation of it."""
     return record.standby, record.role, record.incarnation
 
 
 def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
-    """Return what the processes of a job are told, but for what each proves itself with and what memory they share."""
+    """Return the spec of all processes of a job, without the identity of each and the memory that they share."""
     job, settings = attempt.job, attempt.settings
     return Spec(
         job=secrets.token_hex(16),
@@ -359,8 +359,9 @@ def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluato
 
 
 def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
-    """Return what a replica on another machine is told: of the job, and nothing of this machine. What a script is
-    called here is not its affair.
+    """Return the spec of a replica on another machine: the values of the job, and none of this machine.
+
+    The name of a script here is none of them.
     """
     of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
     return Spec(**of_job, identity=identity, evaluator=False)

@@ -1,4 +1,4 @@
-"""A user's script: a file, or a module of a package by its name, as `python -m` has it."""
+"""A user's script: a file, or a module that is named as for `python -m`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from distbelief.errors import UsageError
 
 MODULE = "-m"
-"""The word before the name of a module."""
+"""Option before the name of a module."""
 
 
 def is_module(script: list[str]) -> bool:
@@ -20,7 +20,7 @@ def is_module(script: list[str]) -> bool:
 
 
 def name_of(script: list[str]) -> str:
-    """Return what a script is called, without its arguments.
+    """Return the name of a script, without its arguments.
 
     >>> name_of(["train.py", "--lr", "1"]), name_of(["-m", "package.train", "--lr", "1"])
     ('train.py', '-m package.train')
@@ -29,7 +29,7 @@ def name_of(script: list[str]) -> str:
 
 
 def file_of(script: list[str]) -> str:
-    """The file that is run, absolute.
+    """Return the absolute path of the file that is run.
 
     Raises:
         UsageError: there is no such module.
@@ -38,10 +38,10 @@ def file_of(script: list[str]) -> str:
 
 
 def check_file(script: list[str]) -> None:
-    """Refuse a script that is not there, or that Python does not run.
+    """Refuse a script that does not exist, or that Python cannot run.
 
     Raises:
-        UsageError: with what to name instead.
+        UsageError: naming the remedy.
     """
     name = script[0]
     if script == [MODULE]:
@@ -56,8 +56,9 @@ def check_file(script: list[str]) -> None:
 
 
 def module_spec(name: str) -> ModuleSpec:
-    """Return how a module is run, of the working folder or of what is installed. Nothing is imported: the code of its
-    packages is for the replicas.
+    """Return the import spec of a module in the working folder, or of an installed one.
+
+    Nothing is imported: only the replicas run the code of its packages.
 
     Raises:
         UsageError: there is no such module.
@@ -67,10 +68,10 @@ def module_spec(name: str) -> ModuleSpec:
         raise UsageError(f"{MODULE} {name}: takes the name of a module, not of a file: {MODULE} {module}, or {name}")
     parts, places, origin = name.split("."), [os.getcwd(), *sys.path], None
     for at, part in enumerate(parts):
-        # by its last name alone: that of a package in another would have the other imported
+        # part by part: `find_spec` of a dotted name would import the outer package
         spec = PathFinder.find_spec(part, places) if part.isidentifier() else None
         if spec is None and not at and part.isidentifier():
-            spec = importlib.util.find_spec(part)  # an editable installation has a finder of its own
+            spec = importlib.util.find_spec(part)  # an editable installation has its own finder
         if spec is None:
             within = ".".join(parts[:at]) if at else f"{os.getcwd()}, nor among what is installed"
             raise UsageError(f"{MODULE} {name}: there is no module {part!r} in {within}; name it as python -m does")
@@ -84,7 +85,7 @@ def module_spec(name: str) -> ModuleSpec:
 
 
 def hint(script: list[str], error: BaseException) -> str:
-    """Return what to do where a file of a package was run by itself and imports its neighbours; else ""."""
+    """Return the remedy if a file of a package was run by itself and imports its neighbours; else ""."""
     if is_module(script) or "no known parent package" not in str(error):
         return ""
     file = Path(script[0]).resolve()

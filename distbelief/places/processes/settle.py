@@ -1,6 +1,4 @@
-"""Settling of a job's process: its title, its threads, the signals it leaves to its supervisor, and that it outlives
-nobody.
-"""
+"""Setup of a job's process: its title, threads, memory and signals; and its end, once its supervisor has ended."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 """Free memory that a process keeps for its next step."""
 MAPPED_BYTES = 32 << 20
-"""From how many bytes on a tensor is memory of its own, given back when it is freed; glibc takes no more."""
+"""Least bytes of a tensor that gets its own mapping, which is returned when it is freed: the most that glibc allows."""
 
 
 def enter(role: str, surroundings: Surroundings) -> None:
-    """Have this process be where the one is that has it started, and end with it."""
+    """Give this process the folder, environment and paths of its supervisor, and let it end with the supervisor."""
     settle_process(role, surroundings.threads, surroundings.supervisor, surroundings.forkserver)
     os.chdir(surroundings.directory)
     os.environb.clear()
@@ -44,12 +42,13 @@ def enter(role: str, surroundings: Surroundings) -> None:
 
 
 def settle_process(role: str, threads: int, *above: int) -> None:
-    """Give this process its title and its threads, leave signals to the supervisor, and end as soon as one of the
-    processes above it has ended. What a user's code starts from here is started as it would be without us.
+    """Set up the title, threads and signals of this process; it ends as soon as one of the processes above it ends.
+
+    Processes that a user's code starts from here start as they would from any Python program.
     """
     name_process(role)
     open_streams()
-    multiprocessing.set_start_method(None, force=True)  # the platform's: a process of a forkserver inherits that one
+    multiprocessing.set_start_method(None, force=True)  # the platform's: it would inherit "forkserver"
     share_descriptors()
     _leave_signals()
     torch.set_num_threads(threads)
@@ -59,68 +58,68 @@ def settle_process(role: str, threads: int, *above: int) -> None:
     except ProcessLookupError:
         raise SystemExit(1) from None
     _watch(*descriptors)
-    # a worker that a user's code forks holds our links open: it ends with this process, as with those above
+    # a worker that a user's code forks keeps the links of this process open: it must end with it, and with those above
     os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))
 
 
 def as_main(script: list[str], role: str) -> None:
-    """Have a user's script (its file or module, and its arguments) find what it would as the main program of this
-    process, which plays a role: its module, which its workers may import, its arguments, its folder, and output by
-    lines.
+    """Prepare this process to run a user's script as its main program.
+
+    The script finds its module, which its workers may import, its arguments and its folder. Output is by lines.
     """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = file_of(script)
     if is_module(script):
-        spec = module_spec(script[1])  # a spawned worker finds it by its name, and any other script by its file
+        spec = module_spec(script[1])  # a spawned worker finds a module by its name, and any other script by its file
         vars(main).update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader)
         sys.argv[:] = [main.__file__, *script[2:]]
     else:
         sys.argv[:] = script
         sys.path.insert(0, str(Path(script[0]).resolve().parent))
     multiprocessing.current_process().name = "MainProcess"
-    os.setpgid(0, 0)  # with all that the script starts, which ends with it, whatever program that has become
+    os.setpgid(0, 0)  # whatever the script starts is in this group, and ends with it, even after an exec
     os.environ[PLAYED] = role
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # text of this process, which can be
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # a text stream, which has it
 
 
 def end_main() -> None:
-    """Have a user's script end as the main program of a process does: its threads first, then what it has registered
-    for its end, then what it holds, so that its files are written out.
+    """End a user's script as the main program of a process ends, so that its files are written.
+
+    Its threads end first, then its exit functions run, then its objects are deleted.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing calls it: a pool's threads end for nothing else
+    threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing calls it too: nothing else ends the threads of a pool
     atexit._run_exitfuncs()
     vars(sys.modules["__main__"]).clear()
     gc.collect()
 
 
 def _watch(*above: int) -> None:
-    """Have this process end as soon as one of others (by descriptor) has ended."""
+    """Watch other processes (by descriptor) in a thread: this process ends as soon as one of them ends."""
     threading.Thread(target=_outlive_nobody, args=above, daemon=True).start()
 
 
 def _leave_signals() -> None:
-    """Leave to the supervisor what is sent to the whole terminal or group. The forkserver was begun with them
-    blocked.
-    """
+    """Leave to the supervisor the signals that reach a whole terminal or group; they are blocked until here."""
     own = os.getpid()
 
     def leave(number: int, _: object) -> None:
-        if os.getpid() != own:  # what a user's code has forked from this process ends as any other does
+        if os.getpid() != own:  # a process that a user's code has forked ends as any other does
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     for number in LEFT:
         signal.signal(number, signal.SIG_IGN)
-    # ignored, it would be so in every program that a user's code starts, and nobody could end these
+    # handled, not ignored: programs that a user's code starts would inherit that, and could not be ended
     signal.signal(signal.SIGTERM, leave)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
 
 
 def _keep_memory() -> None:
-    """Keep what a step frees for the next one: giving it back and having it anew, page by page, took a sixth of a step
-    of LeNet.
+    """Keep memory that a step frees for the next step.
+
+    Without this, LeNet spends a sixth of a step on returning memory to the system and getting it again.
     """
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -129,19 +128,19 @@ def _keep_memory() -> None:
 
 
 def title_of(role: str) -> str:
-    """Return what the process that plays a role is called."""
+    """Return the title of the process that plays a role."""
     return f"distbelief: {role}"
 
 
 def name_process(role: str) -> None:
-    """Have this process called by its role."""
+    """Set the title of this process to its role."""
     import setproctitle
 
     setproctitle.setproctitle(title_of(role))
 
 
 def _outlive_nobody(*above: int) -> None:
-    """End this process at once when one of others has ended, however it did."""
+    """Wait until one of other processes (by descriptor) has ended, and end this process at once."""
     poll = select.poll()
     for descriptor in above:
         poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Spec of a local job's process: everything that it must know to play its role."""
+"""Spec of a job's process: all values that it needs to play its role."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from distbelief.transport.secure import Identity
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Surroundings in which a process is to work as if it were the one that has it started."""
+    """Surroundings that a process takes over from its supervisor."""
 
     threads: int = 1
     supervisor: int = 0
-    """Process id of the one that has it started; nobody outlives it."""
+    """Process id of the supervisor; the process ends with it."""
     forkserver: int = 0
-    """Process id of the forkserver; nobody outlives it either: who it has started, it alone can wait for."""
+    """Process id of the forkserver; the process ends with it, since only the forkserver can collect its exit status."""
     path: list[str] = []
     directory: str = ""
     environment: dict[bytes, bytes] = {}
-    """All of the supervisor's: a process is forked from a forkserver, whose environment is of the moment when that was
-    started, and what a user's model, data and libraries read of theirs (paths, CUDA_VISIBLE_DEVICES, tokens) nobody
-    here can know. It goes no further than this machine, over the pipe that starts the process.
+    """All environment variables of the supervisor.
+
+    The forkserver has those of the moment when it was started. A user's model, data and libraries may read any of them
+    (paths, CUDA_VISIBLE_DEVICES, tokens). They stay on this machine: the pipe that starts the process carries them.
     """
 
 
 class Opening(Surroundings, frozen=True, kw_only=True):
-    """Part that a process must know before it can read the rest, which may be of classes that it is to import."""
+    """Part of a spec that a process reads first: the rest may need classes that it must import before."""
 
     strategy: str
     """Name of the strategy."""
     output: int = -1
-    """A descriptor of the supervisor's that takes what the process prints; -1: what this one prints to does."""
+    """The supervisor's descriptor of the pipe for the output of the process; -1 if it prints as the supervisor does."""
 
 
 class Spec(Opening, frozen=True, kw_only=True):
-    """Everything that a process must know to play its role."""
+    """All values that a process needs to play its role."""
 
     job: str
     task: str
@@ -50,28 +51,28 @@ class Spec(Opening, frozen=True, kw_only=True):
     insecure: bool
     compute: ComputeModel | None = None
     identity: Identity | None = None
-    """Proof of this role, where links are TLS."""
+    """Certificate and key of this role if links use TLS."""
     successor: Identity | None = None
-    """Proof of a standby when it is its shard."""
+    """Certificate and key of a standby once it has become its shard."""
     run: str = ""
     start: StartingPoint = ANEW
     init_from: str | None = None
     memory: int = -1
     """The supervisor's descriptor of the memory that replicas read or update themselves; -1 for none."""
     direct: bool = False
-    """True if replicas update it themselves."""
+    """True if replicas update that memory themselves."""
     direct_asked: bool = False
-    """True if they were told to, and not only may."""
+    """True if the user asked for the direct path, and it was not chosen by default."""
     crossings: int = -1
-    """Descriptor of the memory through which partitions give each other what crosses; -1 where they send it."""
+    """The supervisor's descriptor of the memory by which partitions exchange tensors; -1 if they send them."""
     columns: tuple[int, ...] = ()
-    """Those of the memory in which partitions, from the second on, add up gradients with those of other replicas."""
+    """The supervisor's descriptors of memory in which partitions sum gradients across replicas, from partition 1 on."""
     script: list[str] = []
-    """The user's own script and its arguments; empty where a task is trained."""
+    """The user's own script and its arguments; empty if a task is trained."""
     evaluator: bool = True
     journal: tuple[int, ...] = ()
-    """The supervisor's descriptors of the coordinator's journal; none where it does not come again."""
+    """The supervisor's descriptors of the coordinator's journal; empty if the coordinator is not started again."""
     listen: str = ""
-    """Address where a coordinator that comes again listens, as before; "" for one that has not."""
+    """Earlier address of a coordinator that is started again, at which it listens again; else ""."""
     known: int = 0
-    """Records of its journal that the supervisor has."""
+    """Number of records of its journal that the supervisor has."""

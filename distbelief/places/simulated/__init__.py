@@ -1,1 +1,1 @@
-"""A virtual cluster: the same roles on a simulated clock."""
+"""Virtual cluster: the roles of a job on a simulated clock."""

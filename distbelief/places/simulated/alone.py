@@ -1,6 +1,4 @@
-"""One run of a simulated job that one process plays: a loop on one virtual machine, with the step times of the compute
-model and nobody to talk to.
-"""
+"""Simulation of a job in a single process: a loop on one virtual machine, without messages."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ from distbelief.strategies.context import LoopContext, LoopSteps
 
 
 class Alone:
-    """A simulation of a loop; a step takes what the compute model says, and the time of the update that it ends with.
+    """Simulation of a loop; a step takes the time that the compute model draws, and that of its update.
 
     Args:
-        attempt: of the job; takes the records, and knows where to go on.
-        stopwatch: of its steps.
-        costs: of its updates.
-        clock: of the simulation.
-        stopped: says, after each step, why the loop is to end; None while it is not.
-        computes: whether anything is computed; else only time passes.
+        attempt: attempt at the job; it takes the records, and has the starting point.
+        stopwatch: draws of step times.
+        costs: costs of the updates.
+        clock: clock of the simulation.
+        stopped: called after each step; returns the reason to end the loop, or None to go on.
+        computes: whether steps are computed; otherwise only time passes.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Alone:
             torch.set_num_threads(threads)
 
     def _timed(self, steps: LoopSteps) -> LoopSteps:
-        """The steps of the loop, on simulated time; of a phantom, only the time."""
+        """Return the steps of the loop on simulated time; without `computes`, time passes and nothing else."""
         clock, seconds = self._clock, self._message_costs.update(steps.trained)
         counted = phantom(steps.samples, self._attempt.settings.batch_size)
 

@@ -1,6 +1,4 @@
-"""Handling of messages by the roles of a simulated cluster: seconds for each, and for the bytes that are read and
-written because of it.
-"""
+"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that it makes a role touch."""
 
 from __future__ import annotations
 
@@ -27,25 +25,24 @@ STATES = {
     "nadam": 2, "radam": 2,
     "adamax": 2, "lars": 1, "lamb": 2,
 }  # fmt: skip
-"""Vectors that an optimizer keeps beside the parameters."""
+"""Number of vectors that an optimizer keeps besides the parameters."""
 
 
 class Handling(CheckedStruct, frozen=True):
-    """Cost to a role of taking a message, and of touching the bytes that it is about.
+    """Cost to a role of receiving a message, and of touching the bytes that it concerns.
 
-    The defaults are what `python -m benchmarks wire` measured on two cores: a push of 4 kB took 30 us there and back,
-    which are two messages (6 us) and two waits to be woken (8 us, the latency of a link within a host); to update or
-    to copy 64 MB
-    took 4.6 to 5.1 ms, in which 128 MB are touched.
+    The defaults were measured with `python -m benchmarks wire` on two cores. A round trip with a push of 4 kB took
+    30 us: two messages (6 us each) and two wake-ups (8 us each, the latency of a link within a host). An update or a
+    copy of 64 MB touches 128 MB, and took 4.6 to 5.1 ms.
     """
 
     message: float = 6e-6
-    """Seconds for each message that a role takes: the waking, the reading and the answering."""
+    """Seconds for each message that a role receives: to wake, to read it and to answer."""
     memory: float = 26e9
-    """Bytes a second that are read or written; a vector that is read and written counts once."""
+    """Bytes that are read or written in a second; a vector that is read and written counts once."""
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Refuse impossible values.
 
         Raises:
             UsageError: naming the value.
@@ -57,16 +54,16 @@ class Handling(CheckedStruct, frozen=True):
 
     @property
     def addition(self) -> float:
-        """Seconds for each byte of a vector that is added to another."""
+        """Return the seconds for each byte of a vector that is added to another."""
         return 2 / self.memory
 
 
 INSTANT = Handling(0.0, math.inf)
-"""Messages that cost nobody any time."""
+"""Handling that takes no time."""
 
 
 def touched(command: operations.AnyCommand) -> int:
-    """Return how many vectors an operation reads or writes.
+    """Return the number of vectors that an operation reads or writes.
 
     >>> touched(operations.Dots((("s", "s"), ("s", "y")))), touched(operations.Combine(((1.0, "g"), (2.0, "s")), "d"))
     (2, 3)
@@ -90,12 +87,12 @@ class HandlingCosts:
     """Costs of one role's messages.
 
     Args:
-        handling: of the cluster.
-        settings: of the job.
-        length: bytes of the slice that it holds, of a shard or its standby.
-        adds: whether additions of pieces of an all-reduce are counted here, and not by the network.
-        in_place: whether parameters are wanted where they are, on the direct path.
-        found: whether replicas compute where the shards hold the parameters, which are written to nobody.
+        handling: handling of the cluster.
+        settings: settings of the job.
+        length: returns the bytes of the slice that a shard or its standby holds.
+        adds: whether additions in an all-reduce are counted here, and not by the network.
+        in_place: whether replicas on the direct path compute on the parameters in place.
+        found: whether replicas compute in the shards' memory, so that fetched parameters are not copied.
     """
 
     def __init__(
@@ -115,18 +112,20 @@ class HandlingCosts:
         self._known = 0
 
     def update(self, length: int) -> float:
-        """Seconds of an optimizer's step on so many bytes of parameters: their gradient, they themselves and its state
-        are touched.
+        """Return the seconds of an optimizer's step on so many bytes of parameters.
+
+        It touches the parameters, their gradient and the optimizer's state.
         """
         return self._update * length * self._second
 
     def copy(self, length: int) -> float:
-        """Seconds of reading so many bytes and writing them somewhere else, or of adding them there."""
+        """Return the seconds to copy so many bytes, or to add them to others."""
         return 2 * length * self._second
 
     def passing(self, message: Message, payload: Payload | None) -> float:
-        """Seconds that a replica works to do in memory what it would else tell a shard: an optimizer with a state
-        steps a copy of the newest parameters and state.
+        """Return the seconds that a replica works on a message that it handles itself, in the shards' memory.
+
+        An optimizer with a state steps a copy of the newest parameters and state.
         """
         seconds = self._message
         if isinstance(message, Push) and payload is not None:
@@ -135,11 +134,11 @@ class HandlingCosts:
         return seconds
 
     def landing(self, payload: Payload | None) -> float:
-        """Seconds that a replica works to have the answer to that where it wants it."""
+        """Return the seconds that a replica works to copy the answer of such a message to its own memory."""
         return 0.0 if self._in_place or payload is None else self.copy(payload.nbytes)
 
     def taking(self, event: Event, payload: Payload | None) -> float:
-        """Seconds that a role works because of what it is told, before it says anything."""
+        """Return the seconds that a role works on an event before it sends anything."""
         counts, work = _costs(type(event))
         seconds = self._message if counts else 0.0
         return seconds if work is None else seconds + work(self, event, payload)
@@ -162,11 +161,11 @@ class HandlingCosts:
         return 0.0 if payload is None else self.copy(payload.nbytes)
 
     def saying(self, message: Message, payload: Payload | None) -> float:
-        """Seconds that a role works for what it says, before that leaves."""
+        """Return the seconds that a role works on a message before it leaves."""
         if payload is not None:
             return self.copy(payload.nbytes) if type(message) in self._written else 0.0
         if self._gathers and isinstance(message, Pushed) and not message.dropped:
-            # of a round: each gradient was added to its sum, and the first that is acknowledged tells of the update
+            # in a round, each gradient is added to its sum; the first acknowledgement of a round shows its update
             seconds, updates = self.copy(self._length()), message.version.updates
             if updates != self._known:
                 self._known = updates
@@ -182,14 +181,15 @@ _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], floa
     ReducedPiece: HandlingCosts._take_piece,
     **dict.fromkeys((Initialise, Contribute, WorkUnitTaken, StatePart, State), HandlingCosts._take_bytes),
 }
-"""The work that a message makes where it arrives, beside being read; the last ones' bytes are copied, or added."""
+"""Work of the receiver for each kind of message, besides reading it; the bytes of the last kinds are copied or added.
+"""
 
 
 @functools.cache
 def _costs(kind: type[Event]) -> tuple[bool, Callable[[HandlingCosts, Any, Payload | None], float] | None]:
-    """Return whether events of a kind are messages, which cost time to take, and the other work that they make."""
+    """Return whether events of a kind are messages, which take time to receive; and the other work that they cause."""
     return issubclass(kind, Message), _TAKEN.get(kind)
 
 
 _WRITTEN = frozenset({Push, Fetched, Contribute, Copied, WorkUnitTaken, StatePart})
-"""Messages whose bytes are brought to where they can leave from, or straight to where they are wanted."""
+"""Messages whose bytes the sender copies: to a place from which they can be sent, or directly to the receiver's."""

@@ -1,5 +1,6 @@
-"""A shard on the direct path of a virtual cluster: its machine and its slice are in memory, where replicas do
-themselves what they would else tell it; the processes that play it for everybody else come and go.
+"""A shard on the direct path of a virtual cluster: its machine and slice are in memory, where replicas handle pushes.
+
+The memory outlasts the processes that play the shard for the other roles.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
 
 
 class ShardInMemory:
-    """Part of one process of a shard.
+    """Machine that one process of a shard plays.
 
     Args:
-        network: on which the shard is.
-        shard: the machine.
-        incarnation: of the process.
-        before: what the process before it has played, which this one goes on with where that held its parameters.
+        network: network of the shard.
+        shard: new machine of the shard.
+        incarnation: incarnation of the process.
+        before: machine of the process before; if it held its parameters, this one goes on with its shard.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class ShardInMemory:
         self._memory = network.memories[shard.role]
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Take one event; replicas may do then what they could not before."""
+        """Handle one event, and those messages of replicas that had to wait for it."""
         if self._goes_on and isinstance(event, initialising.Restore):
             effects = self.shard.begin_life(self._incarnation)
         else:

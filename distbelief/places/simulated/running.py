@@ -1,4 +1,4 @@
-"""A job on a simulated cluster, to its end."""
+"""Run of a job on a simulated cluster, from its start to its end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from distbelief.strategies.base import DIRECT, is_alone
 
 
 def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None) -> Json:
-    """Run a job whose settings are checked; returns what `result.json` holds, with `seconds` of virtual time.
+    """Run a job whose settings are checked; return the content of `result.json`, with `seconds` of virtual time.
 
     Raises:
-        JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
+        JobFailed: every replica died, or Ctrl-C came twice; after the first, the job ends in order.
     """
     evaluates(settings, task_of(job))
     with _interrupts() as stopped:
@@ -71,13 +71,13 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
 
 
 def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
-    """Tell whoever shows the job how its shards stand."""
+    """Show the standing of the shards."""
     for shard in simulation.shards:
         attempt.live.stands(roles.shard(shard.index), shard.standing())
 
 
 def _cut_short(attempt: Attempt) -> JobFailed:
-    """The error for a simulation that was interrupted twice, with what to go on from where it has a run folder."""
+    """Return the error for a simulation that was interrupted twice; it names the checkpoint to resume from."""
     what = "interrupted twice: ended at once, without a checkpoint"
     if attempt.folder is None:
         return Interrupted(what)
@@ -88,7 +88,10 @@ def _cut_short(attempt: Attempt) -> JobFailed:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], str | None]]:
-    """A question which signal came; the second one ends what runs at once."""
+    """Handle signals while the block runs; yield a function that returns the name of the first one, or None.
+
+    The second signal interrupts the block at once.
+    """
     came: list[str] = []
 
     def interrupt(number: int, _frame: object) -> None:

@@ -1,7 +1,7 @@
 """The simulated cluster: every role of a job in one process, on virtual time, from one seed.
 
-The machines and stories are those of a real job, and so is the driver; only the clock and the network are others. With
-`phantom` nothing is computed and payloads know only their length, so that thousands of replicas fit.
+The roles and the driver run the code of a real job; only the clock and the network differ. With `phantom` nothing is
+computed, and payloads have a length but no bytes, so that thousands of replicas fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distbelief.places.view import View
 
 @dataclass(frozen=True)
 class Simulated(VirtualCluster):
-    """A virtual cluster.
+    """Virtual cluster that runs jobs.
 
     >>> import distbelief as db
     >>> result = db.run(db.Job(task="digits", strategy=db.Downpour(replicas=4)), on=Simulated())
@@ -25,11 +25,11 @@ class Simulated(VirtualCluster):
     """
 
     def run(self, job: Job, view: View | None = None) -> Json:
-        """Run a job to its end; returns what `result.json` holds, with `seconds` of virtual time.
+        """Run a job to its end; return the content of `result.json`, with `seconds` of virtual time.
 
         Raises:
-            UsageError: an option cannot be, or has no meaning here.
-            JobFailed: every replica died, or Ctrl-C came twice; the first lets the job end in peace.
+            UsageError: an option has an impossible value, or no meaning here.
+            JobFailed: every replica died, or Ctrl-C came twice; after the first, the job ends in order.
         """
         settings = self.settings(job)
         if isinstance(view, View):

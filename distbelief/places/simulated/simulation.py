@@ -1,6 +1,4 @@
-"""One run of a simulated cluster, a place in virtual time: its roles, its network and its clock, and the deaths that
-are planned for it.
-"""
+"""One run of a simulated cluster: its roles, its network, its virtual clock, and the deaths that are planned for it."""
 
 from __future__ import annotations
 
@@ -74,16 +72,16 @@ from distbelief.transport.virtual import VirtualEndpoint, VirtualNetwork
 ORDER = (Kind.SINGLE, Kind.COORDINATOR, Kind.SHARD, Kind.STANDBY, Kind.REPLICA, Kind.EVALUATOR)
 """Order in which roles are started."""
 TOLD = (Started, Rewound, Ending, StandbyReady, Succeeded, Vacant, Finished)
-"""Records that the supervisor is told of."""
+"""Records that the supervisor receives."""
 
 
 def task_of(job: Job) -> Task:
-    """The task that a job names or holds."""
+    """Return the task that a job names or holds."""
     return resolve(job.reference, job.data_dir) if isinstance(job.task, str) else job.task
 
 
 def model_of(job: Job, task: Task) -> nn.Module:
-    """The model that a job begins with."""
+    """Return the initial model of a job."""
     model = build_model(task, job.seed, job.device)
     if job.init_from:
         model.load_state_dict(load_weights(job.init_from, layout_of(model)))
@@ -91,7 +89,7 @@ def model_of(job: Job, task: Task) -> nn.Module:
 
 
 def without_loss(record: Record) -> Record:
-    """A record of a phantom's, which has computed none."""
+    """Return a record without the loss: a phantom computes none."""
     if isinstance(record, Iterated):
         return msgspec.structs.replace(record, loss=math.nan, gradient=math.nan)
     return msgspec.structs.replace(record, loss=None) if isinstance(record, Stepped) else record
@@ -103,20 +101,21 @@ def _adds(message: Message) -> bool:
 
 
 SELDOM = 100_000
-"""Objects that are made before the garbage collector looks for cycles among them."""
+"""Number of new objects after which the garbage collector looks for cycles."""
 
 
 def _never() -> None:
-    """Nobody ends the job before its end."""
+    """Return no reason to end the job early."""
 
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Look for cycles seldom: a run makes millions of objects, hardly any of which is in one, and looking as often as
-    usual takes 7 % of its time.
+    """Collect garbage less often while the block runs.
+
+    A run makes millions of objects, and hardly any is in a cycle; the usual collections take 7 % of its time.
     """
     usual = gc.get_threshold()
-    gc.set_threshold(SELDOM, *usual[1:])  # not frozen as well: what is unfrozen counts as old, and is hardly looked at
+    gc.set_threshold(SELDOM, *usual[1:])  # no gc.freeze: unfrozen objects count as old, and are rarely collected
     try:
         yield
     finally:
@@ -125,7 +124,7 @@ def _seldom_collected() -> Iterator[None]:
 
 @dataclass
 class Simulation:
-    """One run of a simulated cluster; tests reach into its network, driver and shards."""
+    """One run of a simulated cluster; tests use its network, driver and shards."""
 
     job: Job
     settings: Settings
@@ -135,13 +134,13 @@ class Simulation:
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = _never
-    """Says, between two events, why the job is to end; None while it is not."""
+    """Function that is called between events, and returns the reason to end the job, or None to go on."""
     validates: bool = False
-    """True where coordinator, shards and supervisor assert after each event what is to hold."""
+    """True if coordinator, shards and supervisor check their invariants after each event."""
     parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
-    """Replicas, each as it is played."""
+    """Players of the replicas, by role."""
     memory: torch.Tensor | None = field(init=False, default=None)
-    """Memory that the replicas share, where the strategy needs it: 1-D uint8."""
+    """Memory that the replicas share if the strategy needs it: 1-D uint8."""
     coordinator: Coordinator = field(init=False)
     shards: list[Shard] = field(init=False, default_factory=list)
 
@@ -161,9 +160,9 @@ class Simulation:
         self.network.left, self.network.adds = self._left, _adds
         self._direct = cluster.path_of(self.job.strategy, settings) == DIRECT
         self._in_memory: dict[str, ShardInMemory] = {}
-        """The shards that replicas update themselves, each as its latest process plays it."""
+        """Machines of the shards that replicas update themselves, each from the latest process of the shard."""
         self._moved: set[tuple[str, int]] = set()
-        """Lives of standbys that play their shards."""
+        """Incarnations of standbys that have become their shards."""
         task = task_of(self.job)
         own_data = settings.own_data and settings.partitions == 1
         self.task = task if own_data else with_data(task, load(task, "training"))
@@ -211,14 +210,14 @@ class Simulation:
                 self.shards[roles.index_of(role)].validate()
 
     def traffic(self, steps: int) -> Json:
-        """Return what links between hosts have carried in so many steps, where there is a topology."""
+        """Return the traffic between hosts in so many steps; empty without a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
         size = sum(partition.trained.size for partition in self.cast.layout.partitions)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
-        """Take turns while somebody is played, or is about to come again; heeding, until somebody stops the job."""
+        """Play the roles until the job is over; with `heeding`, until it is interrupted."""
         supervisor, stopped = self.supervisor, self.stopped if heeding else _never
 
         def unfailed() -> bool:
@@ -227,7 +226,7 @@ class Simulation:
         def unstopped() -> bool:
             return supervisor.failure is None and stopped() is None
 
-        goes_on = unfailed if stopped is _never else unstopped  # asked before every story's turn
+        goes_on = unfailed if stopped is _never else unstopped  # called before every story's turn, so it must be fast
         self.driver.run_while(goes_on, self.clock.turn_until)
         while not self.supervisor.over and self.clock.pending and goes_on():
             self.clock.turn()
@@ -245,16 +244,16 @@ class Simulation:
             self.clock.call_later(0.0, self._dismiss, None)
 
     def _dismiss(self, _: None) -> None:
-        """End the stories that are left when the job is over, as a supervisor does: those who came too late to join."""
+        """End the stories that are left when the job is over, as a supervisor does: they came too late to join."""
         for role in self._stories():
             self.driver.remove(role)
 
     def _roles(self) -> list[str]:
-        """Everybody, in the order in which they are started."""
+        """Return all roles, in the order in which they are started."""
         return sorted(self.job.strategy.roles(self.evaluates), key=lambda role: ORDER.index(roles.kind(role)))
 
     def _add_coordinator(self, incarnation: int) -> None:
-        """Play the coordinator, which in a later life goes through its journal."""
+        """Play the coordinator; a later incarnation replays its journal."""
         endpoint = self._endpoint(roles.COORDINATOR, incarnation)
         self.coordinator = self.cast.coordinator(self.attempt.start if self.attempt else ANEW)
         host = (
@@ -269,11 +268,11 @@ class Simulation:
 
     @property
     def _watched(self) -> Collection[str]:
-        """The roles whose deaths the coordinator is told of: all."""
+        """Return the roles whose deaths are reported to the coordinator: all."""
         return self.network.endpoints.keys()
 
     def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
-        """The endpoint of one life of a role, whose messages take their time; the evaluator is outside of all time."""
+        """Return the endpoint of an incarnation of a role; its messages take time, except those of the evaluator."""
         if role in self.network.endpoints:
             self._tell_bytes(role)
         endpoint = self.network.endpoint(role, incarnation)
@@ -313,7 +312,7 @@ class Simulation:
         self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
-        """Have a standby's machine play its shard; should that be there still, it has no say any more."""
+        """Let a standby's machine play its shard; messages of an earlier process of the shard no longer count."""
         standby = roles.standby_of(role)
         self._moved.add((standby, self.network.endpoints[standby].incarnation))
         self._happens(Moved(standby))
@@ -345,33 +344,33 @@ class Simulation:
 
     @property
     def _memory(self) -> Memory | None:
-        """Return the memory that the replicas share, where the strategy needs it."""
+        """Return the memory that the replicas share, if the strategy needs it."""
         needed = self.job.strategy.needs_memory(self.settings, "virtual")
         return self._share if needed and not self._direct else None
 
     def _share(self, length: int) -> torch.Tensor:
-        """The memory that the replicas share, which is made for the first that asks."""
+        """Return the memory that the replicas share; the first call makes it."""
         if self.memory is None:
             self.memory = torch.zeros(length, dtype=torch.uint8)
         return self.memory[:length]
 
     @functools.cached_property
     def _graph(self) -> SplitGraph:
-        """The split model: the same at all partitions of all replicas."""
+        """Return the split model: it is the same at all partitions of all replicas."""
         lead = roles.replicas(self.settings.mesh)[0]
 
         def tell(record: Parted) -> None:
             self.sink(self.clock.now(), lead, record)
 
         if self.cluster.phantom:
-            with contextlib.suppress(UsageError):  # of a model that needs its values to be traced
+            with contextlib.suppress(UsageError):  # some models need their values to be traced
                 return split_graph(self.task, self._model(), self.settings)
         model = model_of(self.job, self.task)
         return split_graph(self.task, model, self.settings, None if self.cluster.phantom else tell)
 
     def _model(self) -> nn.Module:
-        """The model that the job begins with; a phantom's has no values, where it can be made without."""
-        with contextlib.suppress(Exception), torch.device("meta"):  # whatever a model raises that has none
+        """Return the initial model of the job; a phantom's has no values, if it can be built without them."""
+        with contextlib.suppress(Exception), torch.device("meta"):  # a model may raise any error without values
             phantom = self.cluster.phantom and not self.job.init_from
             if phantom and isinstance(model := self.task.model(), nn.Module):
                 return model
@@ -379,12 +378,12 @@ class Simulation:
 
     @functools.cached_property
     def _in_place(self) -> bool:
-        """Return whether replicas on the direct path compute where they have made their updates."""
+        """Return whether replicas on the direct path compute on the parameters that they update."""
         return self._direct and direct.reads_only(self.settings, self.cast.layout)
 
     @functools.cached_property
     def _found(self) -> bool:
-        """Return whether replicas on the host of the shards find the parameters where these hold them."""
+        """Return whether replicas read the parameters in the memory of the shards, on one host."""
         shared = self.cast.players.servers is not None and self.job.strategy.needs_memory(self.settings, "shared")
         return shared and self.cluster.one_host and not self._direct and self.job.device == "cpu"
 
@@ -395,7 +394,7 @@ class Simulation:
         return held
 
     def _plan_faults(self) -> None:
-        """Kill roles, and tell hosts to go, as they are about to send the message that their fault names."""
+        """Plan the crashes of roles and the departures of hosts: each comes just before the message that it names."""
         due: dict[str, deque[int]] = {}
         for crash in self.cluster.crashes:
             due.setdefault(crash.role, deque()).append(crash.message)
@@ -419,14 +418,14 @@ class Simulation:
             self.network.before_send = strike
 
     def _tell_to_go(self, replica: str, seconds: float) -> None:
-        """Tell the host of a replica, or of the partition that leads one, to go: it has this alone."""
+        """Order the host of a replica to leave, or that of its lead partition; no other role is on it."""
         life = replica, self.network.endpoints[replica].incarnation
         self._happens(Interruption("told to go", replica, (life,), seconds))
 
-    # what the supervisor asks for, and what it is told
+    # effects and events of the supervisor
 
     def start(self, role: str, incarnation: int) -> None:
-        """Begin a life of a role."""
+        """Start an incarnation of a role."""
         one = roles.parse(role)
         match one.kind:
             case roles.Kind.COORDINATOR:
@@ -445,13 +444,13 @@ class Simulation:
             self.driver.begin(role)
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of a role at once; nothing, where it has ended already."""
+        """Kill an incarnation of a role; do nothing if it has ended already."""
         endpoint = self.network.endpoints[role]
         if endpoint.incarnation == incarnation and not endpoint.ended:
             self._crash(role)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Say a word to a role; of a death, the coordinator hears by its link where it has one."""
+        """Send a message to a role; a death that the coordinator notices by its link is not sent to it."""
         if isinstance(word, Interrupt):
             told = membership.Finish if roles.is_replica(role) else membership.Stop
             self.driver.tell(role, roles.SUPERVISOR, told(word.reason))
@@ -462,12 +461,12 @@ class Simulation:
             self.driver.tell(role, word.role, word.event if word.left else lost)
 
     def kill(self, role: str) -> None:
-        """End a role as kill -9 does; whoever started it tells the coordinator, which may not have heard of it yet."""
+        """End a role as kill -9 does; the supervisor reports it to the coordinator, which may not know the role yet."""
         if not self.network.endpoints[role].ended:
             self._crash(role)
 
     def close(self) -> None:
-        """End whoever is there still."""
+        """End all roles that are left."""
         for role, endpoint in self.network.endpoints.items():
             self.driver.remove(role)
             if not endpoint.ended:
@@ -475,7 +474,7 @@ class Simulation:
             self._tell_bytes(role)
 
     def _tell_bytes(self, role: str) -> None:
-        """Write down what the current life of a role has sent and received."""
+        """Record the bytes that the current incarnation of a role has sent and received."""
         if (counted := self.network.endpoints[role].traffic.tell(role)) is not None:
             self.sink(self.clock.time, role, counted)
 
@@ -490,21 +489,17 @@ class Simulation:
             self._happens(Ended(role, incarnation, killed=True))
 
     def _left(self, role: str, incarnation: int) -> None:
-        """A role has ended by itself; a standby that becomes its shard has not."""
+        """Report that a role has ended by itself, unless it is a standby that becomes its shard."""
         if not self.supervisor.moves(role) and (role, incarnation) not in self._moved:
             self._happens(Ended(role, incarnation, done=True))
 
     def _happens(self, event: Event) -> None:
-        """Tell the supervisor, and do what it asks for at this moment, once everybody has done what is to be done
-        now.
-        """
+        """Pass an event to the supervisor; carry out its effects at this moment, after all else that is due now."""
         if asked := self._ask(event):
             self.clock.call_later(0.0, self._do, asked)
 
     def _ask(self, event: Event) -> list[Effect]:
-        """Return what the supervisor asks for because of an event; where the job has failed by it, nothing else
-        happens.
-        """
+        """Return the supervisor's effects of an event; if the job fails by it, nothing else happens."""
         asked = self.supervisor.handle(self.clock.time, event)
         if self.validates:
             self.supervisor.validate()
@@ -523,11 +518,11 @@ class Simulation:
         self._do(self._ask(Tick()))
 
     def _is_let_go(self, died: Died) -> bool:
-        """Return whether a life is to count as one that has left, and is about to be ended."""
+        """Return whether an incarnation counts as one that has left, and is about to be ended."""
         return died.left and not self.network.endpoints[died.role].ended
 
     def _is_heard(self, died: Died) -> bool:
-        """Return whether the coordinator has a link to a life of a role, or will have before it hears of its end."""
+        """Return whether the coordinator has a link to an incarnation, or will have one before it hears of its end."""
         endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
         linked = endpoint.has_sent(roles.COORDINATOR) and endpoint.incarnation_of(roles.COORDINATOR) == current
         return linked and endpoint.incarnation == died.incarnation

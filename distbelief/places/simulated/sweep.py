@@ -1,4 +1,4 @@
-"""The same simulated job under many seeds: how its results spread, and which seeds fail."""
+"""Sweep: one simulated job under many seeds, the spread of its results, and the seeds that fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIGURES = {
 }
 """Figures that are compared, and their formats; `staleness` is the mean of a job."""
 TIMED = ("seconds", "samples_per_second")
-"""Those of the simulated clock."""
+"""Figures on the simulated clock."""
 
 
 class SeedResult(msgspec.Struct, frozen=True):
@@ -42,21 +42,21 @@ class SeedResult(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Return whether there is something to look into."""
+        """Return whether the job failed."""
         return self.outcome == Outcome.FAILED
 
 
 def sweep(place: Simulated, job: Job, count: int) -> Iterator[SeedResult]:
-    """Run a job under its seed and the next ones; the last that it gives is interrupted, where Ctrl-C came.
+    """Run a job under its seed and the next ones, and yield each result; an interrupted one is the last.
 
     Args:
         place: the virtual cluster.
-        job: what is run; it leaves no run folder.
-        count: of seeds.
+        job: the job; it leaves no run folder.
+        count: number of seeds.
 
     Raises:
-        UsageError: the job cannot be run at all, under no seed, or is to leave a folder.
-        DataError: its data cannot be had.
+        UsageError: the job cannot run under any seed, or is to leave a folder.
+        DataError: its data are missing or damaged.
 
     >>> from distbelief.strategies import Downpour
     >>> swept = sweep(Simulated(phantom=True), Job("digits", Downpour(replicas=3), seed=7), 2)
@@ -86,14 +86,14 @@ def _one(place: Simulated, job: Job) -> SeedResult:
         raise
     except JobFailed as error:
         return SeedResult(job.seed, Outcome.FAILED, str(error))
-    except Exception as error:  # whatever it is, it is this seed's: the others are run
+    except Exception as error:  # any error belongs to this seed: the other seeds still run
         return SeedResult(job.seed, Outcome.FAILED, f"{type(error).__name__}: {error}")
     figures = (result["seconds"], result["test_accuracy"], result["staleness"]["mean"], result["samples_per_second"])
     return SeedResult(job.seed, result["outcome"], result["reason"], *figures)
 
 
 def spread(ended: Sequence[SeedResult]) -> dict[str, Any]:
-    """Return how many ended how, and the least, the median and the largest of each figure.
+    """Return the number of results with each outcome, and the least, the median and the largest of each figure.
 
     >>> spread([SeedResult(0, "done", "", 2.0), SeedResult(1, "done", "", 4.0), SeedResult(2, "failed", "")])["seconds"]
     {'min': 2.0, 'median': 3.0, 'max': 4.0}
@@ -106,7 +106,7 @@ def spread(ended: Sequence[SeedResult]) -> dict[str, Any]:
 
 
 def lines(spread: dict[str, Any]) -> list[str]:
-    r"""A spread as a small table.
+    r"""Return the lines of a small table that shows a spread.
 
     >>> print("\n".join(lines(spread([SeedResult(0, "done", "", 2.0, 0.5, 1.0, 1000.0), SeedResult(1, "failed", "")]))))
     2 seeds: 1 done, 1 failed

@@ -1,4 +1,4 @@
-"""Simulated computing: it computes at once, and answers when the simulated step is over."""
+"""Simulated computing: a step is computed at once, and answered when its simulated time has passed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distbelief.transport.cluster_model import Thread
 
 
 def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTiming) -> Compute:
-    """The same, answered when its simulated time has passed."""
+    """Return a step that computes at once, and answers when its simulated time has passed."""
 
     def step(batch: Batch, answer: Answer) -> None:
         computed = compute(batch, answer)
@@ -30,7 +30,7 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
 def timed_work(
     thread: Thread, stopwatch: Stopwatch, timing: StepTiming
 ) -> Callable[[float, bool, Callable[[bool], None]], None]:
-    """Lets the time of a share of a step pass; how long a whole step takes is drawn when one begins."""
+    """Return a function that lets the time of a share of a step pass; each step draws its time when it begins."""
     step = 0.0
 
     def work(share: float, begins: bool, answer: Callable[[bool], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the links of a topology have carried in a simulated job, beside the least that an all-reduce needs."""
+"""Traffic on the links of a topology in a simulated job, compared with the least that an all-reduce needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from distbelief.transport.routed import RoutedNetwork
 
 
 def traffic(network: RoutedNetwork, seconds: float, rounds: float, size: int) -> Json:
-    """The `network` of a result, by the seconds of the job, the steps of each replica and the bytes of the model."""
+    """Return the `network` entry of a result.
+
+    Args:
+        network: the network, with the loads of its links.
+        seconds: duration of the job.
+        rounds: steps of each replica.
+        size: bytes of the model.
+    """
     topology, carried, hosts = network.routes.topology, network.link_loads(), len(network.places)
     told: Json = {"topology": topology.name, "hosts": hosts, "of": len(topology.hosts)}
     if not carried or not seconds:

@@ -1,4 +1,4 @@
-"""Virtual cluster: its network, compute times, hosts and deaths; and what of a job has no meaning there."""
+"""Options of a virtual cluster: network, compute times, hosts and deaths; and the checks of a job on it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ PHANTOM_LACKS: Mapping[str, str] = {
     "precision": "in any precision",
     "fixed_point": "in any precision",
 }
-"""Options of any job that a phantom has no use for, and why; of what only values depend on (rates, clipping) it takes
-any.
-"""
+"""Options of a job that a phantom refuses, and why; it accepts and ignores rates and clipping."""
 
 
 DESCRIBED = (
@@ -50,14 +48,15 @@ DESCRIBED = (
     "phantom",
     "path",
 )
-"""The options that say what a virtual cluster is like."""
+"""Options that results report as the description of a virtual cluster."""
 
 
 class Crash(CheckedStruct, frozen=True):
-    """A replica or a shard dies, as by kill -9: as it is about to send its `message`-th message. Its second crash is
-    one of its second life, and so on; those that are killed because another shard died, in a synchronous job, begin a
-    new life too. On the direct path a shard's answers that replicas find in its memory count as its messages, and its
-    death is that of its process: the memory lasts.
+    """Death of a role, as by kill -9, when it is about to send its `message`-th message.
+
+    The next crash of a role counts the messages of its next incarnation. In a synchronous job the death of a shard ends
+    other roles too, and these begin a new incarnation as well. On the direct path, answers that replicas find in a
+    shard's memory count as messages of the shard; a death ends its process, and the memory lasts.
     """
 
     role: str
@@ -65,8 +64,9 @@ class Crash(CheckedStruct, frozen=True):
 
 
 class LeavingHost(CheckedStruct, frozen=True):
-    """The host of a replica is told to go as that is about to send its `message`-th message: within so many seconds it
-    finishes what it has begun, and leaves.
+    """Order to a replica's host to leave, given when the replica is about to send its `message`-th message.
+
+    Within `seconds` the replica finishes the work that it has begun, and leaves.
     """
 
     role: str
@@ -76,7 +76,7 @@ class LeavingHost(CheckedStruct, frozen=True):
 
 @dataclass(frozen=True)
 class VirtualCluster(Checked):
-    """The options of a virtual cluster, and what they refuse."""
+    """Options of a virtual cluster, and the checks of a job on it."""
 
     network: NetworkModel = NetworkModel()
     """The network."""
@@ -85,47 +85,47 @@ class VirtualCluster(Checked):
     crashes: tuple[Crash, ...] = ()
     """Deaths of roles."""
     restart_seconds: float = 1.0
-    """Time from a crash to the first word of the next life."""
+    """Seconds from a crash to the first message of the next incarnation."""
     phantom: bool = False
     """Compute nothing and move no bytes; only time passes. Learning rates and clipping have no effect."""
     keep: bool = False
     """Leave a run folder with metrics, checkpoints and the model."""
     handling: Handling = Handling()
-    """Costs of messages to those who take them; `INSTANT` costs nothing."""
+    """Costs of messages to the roles that receive them; `INSTANT` costs nothing."""
     hosts: Hosts | None = None
     """Machines whose cores several roles share; None gives each role its own."""
     path: str = AUTO
-    """Path of updates: served (made by the shards), direct (by each replica, in the memory of one host that all are on,
-    under the shards' locks), or auto (direct where the job allows it).
+    """Path of updates: served (made by the shards), direct (made by each replica, in the memory of the one host of all
+    roles, under the shards' locks), or auto (direct where the job allows it).
     """
     leaves: tuple[LeavingHost, ...] = ()
-    """Hosts of replicas that are told to go, and when."""
+    """Hosts of replicas that leave during the job, and when."""
     topology: str = ""
     """Switches and cables between hosts: tree:8x8, fat-tree:4, torus:4x4x4, dragonfly:2, slim-fly:5, or Slurm's
-    topology.conf; each replica has a host where `hosts` says nothing else. None where it is empty."""
+    topology.conf; each replica has its own host unless `hosts` places them otherwise. No topology if empty."""
 
     def described(self) -> dict[str, Any]:
-        """Return what this cluster is like, as results tell it."""
+        """Return the description of this cluster for results."""
         own = {name: getattr(self, name) for name in DESCRIBED}
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
-        """Return what every role of a job is told here.
+        """Return the settings that every role of a job gets here.
 
         Raises:
-            UsageError: an option cannot be, or has no meaning here.
+            UsageError: an option has an impossible value, or no meaning here.
         """
         refuse(refusals(job, self))
         return self._played(job, job.unchecked)
 
     def _played(self, job: Job, settings: Settings) -> Settings:
-        """Return the settings of what is played: a phantom measures and keeps nothing."""
+        """Return the settings that the simulation uses: a phantom measures nothing and saves no checkpoints."""
         if not self.phantom:
             return settings
         return job.strategy.phantom(dataclasses.replace(settings.unmeasured(), checkpoint_every=0))
 
     def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
-        """Yield what refuses a job here."""
+        """Yield the checks of a job here."""
         strategy, played = job.strategy, self._played(job, settings)
         yield partial(self._check_used, job)
         yield partial(strategy.check_virtual, settings, self)
@@ -142,11 +142,12 @@ class VirtualCluster(Checked):
         yield partial(self.routed, played, job.seed, strategy.needs_memory(played, "virtual"))
 
     def routed(self, settings: Settings, seed: int, shared: bool = False) -> tuple[Routes, tuple[int, ...]] | None:
-        """The routes between the hosts of a job, and which hosts of the topology these are; None without one. A job
-        whose replicas have shared memory has one host.
+        """Return the routes of the topology, and its hosts that the job uses; None without a topology.
+
+        A job whose replicas share memory has one host.
 
         Raises:
-            UsageError: there is no such topology, it has too few hosts, or nothing would take it.
+            UsageError: there is no such topology, it has too few hosts, or the job would send nothing over it.
         """
         if not self.topology:
             return None
@@ -164,14 +165,14 @@ class VirtualCluster(Checked):
 
     @property
     def one_host(self) -> bool:
-        """Return whether all roles are on one."""
+        """Return whether all roles are on one host."""
         return self.hosts is not None and not self.hosts.replicas
 
     def path_of(self, strategy: Strategy, settings: Settings) -> str:
-        """Return who makes the updates of a job here: served or direct.
+        """Return the path of a job's updates here: served or direct.
 
         Raises:
-            UsageError: there is no such path, or none for this job.
+            UsageError: there is no such path, or this job cannot use it.
         """
         reasons = {
             "replicas and shards are on machines of their own; put all on one with --hosts cores=N": self.hosts is None,
@@ -183,7 +184,7 @@ class VirtualCluster(Checked):
         return path_of(self.path, strategy, settings, "shared", lacking)
 
     def _check_used(self, job: Job) -> None:
-        """Refuse what would do nothing here."""
+        """Refuse options that would have no effect here."""
         for name, why in PHANTOM_LACKS.items() if self.phantom else ():
             if (value := getattr(job, name)) not in (getattr(Job, name), 0):
                 raise UsageError(f"{option(name)} {value}: --phantom computes nothing {why}; leave one of them off")
@@ -196,39 +197,39 @@ class VirtualCluster(Checked):
                 " --out, or leave it off"
             )
 
-    # what a strategy asks
+    # properties that the checks of a strategy read
 
     @property
     def sends(self) -> bool:
-        """Return whether the network is another than usual."""
+        """Return whether the network differs from the default."""
         return self.network != NetworkModel() or bool(self.topology)
 
     @property
     def messages(self) -> bool:
-        """Return whether messages cost another time than usual."""
+        """Return whether the cost of messages differs from the default."""
         return self.handling.message != Handling().message
 
     @property
     def adds(self) -> bool:
-        """Return whether the network says how fast a gradient is added to another."""
+        """Return whether the network sets the speed at which gradients are added."""
         return bool(self.network.reduction)
 
     @property
     def local(self) -> bool:
-        """Return whether the network says how fast links inside a host are."""
+        """Return whether the network sets the speed of links inside a host."""
         return bool(self.network.local_latency or self.network.local_bandwidth)
 
     @property
     def host_replicas(self) -> int | None:
-        """Replicas on each host, 0 for all on one; None where each role has a machine of its own."""
+        """Return the number of replicas on each host, or 0 for all on one; None if each role has its own machine."""
         return self.hosts.replicas if self.hosts else None
 
     @property
     def faulty(self) -> bool:
-        """Return whether roles crash, or would come back after another time than usual."""
+        """Return whether roles crash or leave, or the restart time differs from the default."""
         return bool(self.crashes or self.leaves) or self.restart_seconds != 1.0
 
-    # what it refuses
+    # checks
 
     def _check_hosts(self, settings: Settings, hosts: Hosts) -> None:
         if hosts.replicas > settings.replicas:
@@ -295,12 +296,12 @@ class VirtualCluster(Checked):
 
 
 def _there(strategy: Strategy, settings: Settings) -> set[str]:
-    """Return whom a fault may strike."""
+    """Return the roles that a fault may name."""
     return set(strategy.roles(settings.evaluates))
 
 
 def _told(there: set[str]) -> str:
-    """Return whom a fault may strike, in words."""
+    """Return a phrase that lists the roles that a fault may name."""
     kinds = [roles.kind(role) for role in there]
     numbers = sorted((one.index, one.partition) for one in map(roles.parse, filter(roles.is_replica, there)))
     index, partition = numbers[-1]
