@@ -1,4 +1,4 @@
-"""Messages of whoever starts and watches processes: to these, to the agents of other hosts, and to guests."""
+"""Messages between a supervisor and its processes, the agents of other hosts, and guests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from distbelief.errors import DistbeliefError, JobFailed
 
 
 class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
-    """Anything that is said on a channel."""
+    """Base of all messages on a channel."""
 
 
 # between a supervisor and the processes of its job
 
 
 class Listening(ChannelMessage, frozen=True, tag=True):
-    """Address at which the coordinator listens; sent by it, and passed on to all others."""
+    """Address at which the coordinator listens, which it sends and the supervisor passes on to all other roles."""
 
     address: str
 
@@ -34,25 +34,25 @@ class Noted(ChannelMessage, frozen=True, tag=True):
 
 
 class Failed(ChannelMessage, frozen=True, tag=True):
-    """Error of a role: one of `distbelief.errors` by its `kind`, or another ("")."""
+    """Error of a role; `kind` names its class in `distbelief.errors`, and is "" for any other class."""
 
     kind: str
     text: str
     trace: str = ""
-    """The traceback of what the user's code raised."""
+    """Traceback of an error that the user's code raised."""
     done: bool = False
-    """True if its part of the job was done before."""
+    """True if the role's part of the job was done already."""
     host: str = ""
-    """Host where it was, of several; its place says it."""
+    """Name of the role's host, which the place fills in where there are several."""
 
     @property
     def told(self) -> str:
-        """Return what people are told."""
+        """Text of the error for people."""
         return f"host {self.host}: {self.text}" if self.host else self.text
 
     @property
     def error(self) -> DistbeliefError:
-        """Return the error that the role says it has failed with."""
+        """Error of the role, as an exception."""
         error: DistbeliefError = getattr(errors, self.kind, JobFailed)(self.told)
         if self.trace:
             error.add_note(self.trace)
@@ -60,11 +60,11 @@ class Failed(ChannelMessage, frozen=True, tag=True):
 
 
 class Over(ChannelMessage, frozen=True, tag=True):
-    """End of a role that is done; a process that ends without it has died."""
+    """End of a role that is done; a process that ends without this message has died."""
 
 
 class Interrupt(ChannelMessage, frozen=True, tag=True):
-    """Request to end the job with a checkpoint, from its user."""
+    """Request of the user to end the job with a checkpoint."""
 
     reason: str
 
@@ -76,11 +76,11 @@ class Died(ChannelMessage, frozen=True, tag=True):
     reason: str
     incarnation: int
     left: bool = False
-    """True if it had played its role to the end."""
+    """True if the role had done its part."""
 
     @property
     def event(self) -> Event:
-        """Return what the coordinator is told."""
+        """Event for the coordinator."""
         leaves = self.left and roles.is_replica(self.role)
         return membership.Leave(for_good=True) if leaves else Lost(self.reason, self.incarnation)
 
@@ -90,13 +90,13 @@ class Explain(ChannelMessage, frozen=True, tag=True):
 
 
 class Ask(ChannelMessage, frozen=True, tag=True):
-    """Request for a role's standing."""
+    """Request for a role's state."""
 
 
 class Standing(ChannelMessage, frozen=True, tag=True):
-    """State of a role: its activity, what it waits for and since how many seconds, and its counts.
+    """State of a role: its activity, what it waits for and for how many seconds, and its counts.
 
-    `facts` may hold "of": what this role knows of others, by role.
+    `facts` may hold "of": facts about other roles, by role.
     """
 
     role: str
@@ -116,9 +116,9 @@ class OpenJob(ChannelMessage, frozen=True, tag=True):
     """Description of the job to an agent, before anything is started."""
 
     mark: str
-    """A file in the run folder, by which an agent knows whether it sees that."""
+    """Path of a file in the run folder; an agent that sees the file sees the run folder."""
     environment: dict[str, str]
-    """Environment of the roles beside that of the host."""
+    """Environment variables of the roles, in addition to those of the host."""
 
 
 class Greeting(ChannelMessage, frozen=True, tag=True):
@@ -129,29 +129,29 @@ class Greeting(ChannelMessage, frozen=True, tag=True):
     cores: int
     gpus: int
     memory: int
-    """Bytes of memory that are free on its host."""
+    """Free memory of its host, in bytes."""
     network: str
-    """Name of the machine and its network: two agents with the same can reach each other by loopback."""
+    """Name of the machine and its network. Two agents with the same name can reach each other by loopback."""
     addresses: dict[str, list[str]]
-    """Addresses by interface."""
+    """Addresses of the host, by network interface."""
     login: list[str]
-    """Addresses by which a remote shell has come here: the other end's, and this host's; none where it was another."""
+    """Addresses of the remote shell's connection: the other end's, and this host's; empty without a remote shell."""
     port: int
-    """Port, at each of its addresses, for others to try and measure the way to it."""
+    """Port at each of its addresses where other hosts try and measure the connection to it."""
     clock: float
-    """Seconds since 1970."""
+    """Time on the host's clock, in seconds since 1970."""
     keeps: bool
     """True if it sees the run folder."""
 
 
 class ReachHosts(ChannelMessage, frozen=True, tag=True):
-    """Request to an agent to reach other hosts, each at some addresses `host:port`."""
+    """Request to an agent to connect to other hosts, each at some addresses `host:port`."""
 
     others: dict[str, list[str]]
 
 
 class HostsReached(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: for each address "", or why it cannot be reached."""
+    """Answer of an agent: for each address "", or the reason why it cannot be reached."""
 
     others: dict[str, list[str]]
 
@@ -165,7 +165,7 @@ class Look(ChannelMessage, frozen=True, tag=True):
 
 
 class Looked(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: why the data are missing; "" where they are there."""
+    """Answer of an agent: the reason why the data are missing; "" where they are available."""
 
     lacks: str
 
@@ -177,22 +177,22 @@ class MeasureWays(ChannelMessage, frozen=True, tag=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Between two hosts."""
+    """Measured connection between two hosts."""
 
     latency: float
-    """Seconds of a round trip."""
+    """Time of a round trip, in seconds."""
     bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
 
 
 class WaysMeasured(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: latency and bandwidth to each host that answers."""
+    """Answer of an agent: the latency and bandwidth to each host that answers."""
 
     ways: dict[str, Way]
 
 
 class OfLife(ChannelMessage, frozen=True, tag=True):
-    """A word to or of one life of a role, by the number that it goes by on this line."""
+    """Message to or from one life of a role, named by its number on this line."""
 
     life: int
 
@@ -210,7 +210,7 @@ class EndLife(OfLife, frozen=True, tag=True):
 
 
 class TellLife(OfLife, frozen=True, tag=True):
-    """Message for a process, by its agent."""
+    """Message for a process, which its agent passes on."""
 
     word: ProcessMessage
 
@@ -222,7 +222,7 @@ class LifeStarted(OfLife, frozen=True, tag=True):
 
 
 class LifeSaid(OfLife, frozen=True, tag=True):
-    """Message of a process, with its age in seconds."""
+    """Message from a process, with its age in seconds."""
 
     word: ProcessMessage
     age: float = 0.0
@@ -237,66 +237,66 @@ class LifeEnded(OfLife, frozen=True, tag=True):
 
 
 class Printed(OfLife, frozen=True, tag=True):
-    """Line that a process has printed."""
+    """Line of output of a process."""
 
     text: str
 
 
 class StoppedLives(ChannelMessage, frozen=True, tag=True):
-    """Processes that are stopped by a signal now."""
+    """Numbers of the processes that are stopped by a signal now."""
 
     lives: list[int]
 
 
 class AgentFailed(ChannelMessage, frozen=True, tag=True):
-    """Error of an agent that cannot go on."""
+    """Error that an agent cannot recover from."""
 
     why: str
 
 
 class ToldToEnd(ChannelMessage, frozen=True, tag=True):
-    """Signal that asks an agent to end; it goes on until the job has ended."""
+    """Notice of a signal that asks an agent to end; the agent goes on until the job has ended."""
 
     why: str
 
 
 class AttendMeeting(ChannelMessage, frozen=True, tag=True):
-    """Introduction of a launcher's process: its host, and what that offers."""
+    """Introduction of a process that a launcher has started: its host, and the resources there."""
 
     rank: int
     local_rank: int
     network: str
-    """Network as that of `Greeting`: those with the same are on one host."""
+    """Name of the network, as in `Greeting`: processes with the same name are on one host."""
     hostname: str
     processors: list[int]
-    """Those that it may use, by number."""
+    """Numbers of the processors that it may use."""
     cores: int
-    """Cores that the launcher says are allotted on its host; 0 where it says nothing of that."""
+    """Number of cores that the launcher reports as allotted on its host; 0 where it reports none."""
     quota: int
-    """Cores that its container leaves at most."""
+    """Largest number of cores that its container may use."""
     version: str
     restarts: int
-    """Restarts by the launcher, as it counts on its host."""
+    """Number of restarts by the launcher, as counted on its host."""
 
 
 class Appoint(ChannelMessage, frozen=True, tag=True):
-    """Request to a process to be the agent of its host, with these processors."""
+    """Request to a process to become the agent of its host, with these processors."""
 
     processors: list[int]
 
 
 class EndRoles(ChannelMessage, frozen=True, tag=True):
-    """Request to end what was started, and wait for `Dismiss`."""
+    """Request to end all processes that were started, and wait for `Dismiss`."""
 
 
 class Dismiss(ChannelMessage, frozen=True, tag=True):
-    """Request to end with this status: the job is over."""
+    """Request to exit with this status: the job is over."""
 
     status: int
 
 
 class Beat(ChannelMessage, frozen=True, tag=True):
-    """Sign of life."""
+    """Message that shows that its sender is alive."""
 
 
 HostMessage = (
@@ -310,21 +310,21 @@ HostMessage = (
 
 
 class JoinRequest(ChannelMessage, frozen=True, tag=True):
-    """Request of a guest for a part, or for the next incarnation of its own."""
+    """Request of a guest to play a role, or for the next incarnation of its own role."""
 
     job: str
     secret: str
     role: str = ""
     incarnation: int = -1
     script: bool = False
-    """True if he has a script of his own to run."""
+    """True if the guest runs a script of its own."""
     version: str = ""
     strategy: str = ""
-    """The strategy from outside the package that he names; "" for none."""
+    """Name of a strategy from outside the package that the guest imports; "" for none."""
 
 
 class JoinGrant(ChannelMessage, frozen=True, tag=True):
-    """Part of a guest: its role and incarnation, the coordinator's address, and its settings."""
+    """Part of a guest in a job: its role and incarnation, the coordinator's address, and its settings."""
 
     role: str
     incarnation: int
@@ -334,7 +334,7 @@ class JoinGrant(ChannelMessage, frozen=True, tag=True):
 
 
 class JoinRefusal(ChannelMessage, frozen=True, tag=True):
-    """Refusal of a guest; `soon` where there may be a part in a moment."""
+    """Refusal of a guest; `soon` is true if asking again in a moment may succeed."""
 
     reason: str
     soon: bool = False
@@ -358,7 +358,7 @@ class PredictionReady(ChannelMessage, frozen=True, tag=True):
 
     samples: int
     splits: list[str]
-    """The split of each model, where they are split."""
+    """Splits of the models; empty if they are not split."""
 
 
 class Predicted(ChannelMessage, frozen=True, tag=True):
@@ -368,7 +368,7 @@ class Predicted(ChannelMessage, frozen=True, tag=True):
     shape: list[int]
     """Shape of the output of one sample."""
     sums: dict[str, float]
-    """Sums of the task's loss and metrics over them; none where the targets are not known."""
+    """Sums of the task's loss and metrics over the portion; empty if the targets are not known."""
 
 
 PredictionMessage = PredictPortion | PredictionReady | Predicted | Failed
