@@ -249,7 +249,7 @@ class Cluster(Local):
         return {**kept, "start": launched.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
 
     def _tasks(self, job: Job, settings: Settings) -> int:
-        """None: they are on its hosts."""
+        """Return 0: a job's processes and threads are on the hosts of the cluster."""
         return 0
 
     def _run(
