@@ -48,7 +48,7 @@ class Attempt:
 
     Args:
         job: the job.
-        settings: of the job.
+        settings: the settings of the job.
         view: its display; None for none.
         began: the time at which it begins, on the clock of the records.
         kept: whether to create a run folder.

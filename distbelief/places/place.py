@@ -127,7 +127,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     """Time limits of a supervisor, and its pause before a restart, in seconds."""
 
     ending: float = 30.0
-    """Limit for a replica to leave, for a process to end after the job, and for a stopped one (SIGSTOP) to go on."""
+    """Limit for a replica to leave, a process to end after the job, or a stopped one (SIGSTOP) to go on."""
     closing: float = 600.0
     """Limit for an interrupted job to write its checkpoint."""
     silence: float = 20.0

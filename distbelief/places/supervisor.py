@@ -52,7 +52,7 @@ class _Life:
         self.mirrors = False
         """True if it is a standby that holds the whole state of its shard."""
         self.host, self.leave_by = "", float("inf")
-        """Host that is leaving the job, if this life is on it, and the moment by which it must have ended."""
+        """Host that is leaving the job with this life on it, and the moment by which the life must end."""
 
 
 class Supervisor:

@@ -53,7 +53,7 @@ Reports = dict[str, HostReport]
 def check_hosts(
     engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
 ) -> list[HostReport]:
-    """Start an agent on each host, check the host, and end the agent; each host is checked, whatever fails on others.
+    """Start an agent on each host, check the host, and end the agent; a failure on one host does not stop the others.
 
     Args:
         engine: the engine that starts the agents.
@@ -90,7 +90,7 @@ def check_hosts(
 
 
 class _Checked(Opened):
-    """Hosts that are checked; each is reported, whatever fails on others."""
+    """Hosts that are checked; a failure on one is reported, and does not stop the others."""
 
     def __init__(self, woken: Connection, reports: Reports) -> None:
         super().__init__(woken)

@@ -364,7 +364,7 @@ class Slurm(Cluster):
 
 def _again(job: Job, before: Path) -> Job:
     """Return the job for a launcher's restart: it resumes from the newest checkpoint, or begins anew without one."""
-    from distbelief.record.checkpoints import Checkpoints  # with torch
+    from distbelief.record.checkpoints import Checkpoints  # imports torch
 
     if Checkpoints(before).latest() is not None:
         return replace(job, out=str(before), resume=True)

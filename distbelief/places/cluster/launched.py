@@ -135,9 +135,9 @@ def parent_process() -> str:
 
 
 def told_of(start: Launched) -> Json:
-    """Return the record of a start in its run folder, by which the next start finds it after a launcher's restart.
+    """Return the record of a start in its run folder, by which a restart of the launcher finds that folder.
 
-    Each command is distinguished: a launcher may have started a script with several commands, one after another.
+    Each command is distinguished, since a launcher may have started a script with several commands.
     """
     command = hashlib.sha256(shlex.join(sys.orig_argv[1:]).encode()).hexdigest()[:16]
     return {"launcher": start.launcher, "name": start.name, "command": command, "by": parent_process()}

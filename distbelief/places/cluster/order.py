@@ -40,7 +40,7 @@ class OrderedHosts(NamedTuple):
 
 
 def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
-    """Order hosts by the topology of a file, else by Slurm's description of its switches, else leave them as they are.
+    """Order hosts by the topology of a file, or by Slurm's description of its switches; without either, keep the order.
 
     Faults of Slurm's description are only noted.
 

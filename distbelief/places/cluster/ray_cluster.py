@@ -83,7 +83,7 @@ class RayInvitation:
         for rank, task in self._tasks.items():
             if task in ended:
                 ending = ""
-                with contextlib.suppress(Exception):  # whatever Ray raises for a task that failed
+                with contextlib.suppress(Exception):  # Ray raises errors of many kinds for a failed task
                     ending = str(self._ray.get(task))
                 raise JobFailed(
                     f"host {self._nodes[rank - 1][1]}: its agent has ended, {ending or 'and Ray does not say how'}; "

@@ -69,9 +69,9 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
 class OwnProcess:
     """Participation of this process in a job.
 
-    The user's loop runs turns of the driver, and computes in between. An interrupt during a turn lets the replica leave
-    the job by the next one. SIGINT is handled from the first turn in a cell on, since a notebook sets its own handler
-    before each cell.
+    The user's loop runs turns of the driver, and computes in between. After an interrupt during a turn, the replica
+    leaves the job in the next one. SIGINT is handled from the first turn in a cell on, since a notebook sets its own
+    handler before each cell.
 
     Args:
         path: the path of the ticket.
@@ -136,7 +136,7 @@ class OwnProcess:
 
     def _interrupt(self, *_: object) -> None:
         """Leave the job, then raise the interrupt; a second interrupt does not wait."""
-        if self.replica.here and self._leave_by == math.inf:  # else it is a worker that was forked from this process
+        if self.replica.here and self._leave_by == math.inf:  # otherwise this is a worker forked from the process
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             if self._turns:
                 self._words.say(Interrupt("Ctrl-C"))

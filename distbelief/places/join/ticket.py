@@ -175,7 +175,7 @@ class TicketServer:
                 connection.greet()  # type: ignore[attr-defined]  # a TlsSocket: the context makes no other
                 if connection.peer != GUEST:  # type: ignore[attr-defined]  # as above
                     return
-            if self._keeps:  # from here on neither this clock nor `close` cuts it off
+            if self._keeps:  # from here on neither the timer nor `close` cuts it off
                 late.cancel()
                 kept = bool(self._visitors.pop(visitor))
             self._take(connection)
