@@ -1,4 +1,4 @@
-"""One attempt of a job: its run folder, what it goes on from, and whoever writes down and shows what happens."""
+"""One attempt of a job: its run folder, the checkpoint that it resumes from, and its records and their display."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluates(settings: Settings, task: Task) -> bool:
     """Return whether a job measures its model as it goes.
 
     Raises:
-        UsageError: a target or a rhythm that the task has no test set for.
+        UsageError: a target or an evaluation interval is set, and the task has no test set for it.
     """
     aims = {"target_accuracy": "" if ACCURACY in task.metrics else "accuracy to reach it", "target_loss": ""}
     for name, lacks in aims.items():
@@ -44,15 +44,15 @@ def evaluates(settings: Settings, task: Task) -> bool:
 
 
 class Attempt:
-    """A run folder opened for a job; `record` is handed everything that happens, `finish` gives the result.
+    """A run folder opened for a job; `record` takes each record, and `finish` returns the result.
 
     Args:
-        job: what is run.
-        settings: of it.
-        view: how it is shown; None for not at all.
-        began: the time, on the clock of the records, at which it begins.
-        kept: whether there is a folder at all.
-        more: what else `job.json` is to hold (the simulated cluster, say).
+        job: the job.
+        settings: the settings of the job.
+        view: its display; None for none.
+        began: the time at which it begins, on the clock of the records.
+        kept: whether to create a run folder.
+        more: further contents of `job.json`, such as the simulated cluster.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Attempt:
         self.checkpoint = ""
         self.begun = False
         self._changes: list[str] = []
-        """Sentences about what is otherwise than in the attempt before."""
+        """Sentences that describe what changed since the attempt before."""
         optimizers.check(settings.optimizer)
         self._description = self._describe(more or {})
         try:
@@ -94,8 +94,8 @@ class Attempt:
             self.recorder = Recorder(self.folder, self._description)
         except BaseException:
             if self.folder:
-                if not (job.resume or self.folder.gone):  # a folder that another job has locked is that job's
-                    self.folder.remove()  # which was empty, or not there
+                if not (job.resume or self.folder.gone):  # a folder locked by another job belongs to that job
+                    self.folder.remove()  # it was empty, or did not exist
                 self.folder.unlock()
             raise
 
@@ -133,7 +133,7 @@ class Attempt:
                 "begin another run from its weights,"
                 f" with --init-from {out}"
             )
-        # what was asked for: a script may have named another batch size, and will again
+        # Compare the options as they were given: a script may have changed the batch size, and will do so again.
         kept, asks = before.get("settings", {}), flat(self.settings)
         kept.setdefault("data", OWN_DATA if kept.get("own_data") else SHARED)
         for name in ("batch_size", "drop_last", "order", "data", "seed"):
@@ -150,7 +150,7 @@ class Attempt:
             self._changes.append(f"its job.json has {', '.join(gone)}, no setting of {strategy}: it goes on without")
 
     def go_back(self) -> int:
-        """Go on from the newest checkpoint; returns its number.
+        """Go on from the newest checkpoint, and return its number.
 
         Raises:
             CheckpointError: there is none, or it is corrupt.
@@ -166,25 +166,25 @@ class Attempt:
 
     @property
     def start(self) -> StartingPoint:
-        """From where it goes on."""
+        """Starting point of the attempt: its checkpoint, or the beginning."""
         made = self.manifest
         return StartingPoint(self.checkpoint, made.position, made.samples, made.number + 1) if made else ANEW
 
     def record(self, moment: float, role: str, record: Record) -> None:
-        """Write down and show what a role recorded at a moment."""
+        """Store and show a role's record of one moment."""
         seconds = moment - self._began
         if isinstance(record, Started) and not self.begun:
             self.begun = True
             if self.folder:
                 with contextlib.suppress(OSError):
-                    self.folder.result.unlink(missing_ok=True)  # of the attempt before: this one may be killed
+                    self.folder.result.unlink(missing_ok=True)  # left by the attempt before; this one may be killed
         self.recorder.take(seconds, record)
         self.live.take(seconds, record, self.recorder.summary)
         if isinstance(record, Started) and self._changes:
             self._note_changes(moment)
 
     def _note_changes(self, moment: float) -> None:
-        """Write down what has changed since the attempt before."""
+        """Record what has changed since the attempt before."""
         changes, self._changes = self._changes, []
         assert self.folder is not None
         try:
@@ -195,10 +195,10 @@ class Attempt:
             self.record(moment, SUPERVISOR, Note(change))
 
     def keep_folder(self, moment: float) -> bool:
-        """Make the run folder again where somebody has deleted it, so that the run can be read; whether that was so.
+        """Create a deleted run folder again, so that the run can be read; return whether it was deleted.
 
         Raises:
-            UsageError: it cannot be made.
+            UsageError: it cannot be created.
         """
         if self.folder is None or not self.folder.gone:
             return False
@@ -209,8 +209,9 @@ class Attempt:
         return True
 
     def finish(self) -> Json:
-        """End the view and write the result; a run that never began leaves no folder, and one that was not resumed the
-        result it had.
+        """End the display, and write the result.
+
+        A run that never began leaves no folder. If it was a resumed one, it leaves the result that it had.
         """
         self.live.close()
         result, folder = self.recorder.finish(write=self.begun), self.folder

@@ -1,4 +1,4 @@
-"""Channel between whoever starts and watches processes and one of these, or the agent of another host."""
+"""Channel between a supervisor and a process, or between a supervisor and the agent of another host."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from distbelief.transport.secure import RECORD, TlsSocket
 MESSAGE_LIMIT = 1 << 24
 """Longest message on a channel, in bytes."""
 TEXT_LIMIT = 8000
-"""Longest text of a failure, in characters: a message that is written in one piece is never half there."""
+"""Longest text of a failure, in characters. A message written in one piece is never left half written."""
 BEAT_SECONDS = 1.0
-"""Between two signs of life of an agent."""
+"""Seconds between two beats of an agent."""
 SILENCE_SECONDS = 45.0
-"""Without a sign of life, after which the other end is gone. A cable that was cut for 15 s is heard from again within
-30; links between roles give up a peer no earlier."""
+"""Seconds without a beat after which the other end counts as gone. After a cable was cut for 15 s, messages arrive
+again within 30 s. Links between roles wait at least as long for a peer.
+"""
 MARK = b"\0distbelief agent\n"
-"""First bytes of an agent: whatever a login shell prints before them is none of its messages."""
+"""First bytes from an agent; anything that a login shell prints before them is not a message."""
 
 _PIECE = 1 << 16
 _MOST = 1 << 22
-"""Bytes that wait for either end, beyond which no more are read from the other."""
+"""Number of bytes waiting for one end, beyond which no more are read from the other."""
 PARTING_SECONDS = 5.0
-"""Limit for sending the last words."""
+"""Limit in seconds for sending the last bytes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 OF_PROCESS: Callable[[bytes], ChannelMessage] = msgspec.msgpack.Decoder(ProcessMessage).decode
@@ -41,12 +42,12 @@ OF_PREDICTION: Callable[[bytes], ChannelMessage] = msgspec.msgpack.Decoder(Predi
 
 
 class Channel:
-    """One end of a channel: in both directions a message is its length in 4 bytes, and itself; never a pickle.
+    """One end of a channel. Each message is preceded by its length in 4 bytes; nothing is pickled.
 
     Args:
-        connection: to read from.
-        writes: to write to, where that is another.
-        decode: of what the other end may say.
+        connection: the connection to read from.
+        writes: the connection to write to, if it is another one.
+        decode: the decoder of the other end's messages.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Channel:
         self.connection, self._writes, self._decode = connection, writes or connection, decode
 
     def say(self, message: ChannelMessage) -> None:
-        """Send a message; to an end that is gone, nothing."""
+        """Send a message; do nothing if the other end is gone."""
         if isinstance(message, Failed) and len(message.text) > TEXT_LIMIT:
             message = Failed(message.kind, "..." + message.text[-TEXT_LIMIT:])
         try:
@@ -67,10 +68,10 @@ class Channel:
             return
 
     def hear(self) -> ChannelMessage | None:
-        """The next message; None when the other end is gone, be it in the middle of one.
+        """Return the next message; None when the other end is gone, even in the middle of a message.
 
         Raises:
-            RemoteProtocolError: what comes is no message.
+            RemoteProtocolError: the bytes received are not a message.
         """
         try:
             return self._decode(self.connection.recv_bytes(MESSAGE_LIMIT))
@@ -80,10 +81,10 @@ class Channel:
             return None
 
     def hear_all(self, take: Callable[[ChannelMessage], None]) -> bool:
-        """Hand over every message that is here; False when the other end is gone.
+        """Pass on every message that has arrived; return False when the other end is gone.
 
         Raises:
-            RemoteProtocolError: what is here is no message.
+            RemoteProtocolError: the bytes received are not a message.
         """
         try:
             while self.connection.poll():
@@ -95,16 +96,16 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Say no more; the other end sees that."""
+        """Close both directions; the other end notices it."""
         self.connection.close()
         self._writes.close()
 
 
 class Bridge:
-    """Carries bytes both ways between a TLS connection and `line`, until either ends.
+    """Carrier of bytes in both directions between a TLS connection and `line`, until either of them ends.
 
     Args:
-        far: greeted already.
+        far: the TLS connection, after its handshake.
     """
 
     def __init__(self, far: TlsSocket) -> None:
@@ -119,17 +120,17 @@ class Bridge:
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended."""
+        """True once it has ended."""
         return not self._thread.is_alive()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long for its end; whether it has."""
+        """Wait so many seconds for its end, and return whether it has ended."""
         self._thread.join(seconds)
         return self.over
 
     def cut(self) -> None:
-        """End it, whatever is still to be sent."""
-        with contextlib.suppress(OSError):  # below TLS, whose state the thread may be using
+        """End it at once, even if bytes remain to be sent."""
+        with contextlib.suppress(OSError):  # below TLS, since the thread may be using its state
             socket.socket.shutdown(self._far, socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -144,7 +145,7 @@ class Bridge:
             self._near.close()
 
     def _turn(self) -> bool:
-        """Carry what is there; False when an end has said its last."""
+        """Carry the bytes that are available; return False when an end has sent its last bytes."""
         poll = select.poll()
         for end, comes, goes in ((self._far, self._back, self._out), (self._near, self._out, self._back)):
             poll.register(end, (len(comes) <= _MOST) * select.POLLIN | bool(goes) * select.POLLOUT)
@@ -153,14 +154,15 @@ class Bridge:
         far = self._take(self._far, self._back)
         self._give(self._near, self._back)
         self._give(self._far, self._out)
-        if not far:  # its last words are handed on, as long as anybody hears them
+        if not far:  # pass on its last bytes, as long as the receiver is there
             self._near.setblocking(True)
             self._near.sendall(self._back)
         return near and far
 
     def _part(self) -> None:
-        """Send the last words, and read until the other end closes too: were this one closed with anything unread, TCP
-        would reset the connection, and the last words could be lost on their way.
+        """Send the last bytes, and read until the other end closes too.
+
+        If this end closed with unread bytes, TCP would reset the connection, and the last bytes could be lost.
         """
         end = time.monotonic() + PARTING_SECONDS
         self._far.settimeout(PARTING_SECONDS)
@@ -171,7 +173,10 @@ class Bridge:
             pass
 
     def _take(self, end: socket.socket, into: bytearray) -> bool:
-        """Read what is there; False at the end, also where that is a reset: what came before it is handed on."""
+        """Read the bytes that are available; return False at the end of the connection.
+
+        A reset counts as the end too: the bytes that came before it are passed on.
+        """
         room = bytearray(max(_PIECE, RECORD))
         with contextlib.suppress(BlockingIOError):
             while len(into) <= _MOST:
@@ -185,6 +190,6 @@ class Bridge:
         return True
 
     def _give(self, end: socket.socket, data: bytearray) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # what is still to be read is not lost by it
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the bytes still to be read are not lost by it
             while data:
                 del data[: end.send(bytes(data[:_PIECE]))]

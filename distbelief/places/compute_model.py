@@ -1,4 +1,4 @@
-"""Compute times of steps: a distribution, slow replicas, steps that now and then straggle; real steps padded so."""
+"""Compute times of steps: a distribution, slow replicas and stragglers; and padding of real steps to them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SPREADS = ("constant", "lognormal", "exponential")
 
 
 class ComputeModel(CheckedStruct, frozen=True):
-    """The compute times of a cluster."""
+    """Compute times of the replicas of a cluster."""
 
     step: float = 1e-3
     """Mean seconds of a step."""
     spread: str = "lognormal"
-    """constant, lognormal or exponential around the mean."""
+    """Distribution around the mean: constant, lognormal or exponential."""
     variation: float = 0.2
     """Standard deviation of the lognormal, as a fraction of the mean."""
     slow: dict[int, float] = msgspec.field(default_factory=dict)
-    """Replicas that are always slower, and how many times."""
+    """Replicas that are always slower, each with its factor."""
     straggle_chance: float = 0.0
-    """Chance that a step takes `straggle_factor` times as long."""
+    """Probability that a step takes `straggle_factor` times as long."""
     straggle_factor: float = 10.0
 
     def check(self, replicas: int) -> None:
-        """Refuse one that is impossible for so many replicas.
+        """Refuse values that are impossible for so many replicas.
 
         Raises:
-            UsageError: naming the value.
+            UsageError: names the value.
         """
         if self.spread not in SPREADS:
             raise unknown("spread of compute times", self.spread, SPREADS)
@@ -51,12 +51,12 @@ class ComputeModel(CheckedStruct, frozen=True):
                 raise UsageError(f"{roles.replica(replica)} slower {factor} times: must be more than 0, and finite")
 
     def stopwatch(self, replica: int, seed: int, partition: int = 0) -> Stopwatch:
-        """The times of one replica's steps, or of one partition's, from a seed."""
+        """Return the step times of one replica, or of one partition, drawn from a seed."""
         return Stopwatch(self, replica, seed, partition)
 
 
 class Stopwatch:
-    """Draws one replica's compute times.
+    """Generator of one replica's compute times.
 
     >>> ComputeModel(step=2.0, spread="constant", slow={1: 4.0}).stopwatch(1, seed=0).draw()
     8.0
@@ -66,12 +66,12 @@ class Stopwatch:
         self._compute = compute
         self._chance = random.Random(f"{seed}/{replica}.{partition}" if partition else f"{seed}/{replica}")
         self._mean = compute.step * compute.slow.get(replica, 1.0)
-        # a lognormal of mean 1 and the standard deviation asked for
+        # a lognormal with mean 1 and the standard deviation of the options
         self._sigma = math.sqrt(math.log1p(compute.variation**2))
         self._mu = -(self._sigma**2) / 2
 
     def draw(self) -> float:
-        """Seconds of the next step."""
+        """Return the seconds of the next step."""
         compute, seconds = self._compute, self._mean
         if compute.spread == "lognormal":
             seconds *= self._chance.lognormvariate(self._mu, self._sigma)
@@ -83,7 +83,7 @@ class Stopwatch:
 
 
 class Padding:
-    """Draws a replica's sleep after each step, to be as slow as a compute model has it; never faster than it is.
+    """Generator of a replica's sleep after each step, which makes the step as slow as a compute model has it.
 
     >>> Padding(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
     7.5
@@ -94,7 +94,10 @@ class Padding:
         self._factors = msgspec.structs.replace(compute, step=1.0).stopwatch(replica, seed)
 
     def rest(self, elapsed: float, share: float = 1.0, begins: bool = True) -> float:
-        """Seconds to sleep for a step, or the share of one that `begins` or goes on, that took `elapsed` seconds."""
+        """Return the seconds to sleep after a step that took `elapsed` seconds.
+
+        A step may be done in several shares: the first `begins` it, and the others go on with it.
+        """
         if begins:
             self._factor = self._factors.draw()
         return max(0.0, max(self._least * share, elapsed) * self._factor - elapsed)

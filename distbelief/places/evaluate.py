@@ -1,4 +1,4 @@
-"""Measures the model that a run left behind."""
+"""Evaluation of the model of a run."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ def evaluate(
     task: str | None = None,
     inference: str = "float32",
 ) -> Json:
-    """Accuracy and loss of a run's `model.safetensors`, or of a compressed file, on its task's test set.
+    """Return the accuracy and loss of a run's `model.safetensors`, or of a compressed file, on its task's test set.
 
     Args:
-        run: the run folder, or the file.
-        data_dir: folder of the data; None for the one that the run was given.
-        device: where to compute.
-        task: of a file whose task is no built-in one.
-        inference: float32, int8, or, of a file, ids, as for `distbelief.load`.
+        run: the run folder, or the compressed file.
+        data_dir: the folder of the data; None for the folder that the run used.
+        device: the device to compute on.
+        task: the task of a compressed file, if it is not a built-in one.
+        inference: float32, int8 or, for a compressed file, ids; as for `distbelief.load`.
 
     Returns:
-        run (or file), task, samples, test_accuracy (0 to 1; None where the task has none), test_metrics (of other
-        metrics, by name), test_loss, inference, model_bytes (of all its tensors in memory) and seconds (of measuring).
+        run (or file), task, samples, test_accuracy (0 to 1; None where the task has none), test_metrics (the other
+        metrics by name), test_loss, inference, model_bytes (of all its tensors in memory) and seconds (of the
+        evaluation).
 
     Raises:
-        UsageError: no such run, or its task has no name or no test set; or a file's is no built-in one and none is
-            named.
+        UsageError: there is no such run, or its task has no name or no test set; or a file's task is not built in, and
+            none is named.
         LayoutError: the task's model does not fit the file.
-        CheckpointError: the run has no model yet, or another one.
-        DataError: the data cannot be had, or the file is truncated, foreign or spoilt.
+        CheckpointError: the run has no model yet, or another model.
+        DataError: the data are not available, or the file is truncated, foreign or corrupt.
     """
     path = Path(admit(run, str | os.PathLike, f"evaluate({shown(run)})"))
     admit(task, str | None, f"evaluate(task={shown(task)})")
@@ -82,24 +83,24 @@ def evaluate(
 
 
 class TrainedModel(NamedTuple):
-    """A model that was trained, before it is built."""
+    """A trained model, before it is built."""
 
     task: Task
     seed: int
     values: Path | ModelFile
-    """A file of safetensors, or a compressed one."""
+    """Its values: a safetensors file, or a compressed one."""
 
 
 def find(path: Path, data_dir: str | None = None, task: str | None = None) -> TrainedModel:
-    """The model of a run folder, or of a compressed file.
+    """Return the model of a run folder, or of a compressed file.
 
     Args:
-        path: of either.
-        data_dir: folder of the data; None for the one that the run was given.
-        task: what builds the model where the run has no name for its task, or a file's is no built-in one.
+        path: the run folder, or the file.
+        data_dir: the folder of the data; None for the folder that the run used.
+        task: the task that builds the model, if the run does not name its task, or the file's is not built in.
 
     Raises:
-        UsageError, CheckpointError, DataError: as `evaluate`.
+        UsageError, CheckpointError, DataError: as in `evaluate`.
     """
     if path.is_file():
         file = read(path)
@@ -130,18 +131,18 @@ def trained(
     index: int = 0,
     inference: str = "float32",
 ) -> tuple[Task, nn.Module]:
-    """The task and the model of a run folder, or of a compressed file.
+    """Return the task and the model of a run folder, or of a compressed file.
 
     Args:
-        path: as for `find`, and so the folder of the data and the task.
-        data_dir: folder of the data.
-        device: where the model is to be, as replica `index` has it.
-        task: that builds the model.
-        index: which of several processes on one machine asks.
+        path: the run folder, or the file.
+        data_dir: the folder of the data, as for `find`.
+        device: the device of the model, as replica `index` has it.
+        task: the task that builds the model, as for `find`.
+        index: the number of this process among several on one machine.
         inference: float32, int8 or ids.
 
     Raises:
-        UsageError, LayoutError, CheckpointError, DataError: as `evaluate`.
+        UsageError, LayoutError, CheckpointError, DataError: as in `evaluate`.
     """
     found, seed, values = find(path, data_dir, task)
     model = build_model(found, seed, device, index)
@@ -152,13 +153,13 @@ def trained(
 
 
 def figures_of(measured: Measured) -> Json:
-    """The figures of a test set in what `evaluate` and `predict` return."""
+    """Return the test results, under the names that `evaluate` and `predict` use."""
     return {"test_accuracy": measured.accuracy, "test_metrics": measured.metrics, "test_loss": measured.loss}
 
 
 @contextlib.contextmanager
 def threads(most: int) -> Iterator[None]:
-    """Have torch compute with so many threads at most; with one, as replicas do."""
+    """Let torch compute with at most so many threads; with one, as replicas do."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(most, before))
     try:

@@ -1,4 +1,4 @@
-"""Explanation of a job's end: who has died and how, and what the user can do."""
+"""Explanation of a job's end: the roles that died, their last states, and the remedy for the user."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distbelief.errors import Interrupted, JobFailed
 
 
 class Explanation(msgspec.Struct):
-    """Explanation of the deaths of one job, and of what it can go on from."""
+    """Explanation of the deaths in one job, and the checkpoint from which the job can go on."""
 
     checkpoint: int = 0
     """Number of the newest checkpoint; 0 where there is none."""
     run: str = ""
-    """The run folder, "" where there is none."""
+    """Path of the run folder; "" where there is none."""
     reported_loss: str = ""
-    """First word of a role that told only of somebody else who is gone."""
+    """First report of a role that failed only because another is gone."""
     deaths: dict[str, str] = {}
-    """End of the last life of each role, of those that nobody meant to end."""
+    """Description of each role's last death, except the deaths that were intended."""
     _last_words: dict[str, str] = {}
 
     def error(self, finished: Finished | None, started: bool) -> JobFailed | None:
-        """The error for how a job has ended, or (None) for one that has never said how; None where it ended well."""
+        """Return the error for a job's end; None if it ended well. `finished` is None if the job reported no end."""
         if finished is None:
             return self.explain(self.reported_loss or "the job ended without a result")
         if finished.outcome is Outcome.FAILED:
@@ -33,15 +33,15 @@ class Explanation(msgspec.Struct):
         return Interrupted("interrupted before the job began") if never_began else None
 
     def cause(self, error: BaseException) -> Cause:
-        """Why a job failed that an error has ended."""
+        """Return the cause of a job's failure, given the error that ended it."""
         return Cause.COORDINATOR_DIED if roles.COORDINATOR in self.deaths else cause_of(error)
 
     def explain(self, reason: str, role: str = "") -> JobFailed:
-        """The error for a job that failed: who is gone, and how it ended.
+        """Return the error for a failed job, with the roles that are gone and the way each ended.
 
         Args:
-            reason: why it failed.
-            role: the one whose death is the cause, where one's is.
+            reason: the reason of the failure.
+            role: the role whose death is the cause; "" if none.
         """
         for one in (roles.COORDINATOR, role):
             if one in self.deaths:
@@ -50,23 +50,23 @@ class Explanation(msgspec.Struct):
         return self.failed(f"{reason} ({deaths})" if deaths else reason) if self.deaths else JobFailed(reason)
 
     def repeats(self, role: str, said: str) -> bool:
-        """Return whether a life of a role has failed with the words of the last."""
+        """Return whether this life of a role failed with the same text as the one before."""
         before, self._last_words[role] = self._last_words.get(role), said
         return bool(said) and said == before
 
     def gone(self, role: str) -> JobFailed:
-        """The error for a job that cannot go on without a role."""
+        """Return the error for a job that cannot go on without a role."""
         return self.failed(f"{role} is gone: {self.deaths[role]}")
 
     def failed(self, what: str, kind: type[JobFailed] = JobFailed) -> JobFailed:
-        """The error for a job that this has ended, with what the user can do."""
+        """Return the error for a job that ends for this reason, with the remedy for the user."""
         error = kind(f"{what}; {self.remedy}")
         error.run = self.run if self.checkpoint else ""
         return error
 
     @property
     def remedy(self) -> str:
-        """Return what the user can do."""
+        """Remedy for the user."""
         if self.checkpoint:
             return f"go on from checkpoint {self.checkpoint} with --resume"
         return "there is no checkpoint yet to go on from: start anew"

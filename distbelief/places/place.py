@@ -1,4 +1,4 @@
-"""A place, where lives of roles are started and ended; what it and its supervisor tell each other; and their waits."""
+"""A place, which starts and ends lives of roles; the events and effects of its supervisor; and their limits."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from distbelief.places.messages import ChannelMessage
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """Event: a life of a role is there no more."""
+    """Event: a life of a role has ended."""
 
     role: str
     incarnation: int
     how: str = ""
-    """End in words; "" where that is not to be told when the job fails."""
+    """Description of the end; "" if it is not reported when the job fails."""
     killed: bool = False
-    """True if a signal ended it, and no error of its own."""
+    """True if a signal ended it, rather than an error of its own."""
     done: bool = False
-    """True if it had played its role to the end."""
+    """True if it had done its part."""
     resumable: bool = True
-    """True if a next life could go on here: not where a coordinator's journal is broken, or no host has room."""
+    """True if another life can follow here. False if a coordinator's journal is broken, or no host has room."""
 
 
 class Said(msgspec.Struct, frozen=True):
-    """Event: a role has said a word to whoever started it, or has recorded something."""
+    """Event: a role has sent a message to its supervisor, or has recorded something."""
 
     role: str
     incarnation: int
@@ -36,7 +36,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Event: a standby that was to succeed its shard plays it now, and goes by the shard's name; its own is free."""
+    """Event: a standby has taken over its shard and its name; the standby's own name is free."""
 
     standby: str
 
@@ -45,35 +45,35 @@ class Tick(msgspec.Struct, frozen=True):
     """Event: time has passed."""
 
     stopped: Mapping[str, int] = {}
-    """The roles whose processes are stopped by a signal, with the ids of these."""
+    """Roles whose processes are stopped by a signal, with their process ids."""
     busy: Set[str] = frozenset()
-    """The roles whose processes compute, where they run a user's script."""
+    """Roles whose processes compute, where they run a user's script."""
 
 
 def check_leave_within(seconds: float, without: str) -> None:
-    """Refuse an impossible time to leave in.
+    """Refuse an impossible value of `--leave-within`.
 
     Args:
-        seconds: what `--leave-within` says.
-        without: what leaving it off does.
+        seconds: the value of `--leave-within`.
+        without: the effect of leaving the option off.
 
     Raises:
-        UsageError: naming the value.
+        UsageError: names the value.
     """
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"--leave-within {seconds:g}: is a number of seconds, 0 or more; leave it off to {without}")
 
 
 class Interruption(msgspec.Struct, frozen=True):
-    """Event: the person who runs the job wants it to end, or a host of it to go."""
+    """Event: a request of the user to end the job, or of a host to leave it."""
 
     why: str
     host: str = ""
-    """Host where he said so; "" for here. A launcher tells all hosts at once, which is once."""
+    """Host of the request; "" for this one. A launcher's request to all hosts counts once."""
     lives: tuple[tuple[str, int], ...] = ()
-    """Those of that host."""
+    """Roles and incarnations on that host."""
     within: float = 0.0
-    """Seconds in which the host may leave a job that goes on; 0 where it may not."""
+    """Seconds within which the host may leave a job that goes on; 0 if it may not leave."""
     replaceable: bool = False
     """True if another host could hold its shards."""
 
@@ -88,7 +88,7 @@ Event = Ended | Said | Moved | Tick | Interruption | Unable
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Effect: begin a life of a role."""
+    """Effect: start a life of a role."""
 
     role: str
     incarnation: int
@@ -102,20 +102,20 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Vacate(msgspec.Struct, frozen=True):
-    """Effect: begin no more lives on a host, and let it go as soon as none is there; of places with several."""
+    """Effect: start no more lives on a host, and release it once none is left; for places with several hosts."""
 
     host: str
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Effect: say a word to the latest life of a role."""
+    """Effect: send a message to the latest life of a role."""
 
     role: str
     word: ChannelMessage
 
 
 class TickLater(msgspec.Struct, frozen=True):
-    """Effect: tell the supervisor `Tick` in so many seconds."""
+    """Effect: send the supervisor a `Tick` in so many seconds."""
 
     seconds: float
 
@@ -124,40 +124,40 @@ Effect = Start | Kill | Vacate | Tell | TickLater | effects.WriteRecord
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """Limits of a supervisor's patience, and its pause, in seconds."""
+    """Time limits of a supervisor, and its pause before a restart, in seconds."""
 
     ending: float = 30.0
-    """Time for a replica to leave, for a process to end after the job, and for a stopped one (SIGSTOP) to go on."""
+    """Limit for a replica to leave, a process to end after the job, or a stopped one (SIGSTOP) to go on."""
     closing: float = 600.0
-    """For an interrupted job to write its checkpoint."""
+    """Limit for an interrupted job to write its checkpoint."""
     silence: float = 20.0
-    """For a word of anybody, before it says for whom it waits."""
+    """Limit without any message, after which the supervisor reports what the job waits for."""
     pause: float = 0.0
-    """From the end of a life to the beginning of the next."""
+    """Pause between the end of one life and the start of the next."""
 
 
 NEVER = Deadlines(float("inf"), float("inf"), float("inf"))
-"""Deadlines of a place where nobody can hang."""
+"""Deadlines of a place where no process can hang."""
 
 
 class Place(Protocol):
-    """Starts lives of roles and ends them. Its supervisor is told `Ended` once for each life, however that ended."""
+    """Place that starts and ends lives of roles. Its supervisor gets one `Ended` for each life, however it ended."""
 
     def start(self, role: str, incarnation: int) -> None:
-        """Begin a life of a role; where that cannot be, the supervisor is told `Unable`."""
+        """Start a life of a role; if that fails, the supervisor gets `Unable`."""
         ...
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of a role at once; nothing, where it has ended already."""
+        """End a life of a role at once; do nothing if it has ended already."""
         ...
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Say a word to the latest life of a role; nothing, where that has ended."""
+        """Send a message to the latest life of a role; do nothing if it has ended."""
         ...
 
 
 def carry_out(place: Place, effect: Effect) -> None:
-    """Have a place do what its supervisor asks of it, whatever the place is."""
+    """Let a place carry out an effect of its supervisor."""
     match effect:
         case Start():
             place.start(effect.role, effect.incarnation)

@@ -1,5 +1,6 @@
-"""Signals: Ctrl-C, SIGTERM and the closing of the terminal, the processes of a container's first one, and whether a
-process was stopped by a signal. Light: a command handles them before it imports anything else.
+"""Signals: the handling of those that end a job, and of those of a container's first process.
+
+The module is light: a command handles signals before it imports anything else.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
-"""The signals that end a job, and what each is called."""
+"""Signals that end a job, each with its name for people."""
 FROM_KERNEL = 0x80
-"""The `si_code` of a signal that no process has sent: of a key, it went to all processes of the terminal."""
+"""The `si_code` of a signal that no process has sent, such as by a key: all processes of the terminal got it."""
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[..., object]) -> Iterator[None]:
-    """Have the signals that end a job handled in the main thread; an ignored one (by nohup, or a shell) stays so."""
+    """Let a handler take the signals that end a job, in the main thread; ignored ones (nohup, a shell) stay ignored."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: own for number in WORDS if (own := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -33,19 +34,19 @@ def handled(handler: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         for number, own in before.items():
-            signal.signal(number, own or signal.SIG_DFL)  # None is what no Python code has set
+            signal.signal(number, own or signal.SIG_DFL)  # None where no Python code had set a handler
 
 
 def raised() -> contextlib.AbstractContextManager[None]:
-    """Have them raise KeyboardInterrupt: whatever was begun is ended as that goes by."""
+    """Let these signals raise KeyboardInterrupt, so that all that was begun is ended on its way."""
     return handled(signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def waitable() -> Iterator[Connection]:
-    """A connection from which a word can be received for each signal that comes, where this is the main thread.
+    """Yield a connection that receives the name of each signal, if this is the main thread.
 
-    Nothing is raised: an exception at any line could be caught by whatever runs there, an import say, and then the
+    Nothing is raised: an exception at any line could be caught by the code that runs there, such as an import. Then the
     signal would be lost.
     """
     import multiprocessing
@@ -56,8 +57,10 @@ def waitable() -> Iterator[Connection]:
 
 
 def leave_process_1() -> None:
-    """Go on in a child, where this is the first process of a container: that one gets no signal which it does not
-    handle, and all orphans, for whom it has to wait. It passes signals on to the child, and ends as that does.
+    """Go on in a child, if this is the first process of a container.
+
+    The first process gets only the signals that it handles, and it has to wait for all orphans. It passes signals on to
+    the child, and exits with the child's status.
     """
     if os.getpid() != 1:
         return
@@ -69,11 +72,11 @@ def leave_process_1() -> None:
 
 
 def _wait_for_all(child: int) -> int:
-    """Wait for whoever ends until a child does, with every signal blocked; returns the child's status."""
+    """Wait for each process that ends, with every signal blocked, until a child does; return that child's status."""
     while True:
         came = signal.sigwaitinfo(signal.valid_signals())
         if came.si_signo != signal.SIGCHLD:
-            if came.si_code != FROM_KERNEL or came.si_signo == signal.SIGHUP:  # which the first one alone may get
+            if came.si_code != FROM_KERNEL or came.si_signo == signal.SIGHUP:  # the first process alone may get SIGHUP
                 os.kill(child, came.si_signo)
             continue
         ended = -1
@@ -85,7 +88,7 @@ def _wait_for_all(child: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal, and can do nothing until it is told to go on."""
+    """Return whether a process is stopped by a signal, until another lets it go on."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"
@@ -94,7 +97,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return what a process has used of the processor, with all that it has started."""
+    """Return the processor time that a process has used, with all processes that it has started."""
     used = 0.0
     with contextlib.suppress(OSError, ValueError):  # it has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The state of a running job: who is there, how far everybody is, and what each waits for, since when and why."""
+"""State of a running job: its members, the progress of each, and what each waits for, for how long and why."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distbelief.record.summary import Summary, in_words
 from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
-"""Limit for a process's answer; one that computes for longer says nothing."""
+"""Limit in seconds for a process's answer; a process that computes for longer does not answer."""
 ASK_SECONDS = 5.0
-"""Limit for the answer of a job's supervisor."""
+"""Limit in seconds for the answer of a job's supervisor."""
 CLIENTS = 8
-"""Most who may wait for an answer or read one at once; more are turned away."""
+"""Most clients that may wait for an answer or read one at once; more are turned away."""
 READING_SECONDS = 0.02
-"""Time between two looks whether somebody who reads his answer slowly can take more of it."""
+"""Seconds between two attempts to send more to a client that reads slowly."""
 ANSWER_LIMIT = 16 << 20
 """Longest answer in bytes."""
 
@@ -36,12 +36,14 @@ def _address(run: str | Path) -> str:
 
 
 class StatusServer:
-    """The supervisor's end: whoever asks is answered once every process has said how it stands, or has had its time.
+    """Server of a supervisor, which answers clients with the job's state.
+
+    It answers once every process has reported its state, or has had its time.
 
     Args:
-        run: the run folder; nobody can ask a job without one.
-        ask: asks every process.
-        answer: makes the state out of what they said.
+        run: the run folder; without one there is no server.
+        ask: asks every process, and returns how many it asked.
+        answer: returns the job's state, given the answers.
     """
 
     def __init__(self, run: Path | None, ask: Callable[[], int], answer: Callable[[Iterable[Standing]], Json]) -> None:
@@ -50,7 +52,7 @@ class StatusServer:
         self._said: dict[str, Standing] = {}
         self._asked, self._deadline = 0, 0.0
         self._readers: list[tuple[socket.socket, memoryview, float]] = []
-        """Readers that have not taken all of their answer yet, the rest of it, and until when they may."""
+        """Clients that have not read all of their answer yet, each with the rest of it and its deadline."""
         self.listener: socket.socket | None = None
         if run is not None:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -64,7 +66,7 @@ class StatusServer:
             self.listener = listener
 
     def serve(self, ready: bool) -> None:
-        """Take those who ask, where the listener is ready, and answer those whose answer is due."""
+        """Accept a client if the listener is ready, and answer those whose answer is due."""
         if ready and self.listener is not None:
             with contextlib.suppress(OSError):
                 client, _ = self.listener.accept()
@@ -92,17 +94,17 @@ class StatusServer:
         self._clients.append(client)
 
     def take(self, standing: Standing) -> None:
-        """Take what a process says of itself."""
+        """Store the state that a process reports."""
         self._said[standing.role] = standing
 
     @property
     def due(self) -> float:
-        """Seconds until somebody must be answered, at most; infinite where nobody waits."""
+        """Seconds until a client must be answered, at most; infinite if none waits."""
         reading = READING_SECONDS if self._readers else float("inf")
         return min(reading, max(0.0, self._deadline - time.monotonic()) if self._clients else float("inf"))
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all connections, and the listener."""
         for client in [*self._clients, *(client for client, _, _ in self._readers)]:
             client.close()
         if self.listener is not None:
@@ -110,7 +112,7 @@ class StatusServer:
 
 
 def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socket, memoryview, float] | None:
-    """Tell somebody as much of his answer as he can take now; None where he needs no more, or has had his time."""
+    """Send a client as much of its answer as it can take; return None once it has all, or its time is over."""
     client, rest, until = reader
     try:
         rest = rest[client.send(rest) :]
@@ -127,16 +129,16 @@ def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socke
 
 
 def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> Json:
-    """The state of a job.
+    """Return the state of a job.
 
     Args:
-        children: role, process id and incarnation of every process.
-        said: what they said.
-        summary: of the job so far.
+        children: the role, process id and incarnation of every process.
+        said: the states that they reported.
+        summary: the summary of the job so far.
     """
     told = {standing.role: standing for standing in said}
     known: dict[str, Json] = {}
-    for standing in told.values():  # what the servers know of the replicas
+    for standing in told.values():  # facts about the replicas that only servers know
         for role, facts in standing.facts.get("of", {}).items():
             for name, value in facts.items():
                 if name == "waits_for":
@@ -144,7 +146,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
                 elif value is not None:
                     known.setdefault(role, {})[name] = max(value, known.get(role, {}).get(name, value))
     here = {role for role, _, _ in children}
-    # replicas on other machines: what the coordinator deals to, and is no process here
+    # replicas on other machines: the coordinator deals to them, and no process here plays them
     guests = [(role, None, 0) for role, facts in known.items() if "minibatches" in facts and role not in here]
     members = []
     for role, pid, incarnation in [*children, *guests]:
@@ -158,7 +160,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         if roles.is_replica(role) and (done := summary.replicas.get(roles.index_of(role))) and summary.seconds:
             member["rate"] = done.steps / summary.seconds
         members.append(member)
-    started = summary.started  # how many evaluations an iteration takes nobody knows
+    started = summary.started  # the number of evaluations in an iteration is not known
     whole = (started.samples_per_epoch * started.epochs or None) if started and started.unit == "epoch" else None
     return {
         "running": True,
@@ -172,10 +174,10 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
 
 
 def status(run: str | Path) -> Json:
-    """The state of the job in a run folder; of one that has ended, its outcome.
+    """Return the state of the job in a run folder; if it has ended, its outcome.
 
     Raises:
-        UsageError: it is no run folder.
+        UsageError: there is no run folder.
         JobFailed: its supervisor does not answer.
     """
     folder = RunFolder.open(run)
@@ -200,7 +202,7 @@ def status(run: str | Path) -> Json:
 
 
 def _ended(folder: RunFolder) -> Json:
-    """The state of a job that nobody answers for."""
+    """Return the state of a job whose supervisor does not listen."""
     if folder.locked:
         reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
         return {
@@ -227,7 +229,7 @@ def _ended(folder: RunFolder) -> Json:
 
 
 def lines(found: Json) -> list[str]:
-    """A state as lines of text.
+    """Return a state as lines of text.
 
     >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})
     ['runs/x: not running; done: all epochs are done']

@@ -1,8 +1,8 @@
-"""The supervisor: a machine that decides who of a job is started, ended and told what, and how the job ends.
+"""The supervisor: a state machine that starts, ends and informs the roles of a job, and decides how the job ends.
 
-A place (processes of this machine, a simulation, the machine of a guest) does what it asks for, and tells it what has
-happened. It reads no clock: every event comes with its moment. The coordinator alone says which lives shards and
-standbys are to have; of all others this decides.
+A place carries out its effects, and reports to it as events. The place is the processes of this machine, a simulation,
+or the machine of a guest. The supervisor reads no clock: every event comes with its moment. The coordinator alone
+decides when shards and standbys start again. The supervisor decides this for all other roles.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from distbelief.places.place import (
 )
 
 NAMES = 8
-"""Most roles told by name in one line."""
+"""Most roles that one line names."""
 
 
 class _Life:
-    """One life of a role that is there."""
+    """One life of a role that has not ended."""
 
     def __init__(self, role: str, incarnation: int) -> None:
         self.role, self.incarnation = role, incarnation
         self.name = role, incarnation
-        """Name by which the place knows it."""
+        """Role and incarnation under which the place knows it."""
         self.left = False
-        """It has left the job in peace: what its script does after that takes as long as it takes."""
+        """True if it has left the job regularly; its script may go on for any time after that."""
         self.stopped_at: float | None = None
         self.said = Failed("", "")
-        """Its last words, where these tell only of somebody else who is gone."""
+        """Its last error, if that reported only that another role is gone."""
         self.why = ""
-        """Why it was killed."""
+        """Reason for which it was killed; "" if it was not."""
         self.mirrors = False
-        """It is a standby, and holds all that its shard does."""
+        """True if it is a standby that holds the whole state of its shard."""
         self.host, self.leave_by = "", float("inf")
-        """The host that was told to go, with this life on it, and when it has to be gone."""
+        """Host that is leaving the job with this life on it, and the moment by which the life must end."""
 
 
 class Supervisor:
-    """Decides who is started and ended; `handle` takes an event and answers with what is to be done.
+    """State machine that starts and ends roles; `handle` takes an event and returns effects.
 
     Args:
-        restarts: how often each role is started anew.
-        explanation: of how the job ends.
-        lasts: whether the coordinator comes again, where it was killed.
-        deadlines: how long it waits for others, and before the next life of a role.
-        script: whether replicas run scripts of the user's, which may do much between two steps, and after the last.
-        guest: whether all that it starts is one replica, which takes part in a job of another machine.
+        restarts: the number of times that each role is restarted.
+        explanation: the explanation of the job's end.
+        lasts: whether a killed coordinator is restarted.
+        deadlines: the limits for others, and the pause before a restart.
+        script: whether replicas run the user's scripts, which may work long between two steps, and after the last.
+        guest: whether it starts only one replica, which takes part in another machine's job.
 
     >>> supervisor = Supervisor(restarts=1)
     >>> supervisor.begin(["coordinator", "replica 0"])
@@ -90,37 +90,37 @@ class Supervisor:
         self.deadlines = deadlines or Deadlines()
         self.explanation = explanation or Explanation()
         self.failure: DistbeliefError | None = None
-        """Why the job is to be ended at once."""
+        """Error for which the job is to end at once."""
         self.finished: records.Finished | None = None
-        """End of the job, as the coordinator says."""
+        """End of the job, as reported by the coordinator."""
         self.started = self.ending = False
         self.listening: Listening | None = None
-        """Address where the coordinator listens; None before it does, and while it is about to come again."""
+        """Address where the coordinator listens; None until it does, also after a restart."""
         self._listened = False
         self._here: dict[str, list[_Life]] = {}
         self._gone: dict[str, Died] = {}
-        """The last end of each role."""
+        """Last end of each role."""
         self._wanted: dict[str, int] = {}
-        """Lives that are to begin, once those before have ended."""
+        """Incarnations to start once the earlier ones have ended, by role."""
         self._due: dict[str, float] = {}
-        """When they are to."""
+        """Moments at which they start."""
         self._died_in: dict[str, int] = {}
-        """Latest life that died of each role, and of the partitions of each replica."""
+        """Latest incarnation that died, by role; all partitions of a replica count as one role."""
         self._moving: dict[str, _Life] = {}
-        """Life that is its shard as soon as it has heard so, by standby."""
+        """Life that becomes its shard once the place has renamed it, by standby."""
         self._interrupts: list[Interruption] = []
         self._leaving: set[str] = set()
-        """Hosts that were told to go."""
+        """Hosts that are leaving the job."""
         self._heard = self._hushed = 0.0
         self._late: DistbeliefError | None = None
-        """Error of a script whose part of the job was done."""
+        """Error of a script after its part of the job was done."""
         self._leave_by = self._end_by = float("inf")
 
-    # what there is
+    # state
 
     @property
     def over(self) -> bool:
-        """Return whether nobody is to be started any more."""
+        """True once no role is started any more."""
         return self.failure is not None or self.finished is not None
 
     def _lives(self) -> Iterator[_Life]:
@@ -130,22 +130,22 @@ class Supervisor:
         return self._here[role][-1] if role in self._here else None
 
     def moves(self, standby: str) -> bool:
-        """Return whether a standby is about to play its shard."""
+        """Return whether a standby is about to take over its shard."""
         return standby in self._moving
 
     @property
     def refusal(self) -> tuple[str, bool] | None:
-        """Why no guest may join now, and whether one may soon; None where one may."""
+        """Reason why no guest may join now, and whether one may join soon; None if one may join."""
         if self.listening is None or not self.started:
             return "it has not begun, or its coordinator is about to come again", True
         return ("the job is ending", False) if self.ending or self.finished is not None else None
 
     def _needs(self, role: str) -> bool:
-        """Return whether the job cannot go on until another takes the place of a role."""
+        """Return whether the job cannot go on without a role."""
         return self._guest or role in (roles.COORDINATOR, roles.SINGLE)
 
     def conclude(self) -> tuple[DistbeliefError | None, records.Finished | None]:
-        """Return how the job ended: the error of a failure, and the record of it that nobody has made yet."""
+        """Return the error of a failed job, and a record of its end if no role has made one."""
         self.failure = self.failure or self.explanation.error(self.finished, self.started)
         if self.failure is None and self._late is not None:
             self.failure = self._late
@@ -155,7 +155,7 @@ class Supervisor:
         return self.failure, records.Finished.of(self.explanation.cause(self.failure), str(self.failure))
 
     def validate(self) -> None:
-        """Assert what holds between two events."""
+        """Assert the invariants between two events."""
         for role, lives in self._here.items():
             numbers = [life.incarnation for life in lives]
             assert numbers == sorted({*numbers}), f"{role} is there as {numbers}"
@@ -167,14 +167,14 @@ class Supervisor:
         assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, and {[*self._wanted]} are to begin"
         assert all(life in self._lives() for life in self._moving.values()), f"{[*self._moving]} move, and are gone"
 
-    # what happens
+    # events
 
     def begin(self, who: Iterable[str]) -> list[Effect]:
         """Start the first life of every role."""
         return [effect for role in who for effect in self._start(role, 0)]
 
     def handle(self, now: float, event: Event) -> list[Effect]:
-        """Take one event, at a moment in seconds, and say what is to be done."""
+        """Handle one event at a moment in seconds; return the effects."""
         match event:
             case Said():
                 self._heard = now
@@ -224,7 +224,7 @@ class Supervisor:
         return []
 
     def _mirrors(self, now: float, record: records.StandbyReady | records.Vacant) -> list[Effect]:
-        """The standby of a shard holds what that does; or does not, and a life of the shard is to begin."""
+        """Note that a shard's standby holds its state; or that it does not, and start the shard again."""
         if life := self._latest(roles.standby_of(record.role)):
             life.mirrors = isinstance(record, records.StandbyReady)
         if isinstance(record, records.StandbyReady):
@@ -233,7 +233,7 @@ class Supervisor:
         return self._fill(now, record.role)
 
     def _listens(self, said: Said, word: Listening) -> list[Effect]:
-        """Tell everybody where the coordinator listens, and it who is gone; and to end the job, if it was to."""
+        """Send all roles the coordinator's address. Send the coordinator all deaths, and a pending interrupt."""
         self.listening, self._listened = word, True
         told: list[Effect] = [Tell(role, word) for role in self._here]
         told += [Tell(said.role, died) for died in self._gone.values()]
@@ -242,12 +242,12 @@ class Supervisor:
         return told
 
     def _leaves(self, lead: str) -> None:
-        """The coordinator lets a replica go, or whoever it is: the end of none of its partitions is a death."""
+        """Note that the coordinator has released a role; if its partitions end now, they have not died."""
         for life in self._lives():
             life.left |= roles.lead_of(life.role) == lead
 
     def _failed(self, said: Said, word: Failed) -> list[Effect]:
-        """Take an error: one that tells only of another's death may come again; any other ends the job."""
+        """Handle an error: it ends the job, unless it only reports that another role has died."""
         if word.kind == JobFailed.__name__:
             self.explanation.reported_loss = self.explanation.reported_loss or word.told
             for life in self._here.get(said.role, ()):
@@ -260,7 +260,7 @@ class Supervisor:
         return []
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
-        """Keep the error of a script whose part of the job was done until the end: it costs nobody the training."""
+        """Keep a script's error until the end of the job: its part was done, and the training goes on."""
         for life in self._here.get(role, ()):
             life.left = True
         if self._late is None:
@@ -269,14 +269,14 @@ class Supervisor:
             self._late.args = (f"{word.told}; that came after the training, which goes to its end{kept}",)
         return [effects.WriteRecord(records.Note(f"{word.told}; its part of the training was done"))]
 
-    # ends and beginnings
+    # starts and ends
 
     def _start(self, role: str, incarnation: int) -> list[Effect]:
         self._here.setdefault(role, []).append(_Life(role, incarnation))
         return [Start(role, incarnation), *([Tell(role, self.listening)] if self.listening else [])]
 
     def _take_away(self, role: str, incarnation: int) -> _Life | None:
-        """The life that a place calls so, which is there no more."""
+        """Remove the life that the place knows by this role and incarnation, and return it."""
         for life in list(self._lives()):
             if life.name == (role, incarnation):
                 self._here[life.role].remove(life)
@@ -286,7 +286,7 @@ class Supervisor:
         return None
 
     def _ended(self, now: float, ended: Ended) -> list[Effect]:
-        """Tell the coordinator, and begin another life, or fail; a standby that was to be its shard was that."""
+        """Report an end to the coordinator, and start another life, or fail the job."""
         life = self._take_away(ended.role, ended.incarnation)
         if life is None:
             return []
@@ -306,7 +306,7 @@ class Supervisor:
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
-        """End the partitions of a replica together: none could go on, or begin the life in which one has died."""
+        """Kill all partitions of a replica together: none could go on, or join an incarnation in which one has died."""
         if not roles.is_replica(life.role):
             return []
         lead, following = roles.lead_of(life.role), self._next_life(life)
@@ -322,7 +322,7 @@ class Supervisor:
         return [effect for sibling in siblings for effect in self._kill(sibling, f"{life.role} is gone")]
 
     def _next_life(self, life: _Life) -> int | None:
-        """Return the life after the latest in which any partition of the replica died; None where that was the last."""
+        """Return the incarnation after the latest in which a partition of the replica died; None if none is left."""
         lead = roles.lead_of(life.role)
         last = self._died_in[lead] = max(self._died_in.get(lead, 0), life.incarnation)
         return last + 1 if last < self._restarts else None
@@ -335,14 +335,14 @@ class Supervisor:
         if self.finished is not None:
             return []
         if known.repeats(role, life.said.text) and not self.started:
-            self.failure = self.failure or known.failed(life.said.told)  # another life would say it again
+            self.failure = self.failure or known.failed(life.said.told)  # another life would fail in the same way
         following = self._next_life(life) if self._comes_again(now, life, ended) else None
         again = following is not None
         if following is not None:
             self._wanted[role] = following
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
-            last = life.incarnation if ended.resumable else self._restarts  # and none comes after it
+            last = life.incarnation if ended.resumable else self._restarts  # no other incarnation follows
             return [*self._tell_of(Died(role, reason, last)), *self._fill(now, role)]
         if again:
             self.listening = None
@@ -351,7 +351,7 @@ class Supervisor:
         return [*self._notes_of(life, how, again), *self._fill(now, role)]
 
     def _comes_again(self, now: float, life: _Life, ended: Ended) -> bool:
-        """Return whether this begins the next life of a role by itself."""
+        """Return whether the supervisor itself starts the next life of a role."""
         if self.failure is not None or not ended.resumable:
             return False
         if life.role in (roles.COORDINATOR, roles.SINGLE):
@@ -361,7 +361,7 @@ class Supervisor:
         return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
 
     def _was_done(self, life: _Life) -> bool:
-        """Return whether another partition of a replica's life has ended in peace: none of that begins another."""
+        """Return whether another partition of the incarnation has ended regularly, so that none of it restarts."""
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
             one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead
@@ -369,7 +369,7 @@ class Supervisor:
         )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
-        """Return what is recorded of a death that the coordinator does not hear of."""
+        """Return the notes about a death that the coordinator is not informed of."""
         told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
         if self._guest:
             told = [life.said.told] * bool(life.said.told)
@@ -377,7 +377,7 @@ class Supervisor:
         return [effects.WriteRecord(records.Note(text)) for text in told]
 
     def _give_up(self, life: _Life, how: str) -> None:
-        """Fail without a role that the job needs."""
+        """Fail the job, which needs this role."""
         if not self._guest:
             self.explanation.deaths[life.role] = how
             self.failure = self.explanation.gone(life.role)
@@ -388,12 +388,12 @@ class Supervisor:
             self.failure = JobFailed(f"{lives}: look for the reason above, or in this machine's log")
 
     def _tell_of(self, died: Died) -> list[Effect]:
-        """Tell the coordinator of a death; one that does not listen yet is told when it does."""
+        """Report a death to the coordinator, now or once it listens."""
         self._gone[died.role] = died
         return [Tell(roles.COORDINATOR, died)] if self.listening else []
 
     def _fill(self, now: float, role: str) -> list[Effect]:
-        """Begin the life of a role that is to be, if one is; a life before it that is still there ends first."""
+        """Start the next life of a role, if one is due; an earlier life that is still there ends first."""
         if role not in self._wanted or role in self._moving or self.over:
             return []
         if role in self._here:
@@ -405,7 +405,7 @@ class Supervisor:
         return self._start(role, self._wanted.pop(role))
 
     def _succeeds(self, record: records.Succeeded) -> list[Effect]:
-        """A standby is its shard from now on, and no life that was granted before."""
+        """Replace a shard by its standby; no other life of the shard is started."""
         self._wanted.pop(record.role, None)
         self._due.pop(record.role, None)
         if (life := self._latest(record.standby)) is None:
@@ -417,7 +417,7 @@ class Supervisor:
         return []
 
     def _moved(self, now: float, standby: str) -> list[Effect]:
-        """A standby plays its shard: should that be there still, it has no say any more."""
+        """Note that the place has renamed a standby to its shard; end a former life of the shard."""
         if (life := self._moving.pop(standby, None)) is None:
             return []
         life.name = life.role, life.incarnation
@@ -433,7 +433,7 @@ class Supervisor:
     # time
 
     def _tick(self, now: float, tick: Tick) -> list[Effect]:
-        """Begin whoever is due, kill whoever holds the job up for too long, and say for whom it waits."""
+        """Start the roles that are due, kill those that delay the job too long, and report what it waits for."""
         told: list[Effect] = []
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
             del self._due[role]
@@ -446,7 +446,7 @@ class Supervisor:
         return told
 
     def _silent(self, now: float, tick: Tick) -> list[Effect]:
-        """Say for whom the job waits: scripts that compute are no trouble, and told of less and less often."""
+        """Report which roles the job waits for; for scripts that compute, less and less often."""
         if busy := [role for role in self._here if role in tick.busy]:
             silent = now - self._heard
             if silent < self._hushed:
@@ -464,7 +464,7 @@ class Supervisor:
         return [effects.WriteRecord(records.Note("; ".join([waits, *named]))), *asked]
 
     def _hold_up(self, now: float, life: _Life, stopped: bool) -> list[Effect]:
-        """Kill one that was waited for too long."""
+        """Kill a life that has delayed the job for too long."""
         seconds = f"{self.deadlines.ending:.0f} s"
         if now > self._end_by:
             return self._kill(life, "the job was over and it did not end")
@@ -479,7 +479,7 @@ class Supervisor:
         return []
 
     def _interrupted(self, now: float, event: Interruption) -> list[Effect]:
-        """First: let the job end in peace, with a checkpoint, or the told host leave. Second: end it now."""
+        """End the job with a checkpoint, or let one host leave; a second interruption ends the job at once."""
         if event.host in self._leaving:
             return []
         if self._spares(event):
@@ -520,15 +520,18 @@ class Supervisor:
 
     @property
     def _ends(self) -> bool:
-        """Return whether the job ends for all, so that no host leaves by itself."""
+        """True if the whole job ends, so that no host leaves by itself."""
         return self.ending or bool(self._interrupts) or self.over
 
     def _replicas_of(self, event: Interruption) -> set[str]:
-        """Those that compute on a host, though some of their partitions may be elsewhere."""
+        """Return the replicas that compute on a host, even if some of their partitions are elsewhere."""
         return {roles.lead_of(role) for role, _ in event.lives if roles.is_replica(role)}
 
     def _spares(self, event: Interruption) -> bool:
-        """Return whether the job goes on without a host: others have replicas, its shards standbys or a checkpoint."""
+        """Return whether the job can go on without a host.
+
+        Other hosts must have replicas, and the host's shards must have standbys or a checkpoint.
+        """
         if not event.within or not self.started or self._ends:
             return False
         leads = self._replicas_of(event)
@@ -543,7 +546,7 @@ class Supervisor:
         )
 
     def _let_leave(self, now: float, event: Interruption) -> list[Effect]:
-        """Ask the replicas of a host to finish what they have begun; what serves there does so until they have."""
+        """Ask the replicas of a host to finish what they have begun; its servers serve until then."""
         self._leaving.add(event.host)
         leads = self._replicas_of(event)
         for life in self._lives():
@@ -563,14 +566,14 @@ class Supervisor:
         ]
 
     def _end_servers(self, host: str) -> list[Effect]:
-        """End what is left on a host that leaves, as soon as no replica is; a job that ends needs it to its end."""
+        """Kill the servers on a leaving host once no replica is left there, unless the whole job ends."""
         there = [life for life in self._lives() if host and life.host == host]
         if self._ends or any(roles.is_replica(life.role) for life in there):
             return []
         return [effect for life in there for effect in self._kill(life, f"host {host} leaves")]
 
     def _cut_short(self, life: _Life) -> list[Effect]:
-        """End one that has not left its host in time: what a replica has not finished is dealt again."""
+        """Kill a life that has not left its host in time; a replica's unfinished minibatches are dealt again."""
         if self._guest:
             self.failure = Interrupted(
                 "what was begun took longer than --leave-within: ended at once, and what this replica held is dealt "

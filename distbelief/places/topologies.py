@@ -1,4 +1,4 @@
-"""The topology that a user names: a shape, or a file of the cluster's own."""
+"""Topology that a user names: a shape, or a file that describes a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from distbelief.network.shapes import EXAMPLES, is_shape, shape
 from distbelief.network.slurm import parse_topology
 
 MOST_CHARACTERS = 1 << 22
-"""The longest file that is read."""
+"""Longest file that is read, in characters."""
 
 
 def topology(text: str) -> Topology:
-    """The topology that is named so.
+    """Return the topology of this name.
 
     Raises:
-        UsageError: there is none; of a file the line is named, and what to do.
+        UsageError: there is none. For a file the message names the line and the remedy.
     """
     if is_shape(text):
         return shape(text)

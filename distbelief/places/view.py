@@ -11,10 +11,10 @@ class View(CheckedStruct, frozen=True):
     quiet: bool = True
     json: bool = False
     title: str = ""
-    """The job in words, which are shown as it starts."""
+    """Description of the job, shown as it starts."""
 
     def show_start(self) -> None:
-        """Say at once what is begun: torch, which comes next, takes seconds."""
+        """Print what begins at once: importing torch, which comes next, takes seconds."""
         if self.title and not (self.quiet or self.json):
             print(f"starting {self.title}", flush=True)
 

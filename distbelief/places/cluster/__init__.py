@@ -1,1 +1,1 @@
-"""Several hosts as one place: who is where, the agents that start roles there, and the engines that start agents."""
+"""Several hosts as one place: the placement of roles, the agents that start them, and the engines that start agents."""

@@ -1,7 +1,7 @@
-"""The agent of a host: starts, watches and ends the roles that are there, as the supervisor of the job asks it to.
+"""Agent of a host: it starts, watches and ends the roles there, as the job's supervisor requests.
 
-It is a process whose standard input and output are its line to the supervisor: when that is closed, or silent for too
-long, it ends with all that it has started.
+Its standard input and output are its line to the supervisor. When that line is closed, or silent for too long, the
+agent ends with all processes that it has started.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from distbelief.transport.addresses import own_addresses
 
 
 class Agent:
-    """Does what is asked on a line, until that ends.
+    """Agent that serves the requests on a line, until the line ends.
 
     Args:
-        line: to the supervisor.
+        line: the line to the supervisor.
     """
 
     def __init__(self, line: Channel) -> None:
@@ -73,7 +73,7 @@ class Agent:
         self._status = 1
 
     def run(self, woken: Connection) -> int:
-        """Serve until the line ends; returns the status of the job, 1 where nobody tells it any more."""
+        """Serve until the line ends; return the job's status, 1 if the supervisor has not sent it."""
         try:
             while self._turn(woken):
                 pass
@@ -82,7 +82,7 @@ class Agent:
         return self._status
 
     def _turn(self, woken: Connection) -> bool:
-        """Wait for whatever comes next, and do it; False at the end."""
+        """Wait for the next event, and handle it; return False at the end."""
         waiting = [self._line.connection, woken, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
@@ -122,7 +122,7 @@ class Agent:
                     child.say(word.word)
 
     def _answer(self, word: ReachHosts | Look | MeasureWays) -> ChannelMessage:
-        """Return the answer to what the supervisor asks before anything is started."""
+        """Return the answer to a request that comes before any role is started."""
         match word:
             case ReachHosts():
                 return HostsReached(network.try_all(word.others))
@@ -133,7 +133,7 @@ class Agent:
     def _start(self, word: StartLife) -> None:
         try:
             self._processes.start(word.role, word.incarnation)
-        except DistbeliefError as error:  # its strategy is not here
+        except DistbeliefError as error:  # the job's strategy is not installed here
             self._line.say(AgentFailed(str(error)))
         if (child := self._child(word.life)) is not None:
             self._line.say(LifeStarted(word.life, child.pid))
@@ -144,7 +144,7 @@ class Agent:
         )
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """Return what the process of a life must know: what the supervisor says, and of this host."""
+        """Return the spec of a process: the supervisor's part of it, with this host's."""
         from distbelief.places.processes.spec import Opening, Spec
 
         packed = self._specs.pop((role, incarnation))
@@ -154,12 +154,12 @@ class Agent:
         where = {"path": [os.getcwd(), *sys.path], "directory": os.getcwd(), "environment": dict(os.environb)}
         return msgspec.msgpack.encode(msgspec.structs.replace(spec, **processes, **where))
 
-    # what is told
+    # reports to the supervisor
 
     def _take(self, child: Child, word: ChannelMessage) -> None:
         life = self._lives[child.role, child.incarnation]
         age = max(0.0, time.monotonic() - word.moment) if isinstance(word, Noted) else 0.0
-        self._line.say(LifeSaid(life, word, age))  # type: ignore[arg-type]  # any that a process says
+        self._line.say(LifeSaid(life, word, age))  # type: ignore[arg-type]  # any message of a process
 
     def _happens(self, event: Event) -> None:
         if isinstance(event, Unable):
@@ -174,11 +174,11 @@ class Agent:
 
 
 def greeting(port: int, mark: str) -> Greeting:
-    """Return what a host is like.
+    """Return the description of this host.
 
     Args:
-        port: where others may try to reach it.
-        mark: a file that it sees where it sees the run folder.
+        port: the port where others may try to reach it.
+        mark: the path of a file in the run folder; a host that sees the file sees the folder.
     """
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
@@ -189,10 +189,10 @@ def greeting(port: int, mark: str) -> Greeting:
 
 
 def look(request: Look) -> Looked:
-    """Return why the data of a task are not here, "" where they are."""
+    """Return the reason why the data of a task are missing, "" if they are available."""
     lacks = ""
     if request.task:
-        from distbelief.tasks import available  # with torch
+        from distbelief.tasks import available  # imports torch
 
         try:
             lacks = available(request.task, request.data_dir or None) or ""
@@ -202,7 +202,7 @@ def look(request: Look) -> Looked:
 
 
 def serve(line: Channel) -> int:
-    """Be the agent of this host; returns the status of the job."""
+    """Run the agent of this host; return the status of the job."""
     setproctitle.setproctitle("distbelief: agent")
     launched.forget(os.environ)
     forkserver.start()
@@ -211,18 +211,18 @@ def serve(line: Channel) -> int:
 
 
 def main() -> None:
-    """Be the agent of this host, on standard input and output."""
-    # what anybody prints is output of this host, and no word; a process that is started has no part in the line
+    """Run the agent of this host, on standard input and output."""
+    # Printed text is output of this host, and must not reach the line. Started processes do not inherit the line.
     line = Channel(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False), OF_HOST)
     os.write(1, MARK)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a login: its line ends with it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed login also closes the line
     sys.path[:0] = [os.getcwd()]
     try:
         serve(line)
-    except UsageError as error:  # this host cannot have processes of ours
+    except UsageError as error:  # this host cannot run our processes
         raise SystemExit(str(error)) from None
 
 

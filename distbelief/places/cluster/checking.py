@@ -1,4 +1,4 @@
-"""Checks of hosts before a job: what each is like, and what is wrong there, each with what to do."""
+"""Checks of hosts before a job: a report of each host, with its problems and their remedies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from distbelief.places.messages import Look, MeasureWays, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
-"""A clock that is further off than this is told of."""
+"""Largest difference of a host's clock, in seconds, that is not reported as a problem."""
 MEMORY = 1 << 30
-"""Less free memory than this is told of, in bytes: what a few processes with torch need."""
+"""Smallest free memory, in bytes, that is not reported as a problem: a few processes with torch need it."""
 MOST_MEASURED = 64
-"""Hosts of which each two are measured, in some minutes."""
+"""Most hosts between which every pair is measured, which takes some minutes."""
 
 
 class HostReport(msgspec.Struct):
@@ -35,15 +35,15 @@ class HostReport(msgspec.Struct):
     cores: int = 0
     gpus: int = 0
     memory: int = 0
-    """Free, in bytes."""
+    """Free memory, in bytes."""
     clock: float = 0.0
-    """Seconds by which it is ahead."""
+    """Seconds by which its clock is ahead."""
     address: str = ""
     """Address by which the others reach it."""
     ways: dict[str, Way] = {}
-    """To the other hosts."""
+    """Measured connections to the other hosts."""
     problems: list[str] = []
-    """Problems, each with what to do."""
+    """Problems, each with its remedy."""
 
 
 Reports = dict[str, HostReport]
@@ -53,19 +53,19 @@ Reports = dict[str, HostReport]
 def check_hosts(
     engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
 ) -> list[HostReport]:
-    """Start an agent on each host, have it look, and end it; what is wrong with one keeps nobody from the others.
+    """Start an agent on each host, check the host, and end the agent; a failure on one host does not stop the others.
 
     Args:
-        engine: starts the agents.
-        names: of the hosts.
-        interface: by whose address they reach each other; "" for any.
-        look: for what each looks.
-        every_two: measure the way between each two, however many they are.
-        woken: ready when a signal has come.
+        engine: the engine that starts the agents.
+        names: the names of the hosts.
+        interface: the network interface by whose address they reach each other; "" for any.
+        look: the request for the data to look for.
+        every_two: whether to measure every pair of hosts, however many they are.
+        woken: a connection that is ready when a signal has come.
 
     Raises:
-        UsageError: the engine is not installed, or there are too many hosts to measure each two.
-        Interrupted: by a signal.
+        UsageError: the engine is not installed, or there are too many hosts to measure every pair.
+        Interrupted: a signal has come.
     """
     if every_two and len(names) > MOST_MEASURED:
         raise UsageError(
@@ -90,20 +90,20 @@ def check_hosts(
 
 
 class _Checked(Opened):
-    """Hosts that are reported, each whatever is wrong with another."""
+    """Hosts that are checked; a failure on one is reported, and does not stop the others."""
 
     def __init__(self, woken: Connection, reports: Reports) -> None:
         super().__init__(woken)
         self.reports = reports
 
     def lose(self, gone: Sequence[RemoteAgent]) -> None:
-        """Report agents that are gone, and go on without them."""
+        """Report agents that are gone, and continue without them."""
         for agent in gone:
             self.reports[agent.name].problems.append(agent.gone)
 
 
 def _describe(agent: RemoteAgent, report: HostReport) -> None:
-    """Describe a host by its agent's greeting, with what is wrong."""
+    """Fill in the report of a host from its agent's greeting, with the problems that it shows."""
     if (greeting := agent.greeting) is None:
         return
     report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
@@ -131,7 +131,7 @@ def _look(checked: _Checked, look: Look) -> None:
 
 
 def _measure(opened: _Checked, interface: str, every_two: bool) -> None:
-    """Find by which address each is reached, and measure the ways between them, one host after the other."""
+    """Find the address by which each host is reached, and measure the connections, one host after the other."""
     reports = opened.reports
     opened.agents = [agent for agent in opened.agents if agent.looked and not agent.gone]
     if not opened.agents:
@@ -161,15 +161,17 @@ def _measure(opened: _Checked, interface: str, every_two: bool) -> None:
 
 
 def _has_measured(agent: RemoteAgent, one: RemoteAgent) -> bool:
-    """Return whether nobody waits for one: it is another agent, or has measured the ways."""
+    """Return whether one agent need not be waited for: it is not `agent`, or has measured."""
     return one is not agent or one.measured is not None
 
 
 def topology_of(reports: Sequence[HostReport]) -> str:
-    """Write a topology.conf by the measured bandwidths; of both ways the faster counts: other work slows one down.
+    """Return a topology.conf for the measured bandwidths.
+
+    The faster direction between two hosts counts, since other work may slow one down.
 
     Raises:
-        UsageError: there is one host, or two between which none was measured.
+        UsageError: there is only one host, or no bandwidth was measured between two of them.
     """
     bandwidths: dict[tuple[str, str], float] = {}
     for host, other in combinations(reports, 2):
@@ -185,12 +187,12 @@ def topology_of(reports: Sequence[HostReport]) -> str:
 
 
 def _bare(report: HostReport) -> str:
-    """The name of a host without who logs in there."""
+    """Return the name of a host, without its user name."""
     return report.name.rpartition("@")[2]
 
 
 def lines(reports: Sequence[HostReport]) -> list[str]:
-    r"""Return what is shown of them.
+    r"""Return the reports as lines of text.
 
     >>> report = HostReport("a", "0.1.0", 4, 0, 3 << 30, 0.002, "10.0.0.1", {"b": Way(1e-4, 1.2e8)}, ["no data"])
     >>> print("\n".join(lines([report])))

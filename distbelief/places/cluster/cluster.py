@@ -1,4 +1,4 @@
-"""The cluster: every role a process of one of several hosts."""
+"""The cluster: a place that runs each role as a process of one of several hosts."""
 
 from __future__ import annotations
 
@@ -40,50 +40,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster(Local):
-    """Processes of several hosts, placed by a remote shell: `Cluster(hosts="a:4,b:4")`."""
+    """Place for processes of several hosts, which a remote shell starts: `Cluster(hosts="a:4,b:4")`."""
 
     hosts: str = ""
-    """Hosts to train on, with so many slots each (a:4,b:4): a slot holds one replica, or one partition of a split one.
-    Without a number, a host has as many as cores, or with --device cuda as GPUs. Each is logged in to by SSH."""
+    """Hosts to train on, each with its number of slots (a:4,b:4). A slot holds one replica, or one partition of a split
+    replica. Without a number, a host has one slot for each core, or with --device cuda for each GPU. Hosts are logged
+    in to by SSH.
+    """
     hostfile: str = ""
-    """A file that names them instead, one a line: `a slots=4`, or `a:4`."""
+    """A file that names the hosts instead, one a line: `a slots=4`, or `a:4`."""
     remote_shell: str = "ssh"
-    """The command, with its options, by which a host is logged in to; it must ask for no password."""
+    """The command, with its options, that logs in to a host; it must not ask for a password."""
     on: str = ""
-    """Engine that starts a job on its hosts: ssh; slurm, inside an allocation of several nodes (which is seen), whose
-    nodes are the hosts; or ray, or ray:HOST:PORT, on the nodes of a running cluster of Ray.
+    """Engine that starts a job on its hosts. ssh: by SSH. slurm: inside an allocation of several nodes, which are the
+    hosts; it is used by default there. ray, or ray:HOST:PORT: on the nodes of a running Ray cluster.
     """
     topology: str = ""
-    """The switches between the hosts, in a file as Slurm's topology.conf: replicas follow each other along a walk over
-    these, so that a ring takes each link once, and shards and standbys are spread over them. Inside Slurm it is what
-    Slurm says of its own, where no file is named."""
+    """A file that describes the switches between the hosts, in the format of Slurm's topology.conf. Replicas are
+    ordered along a walk over the switches, so that a ring takes each link once; shards and standbys are spread over the
+    switches. Without a file, inside Slurm, the topology is Slurm's own.
+    """
     interface: str = ""
-    """The network interface by whose address hosts are reached, such as eth1; else each is tried until one answers."""
+    """The network interface by whose address hosts are reached, such as eth1. Without it, each is tried until one
+    answers.
+    """
     tickets: str = ""
-    """Folder in which the processes that srun, torchrun or mpirun has started find each other, shared by all hosts;
-    else the working directory.
+    """Folder, shared by all hosts, in which the processes started by srun, torchrun or mpirun find each other. It is
+    the working directory by default.
     """
     oversubscribe: bool = False
     """Let a host have more replicas than slots."""
     leave_within: float = 0.0
-    """Seconds that a host has whose agent is told to go (SIGTERM): its replicas finish what they have begun and leave,
-    and the others go on. Else the whole job ends then."""
+    """Seconds within which a host leaves once its agent gets SIGTERM: its replicas finish what they have begun and
+    leave, and the others go on. Without it, the whole job ends then.
+    """
 
     @property
     def named(self) -> tuple[Host, ...]:
-        """The hosts, in their order.
+        """Hosts of the job, in their order.
 
         Raises:
-            UsageError: as of `ordered`.
+            UsageError: as for `ordered`.
         """
         return self.ordered.hosts
 
     @cached_property  # it reads a file, or asks Slurm
     def ordered(self) -> OrderedHosts:
-        """The hosts in the order of the topology, where there is one, else as they are written.
+        """Hosts in the order of the topology, or as they are written if there is none.
 
         Raises:
-            UsageError: none are written, or both ways, or not as hosts are; or the topology cannot be used.
+            UsageError: no hosts are written, or both options name them, or they are malformed; or the topology cannot
+                be used.
         """
         in_slurm = self.engine == "slurm" or (self.engine == LAUNCHED and "SLURM_JOB_ID" in os.environ)
         return order(self._written, self.topology, show_topology() if in_slurm and not self.topology else "")
@@ -116,8 +123,10 @@ class Cluster(Local):
 
     @property
     def engine(self) -> str:
-        """Return what starts agents: a launcher that has started this command several times, else as `on` says, else
-        Slurm inside an allocation of several nodes, else SSH.
+        """Name of the engine that starts agents.
+
+        It is a launcher if one has started this command several times, else the engine of `on`. By default it is Slurm
+        inside an allocation of several nodes, and SSH elsewhere.
 
         Raises:
             UsageError: there is no such engine, or a launcher has named the hosts already.
@@ -145,25 +154,25 @@ class Cluster(Local):
 
     @property
     def slots(self) -> int:
-        """All slots of the hosts; 0 where some host's are not written."""
+        """Number of slots of all hosts; 0 if some host's slots are not written."""
         counts = [host.slots for host in self.named]
         return 0 if 0 in counts else sum(counts)
 
     @property
     def carrier(self) -> str:
-        """The transport between hosts."""
+        """Name of the transport between hosts."""
         return "tcp"
 
     @property
     def encrypted(self) -> bool:
-        """Return whether links are TLS: unless `insecure`."""
+        """True if links are TLS: unless `insecure`."""
         return not self.insecure
 
     def attend(self) -> None:
-        """Keep all but the first of a launcher's processes here until the job is over.
+        """Keep all processes of a launcher but the first here until the job is over.
 
         Raises:
-            SystemExit: then, with its status.
+            SystemExit: the job is over; the exception has its status.
         """
         start = launched.own()
         if self.engine == LAUNCHED and start and start.rank:
@@ -180,16 +189,16 @@ class Cluster(Local):
         return meeting.meet(*self._start(), self.interface)
 
     def settings(self, job: Job) -> Settings:
-        """Return what every role of a job is told here; only the first of a launcher's processes goes on.
+        """Return the settings of a job for every role; only the first of a launcher's processes goes on.
 
         Raises:
-            UsageError: an option cannot be, or has no meaning here.
+            UsageError: an option is impossible, or has no meaning here.
         """
         self.attend()
         return super().settings(job)
 
     def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
-        """Yield what refuses a job here: as `Local`, and hosts that are not written well, or have too few slots."""
+        """Yield the checks of a job: those of `Local`, and checks that hosts are well written and have enough slots."""
         yield partial(check_leave_within, self.leave_within, "have the whole job end when a host is told to go")
         for name, instead in ELSEWHERE.items():
             yield partial(self._check_one_host, name, instead)
@@ -213,10 +222,10 @@ class Cluster(Local):
             )
 
     def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
-        """Return who is where, by the slots that are written, and if all hosts see the run folder; no host is asked.
+        """Return the placement by the slots that are written, as if all hosts saw the run folder; no host is asked.
 
         Raises:
-            UsageError: slots are not written, or too few.
+            UsageError: slots are not written, or there are too few.
         """
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
@@ -226,7 +235,7 @@ class Cluster(Local):
         return self._place(settings, everybody, sites)
 
     def preview(self, settings: Settings, everybody: Sequence[str]) -> list[str]:
-        """Return who would be where, and what the links between hosts would carry."""
+        """Return lines that show the placement, and the traffic of the links between hosts."""
         placement = self.plan(settings, everybody)
         return [*placement.lines(), *lines(self.ordered, settings, placement.where)]
 
@@ -240,7 +249,7 @@ class Cluster(Local):
         return {**kept, "start": launched.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
 
     def _tasks(self, job: Job, settings: Settings) -> int:
-        """None: they are on its hosts."""
+        """Return 0: a job's processes and threads are on the hosts of the cluster."""
         return 0
 
     def _run(
@@ -252,7 +261,7 @@ class Cluster(Local):
         evaluated: bool,
         script: list[str] | None = None,
     ) -> Json:
-        self._starter()  # before there is a run folder
+        self._starter()  # before the run folder is created
         if self.engine not in (LAUNCHED, RAY):
             return super()._run(job, settings, view, began, evaluated, script)
         status, meeting = 1, self._meeting()
@@ -281,15 +290,15 @@ class Cluster(Local):
         return SlurmSteps({host.name: host.slots for host in self.named})
 
     def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
-        """Report what each host is like before a job, and what is wrong there, with what to do.
+        """Report the state of each host before a job, with its problems and their remedies.
 
         Args:
-            task: whose data are looked for; "" for none.
-            data_dir: where; "" for where a job would.
-            every_two: measure the way between each two hosts, however many they are.
+            task: the task whose data to look for; "" for none.
+            data_dir: the folder of the data; "" for the default of a job.
+            every_two: whether to measure every pair of hosts, however many they are.
 
         Raises:
-            UsageError: hosts are not written well, or the engine is not installed.
+            UsageError: hosts are malformed, or the engine is not installed.
         """
         self.attend()
         with signals.waitable() as woken:
@@ -303,7 +312,7 @@ class Cluster(Local):
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], HostProcesses]:
-        """Return what makes the place of a job's processes."""
+        """Return a function that makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
         ordered = self.ordered
 
@@ -331,11 +340,11 @@ class Cluster(Local):
 
 
 class Ray(Cluster):
-    """The nodes of a running cluster of Ray: `Ray("10.0.0.1:6379")`.
+    """Place on the nodes of a running Ray cluster: `Ray("10.0.0.1:6379")`.
 
     Args:
-        address: of the cluster; "" for the one of this machine.
-        options: as those of `Cluster`.
+        address: the address of the cluster; "" for the one of this machine.
+        options: further options, as for `Cluster`.
     """
 
     def __init__(self, address: str = "", **options: Any) -> None:
@@ -343,10 +352,10 @@ class Ray(Cluster):
 
 
 class Slurm(Cluster):
-    """The nodes of the allocation that this process is in (salloc, sbatch): `Slurm()`.
+    """Place on the nodes of this process's allocation (salloc, sbatch): `Slurm()`.
 
     Args:
-        options: as those of `Cluster`.
+        options: further options, as for `Cluster`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -354,8 +363,8 @@ class Slurm(Cluster):
 
 
 def _again(job: Job, before: Path) -> Job:
-    """The job that a launcher has started again: it goes on from the newest checkpoint, or anew where there is none."""
-    from distbelief.record.checkpoints import Checkpoints  # with torch
+    """Return the job for a launcher's restart: it resumes from the newest checkpoint, or begins anew without one."""
+    from distbelief.record.checkpoints import Checkpoints  # imports torch
 
     if Checkpoints(before).latest() is not None:
         return replace(job, out=str(before), resume=True)
@@ -369,9 +378,9 @@ def _again(job: Job, before: Path) -> Job:
 
 ENGINES = ("", "ssh", "slurm", "ray")
 INTERRUPTED = 130
-"""The status of a job that was."""
+"""Exit status of an interrupted job."""
 LAUNCHED, RAY = "launched", "ray"
-"""Those whose agents come to a meeting; the first is of a command which a launcher has started several times."""
+"""Engines whose agents come to a meeting; the first is for a command that a launcher has started several times."""
 ELSEWHERE = {
     "transport": "between hosts it is always tcp: leave it off",
     "bind": "each listens at its own address: leave it off, or choose that with --interface",
@@ -379,4 +388,4 @@ ELSEWHERE = {
     "listen": "leave it off, and name the other machines as hosts",
     "tls": "links between hosts are encrypted in any case: leave it off",
 }
-"""Options of one host, and what to do instead."""
+"""Options that only one host has, and the remedy for each."""

@@ -1,4 +1,4 @@
-"""Engines: what starts an agent on a host, whose standard input and output are its line to the supervisor."""
+"""Engines, which start agents on hosts; an agent's standard input and output are its line to the supervisor."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ SSH = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=6"),
 )
-"""Never asks anybody anything, says soon that a host is not there, and bears a longer silence than a line does."""
+"""Options of ssh: never prompt, report soon that a host is not there, and bear a longer silence than a line does."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 AGENT = "distbelief.places.cluster.agent"
 PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
-"""Beginnings of the names of environment variables that hosts are told of."""
+"""Prefixes of the environment variables that are passed on to hosts."""
 
 
 class Through(Protocol):
-    """The process here through which an agent is, or what stands for one, with the calls of `subprocess.Popen`."""
+    """Local process that connects to an agent, or a substitute for one, with the methods of `subprocess.Popen`."""
 
     def poll(self) -> int | None:
-        """Return how it has ended; None where it has not."""
+        """Return its exit status; None if it has not ended."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises `subprocess.TimeoutExpired` where that does not come."""
+        """Wait for its end; raise `subprocess.TimeoutExpired` if it does not end in time."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
         ...
 
 
 class StartedAgent(NamedTuple):
-    """An agent that is being started, and what it says and prints."""
+    """An agent that is being started, with its line and its output."""
 
     process: Through
     line: Connection
     printed: int
-    """A descriptor: the standard error of that process."""
+    """File descriptor of the process's standard error."""
     stays: bool = False
-    """True if it is there after its part is over, until it is dismissed with the status of the job."""
+    """True if it remains after its part is over, until it is dismissed with the status of the job."""
 
 
 class Engine(Protocol):
-    """Starts agents. Ending one is the line's: closed, or silent for too long."""
+    """Engine that starts agents. An agent ends when its line is closed, or silent for too long."""
 
     def start(self, host: str) -> StartedAgent:
         """Begin to start the agent of a host.
@@ -65,10 +65,10 @@ class Engine(Protocol):
 
 
 class RemoteShell:
-    """Starts an agent as a command of a remote shell, such as ssh; on this machine itself, without one.
+    """Engine that starts an agent by a remote shell, such as ssh; on this machine itself, without one.
 
     Args:
-        words: the shell and its options; it is called with a host and a command for the shell there.
+        words: the shell and its options; it gets a host, and a command for the shell there.
     """
 
     def __init__(self, words: str = "ssh") -> None:
@@ -89,19 +89,19 @@ class RemoteShell:
 
 
 def agent_command() -> str:
-    """Return what a shell on a host runs to be an agent."""
+    """Return the command that starts an agent in a host's shell."""
     return module_command(AGENT)
 
 
 def module_command(module: str) -> str:
-    """Return the command of a shell on a host: a module with this Python, in this directory."""
+    """Return the command that runs a module in a host's shell, with this Python and in this directory."""
     paths = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
     words = ["env", f"PYTHONPATH={os.pathsep.join(paths)}", sys.executable, "-m", module]
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 
 
 def spawn(words: list[str]) -> StartedAgent:
-    """Start a process whose standard input and output are a line, out of the reach of this terminal's Ctrl-C."""
+    """Start a process with a line as standard input and output, which this terminal's Ctrl-C does not reach."""
     ours, theirs = socket.socketpair()
     printed, prints = os.pipe()
     try:
@@ -115,10 +115,10 @@ def spawn(words: list[str]) -> StartedAgent:
 
 
 def passed_on() -> dict[str, str]:
-    """The variables of this process's environment that hosts are told of.
+    """Return the environment variables of this process that are passed on to hosts.
 
     Raises:
-        UsageError: one is no text.
+        UsageError: a value is not valid text.
     """
     variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     for name, value in variables.items():

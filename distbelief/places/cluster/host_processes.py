@@ -1,4 +1,4 @@
-"""Processes of several hosts as a place: a host's agent starts each life placed there; the supervisor those here."""
+"""Processes of several hosts as a place: each host's agent starts the lives there, and the supervisor those here."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ NO_ROOM = ", and no other has a slot left for it"
 
 
 class HostProcesses:
-    """Starts a job's processes on several hosts, hands on what they say, tells how each ended, leaves none behind.
+    """Place that runs a job's processes on several hosts.
+
+    It passes on their messages, reports how each ended, and leaves none behind.
 
     Args:
-        hooks: as of `Processes`.
+        hooks: the hooks, as for `Processes`.
         open_hosts: starts the agents.
-        place: says who is where, once these have greeted.
-        leave_within: seconds that a host which is told to go has; 0 where the whole job ends then.
+        place: returns the placement, once the agents have greeted.
+        leave_within: the seconds within which a host may leave; 0 if the whole job ends instead.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class HostProcesses:
         self._beaten = 0.0
 
     def open(self, woken: Connection) -> None:
-        """Start the agents, and decide who is where; a signal on `woken` ends that.
+        """Start the agents, and place the roles; a signal on `woken` interrupts that.
 
         Raises:
             DistbeliefError: hosts cannot be used, or there are too few slots.
@@ -82,7 +84,7 @@ class HostProcesses:
         return self._opened.agents if self._opened else []
 
     def spec_for(self, role: str, spec: Spec) -> Spec:
-        """Return what the process of a role must know, where it is: it listens at its host's address."""
+        """Return the spec of a role's process on its host, where it listens at the host's address."""
         assert self._placement
         assert self._opened
         at = self._placement.where[role]
@@ -92,10 +94,10 @@ class HostProcesses:
         address = self._agents[at].address
         return msgspec.structs.replace(bare, bind=address, advertise=address)
 
-    # a place
+    # the methods of a place
 
     def start(self, role: str, incarnation: int) -> None:
-        """Begin a life of a role, on its host, or on another with slots left where that is gone."""
+        """Start a life of a role on its host; if that is gone, on another with free slots."""
         assert self._placement
         at = self._placement.again(role)
         if at is None:
@@ -109,36 +111,36 @@ class HostProcesses:
             agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation, -1)))
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of a role at once; nothing, where it has ended already."""
+        """End a life of a role at once; do nothing if it has ended already."""
         self._local.end(role, incarnation)
         for life in self._lives.values():
             if (life.role, life.incarnation) == (role, incarnation):
                 life.agent.line.say(EndLife(life.number))
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Say a word to the latest life of a role; nothing, where that has ended."""
+        """Send a message to the latest life of a role; do nothing if it has ended."""
         self._local.tell(role, word)
         lives = [life for life in self._lives.values() if life.role == role]
         if lives:
             max(lives, key=lambda life: life.incarnation).say(word)
 
     def vacate(self, host: str) -> None:
-        """Begin no more lives on a host, and let its agent go as soon as none is there."""
+        """Start no more lives on a host, and let its agent go once none is left."""
         assert self._placement
         for at, agent in enumerate(self._agents):
             if agent.name == host:
                 agent.leaves = True
                 self._placement.lose(at)
 
-    # what a supervisor's process does with it
+    # methods for the process of a supervisor
 
     @property
     def children(self) -> list[Child | RemoteLife]:
-        """Those that are there."""
+        """Processes that have not ended."""
         return [*self._local.children, *self._lives.values()]
 
     def rename(self, role: str, to: str, incarnation: int) -> bool:
-        """Have whoever plays a role play another from now on; whether anybody does."""
+        """Rename a role's process to another role; return whether there is such a process."""
         life = next((life for life in self._lives.values() if life.role == role), None)
         if life is None and not self._local.rename(role, to, incarnation):
             return False
@@ -150,7 +152,7 @@ class HostProcesses:
 
     @property
     def waitables(self) -> list[Any]:
-        """Return what is ready as soon as a process has said something or ended, or an agent has."""
+        """Objects that are ready once a process or an agent has sent something or ended."""
         there = [agent for agent in self._agents if not agent.gone]
         return [
             *self._local.waitables,
@@ -159,7 +161,7 @@ class HostProcesses:
         ]
 
     def look(self, ready: set[int]) -> None:
-        """Hand on what is said, and tell who has ended."""
+        """Pass on the messages, and report the processes that have ended."""
         self._local.look(ready)
         now = time.monotonic()
         if beats := now > self._beaten + BEAT_SECONDS:
@@ -208,7 +210,10 @@ class HostProcesses:
                 self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))
 
     def _interruption(self, agent: RemoteAgent, why: str) -> Interruption:
-        """A host is told to go: it may leave, unless it is the supervisor's, where the coordinator is."""
+        """Return the interruption for a host that is asked to leave.
+
+        It may leave unless it is the supervisor's machine, since the coordinator is there.
+        """
         assert agent.greeting
         assert self._placement
         there = tuple((life.role, life.incarnation) for life in self._lives.values() if life.agent is agent)
@@ -217,7 +222,7 @@ class HostProcesses:
         return Interruption(f"{why} on host {agent.name}", agent.name, there, within, replaceable)
 
     def _lose(self, at: int, agent: RemoteAgent, why: str) -> None:
-        """A host is gone, and all that was there."""
+        """Note that a host is gone, with all lives there."""
         agent.gone = why
         agent.hang_up()
         assert self._placement
@@ -233,17 +238,17 @@ class HostProcesses:
 
     @property
     def busy(self) -> set[str]:
-        """The roles whose processes compute, of those of this host."""
+        """Roles on this host whose processes compute."""
         return self._local.busy
 
     @property
     def stopped(self) -> dict[str, int]:
-        """The roles whose processes are stopped by a signal, with their process ids there."""
+        """Roles whose processes are stopped by a signal, with their process ids there."""
         held = {number for agent in self._agents if not agent.gone for number in agent.stopped}
         return {**self._local.stopped, **{life.role: life.pid for life in self._lives.values() if life.number in held}}
 
     def close(self) -> None:
-        """Leave no process behind, on any host."""
+        """End all processes, on every host."""
         self._local.close()
         self._lives.clear()
         if self._opened:
@@ -252,7 +257,7 @@ class HostProcesses:
 
 
 def _as_heard(host: str, heard: LifeSaid) -> ChannelMessage:
-    """Return another host's word as one of this host: with a moment of this clock, and an error that names the host."""
+    """Return another host's message with its moment on this clock, and with the host's name in an error."""
     match heard.word:
         case Noted() as noted:
             return msgspec.structs.replace(noted, moment=time.monotonic() - heard.age)

@@ -1,4 +1,4 @@
-"""The hosts of a job as they are written: on the command line (a:4,b:4), or in a hostfile, one a line."""
+"""Hosts of a job as they are written: on the command line (a:4,b:4), or in a hostfile, one a line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 12
 MOST_SLOTS = 1 << 12
-"""Limit of slots of one host."""
+"""Most slots of one host."""
 _NAME = r"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9_.@-]*)"
-"""A name, an address, or user@name: none begins with a dash, which a remote shell would take for an option."""
+"""Pattern of a name, an address, or user@name. None begins with a dash: a remote shell would take it for an option."""
 _WORD = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+))?")
 _LINE = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]+)|\s+slots\s*=\s*(?P<named>[0-9]+))?")
 
@@ -22,14 +22,14 @@ class Host(msgspec.Struct, frozen=True):
 
     name: str
     slots: int = 0
-    """Replicas, or partitions of split ones, that it holds; 0: as many as it has cores or GPUs."""
+    """Number of replicas, or partitions of split ones, that it holds; 0 for as many as it has cores or GPUs."""
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The hosts that `--hosts` names.
+    """Return the hosts that `--hosts` names.
 
     Raises:
-        UsageError: a word is no host, or names one twice.
+        UsageError: an entry is not a host, or names a host twice.
 
     >>> parse_hosts("a:4,me@b,[::1]:2")
     (Host(name='a', slots=4), Host(name='me@b', slots=0), Host(name='::1', slots=2))
@@ -40,14 +40,14 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
-    r"""The hosts in the text of a hostfile: `host slots=4`, `host:4` or `host` on each line, and comments after `#`.
+    r"""Return the hosts of a hostfile, with `host slots=4`, `host:4` or `host` on each line, and comments after `#`.
 
     Args:
-        text: all of it.
-        name: of the file, for errors.
+        text: the text of the file.
+        name: the name of the file, for errors.
 
     Raises:
-        UsageError: naming the line that is none, or names a host that another has named; or there is no host.
+        UsageError: a line is not a host, or names a host again; or there is no host. The message names the line.
 
     >>> parse_hostfile("a slots=4  # the large one\n\nb:2\n", "hosts")
     (Host(name='a', slots=4), Host(name='b', slots=2))
@@ -63,7 +63,7 @@ def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
 
 
 def _host(match: re.Match[str] | None, where: str, word: str, called: str, named: dict[str, str]) -> Host:
-    """The host that a word or line is; `named` has those before it, and how they are called."""
+    """Return the host that an entry names; `named` holds the hosts before it, each with its place in the text."""
     if match is None:
         raise UsageError(f"{where}: {word[:80]!r} is no host; write NAME, NAME:SLOTS or, in a file, NAME slots=SLOTS")
     name, groups = match["name"].strip("[]"), match.groupdict()

@@ -1,4 +1,4 @@
-"""Launchers that start a command several times (srun, torchrun, mpirun): which of those processes this one is."""
+"""Launchers that start a command several times (srun, torchrun, mpirun), and the place of this process among them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from distbelief.errors import UsageError
 
 
 class _Variables(NamedTuple):
-    """Variables of a launcher, and those that are nobody's but the launcher's."""
+    """Environment variables of a launcher."""
 
     size: str
     rank: str
     local_rank: str
     names: tuple[str, ...]
-    """Those that are the same in all processes of one start, and in no other's; the first is always there."""
+    """Variables that have the same values in all processes of one start, and in no other; the first is always set."""
     own: tuple[str, ...]
-    """Beginnings of the names that the roles of a job are not to see: they are other processes."""
+    """Prefixes of the variables that are hidden from a job's roles, which are other processes."""
 
 
 LAUNCHERS = {
@@ -47,13 +47,13 @@ LAUNCHERS = {
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_", "PMI_", "PMIX_"),
     ),
 }  # fmt: skip
-"""The innermost first: torchrun and mpirun are started by srun where there is Slurm, and what they start sees both."""
+"""Variables by launcher, the innermost first: Slurm's srun starts torchrun and mpirun, and their processes see both."""
 RESTARTS = {"torchrun": "TORCHELASTIC_RESTART_COUNT"}
-"""The launchers that start all again when one has failed, and the variable by which they say how often."""
+"""Launchers that restart all processes when one has failed, and the variable that counts the restarts."""
 UNFINISHED = (None, Outcome.INTERRUPTED, Outcome.FAILED)
-"""Outcomes of runs that are gone on with; the first is of those that were killed."""
+"""Outcomes of runs that a restart resumes; None is for killed runs."""
 UNKNOWN = "PMI_SIZE"
-"""Variable of MPICH and its kin, whose processes cannot tell one start from another by it."""
+"""Variable of MPICH and similar launchers, by which processes cannot distinguish one start from another."""
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -63,25 +63,25 @@ class Launched(msgspec.Struct, frozen=True):
     size: int
     rank: int
     local_rank: int
-    """Among those of its host."""
+    """Rank among the processes of its host."""
     name: str
-    """Name of the start: all of its processes have the same, and those of no other."""
+    """Name of the start, which only its processes have, all the same."""
     restarts: int = 0
-    """Restarts of this process by the launcher since one of its host failed: another number on each host."""
+    """Number of restarts by the launcher after a failure on this host; each host has its own number."""
     cores: int = 0
-    """Processors that it says are allotted on this host; 0 where it says nothing of that."""
+    """Number of cores that the launcher reports as allotted on this host; 0 if it reports none."""
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
-    """Return which of several processes this one is; None where no launcher has started more than one.
+    """Return this process's position among several; None if no launcher has started more than one.
 
     Raises:
-        UsageError: the variables of a launcher contradict each other, or are one's that is not known.
+        UsageError: the variables of a launcher contradict each other, or belong to an unsupported launcher.
 
     >>> one = launched({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "a"})
     >>> one.launcher, one.rank, one.size
     ('torchrun', 1, 2)
-    >>> launched({"WORLD_SIZE": "2", "RANK": "1"})  # names that others use too
+    >>> launched({"WORLD_SIZE": "2", "RANK": "1"})  # other programs use these names too
     """
     for launcher, known in LAUNCHERS.items():
         size = environment.get(known.size, "")
@@ -108,12 +108,12 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
 
 
 def own() -> Launched | None:
-    """Return which of several processes this one is."""
+    """Return the position of this process among a launcher's; None if no launcher has started several."""
     return launched(os.environ)
 
 
 def forget(environment: MutableMapping[str, str]) -> None:
-    """Take away what a launcher says of the process that it has started: the roles of a job are others."""
+    """Remove the launcher's variables of this process: the roles of a job are other processes."""
     start = launched(environment)
     if start is not None:
         for name in [name for name in environment if name.startswith(LAUNCHERS[start.launcher].own)]:
@@ -121,12 +121,12 @@ def forget(environment: MutableMapping[str, str]) -> None:
 
 
 def hostname() -> str:
-    """Return the name of this host."""
+    """Return the name of this host, as Slurm knows it where it is set."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def parent_process() -> str:
-    """Name the process that has started this one: the same as long as that runs; "" where it is out of sight."""
+    """Return a name of the parent process, the same as long as that runs; "" if it is out of sight."""
     try:
         with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"
@@ -135,24 +135,24 @@ def parent_process() -> str:
 
 
 def told_of(start: Launched) -> Json:
-    """Return what a run folder keeps of its start, by which the next finds it after a launcher's restart.
+    """Return the record of a start in its run folder, by which a restart of the launcher finds that folder.
 
-    Each command is by itself: what a launcher has started may be a script with several, one after another.
+    Each command is distinguished, since a launcher may have started a script with several commands.
     """
     command = hashlib.sha256(shlex.join(sys.orig_argv[1:]).encode()).hexdigest()[:16]
     return {"launcher": start.launcher, "name": start.name, "command": command, "by": parent_process()}
 
 
 def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
-    """The run folder of the start before, where the launcher has started all of it again; None where it has not.
+    """Return the run folder of the previous start, if the launcher has restarted all of it; None if it has not.
 
-    torchrun counts on each host how often something failed there, and nowhere that a host has come or gone: for that,
-    it is the same process of the launcher's that has started this one.
+    torchrun counts on each host the failures there. It does not count hosts that come or go. In that case, this process
+    still has the same parent process of the launcher.
 
     Args:
-        start: the first process.
+        start: the first process of this start.
         out: the folder that its command names.
-        restarts: the most that the launcher counts on any host.
+        restarts: the largest number of restarts that the launcher counts on any host.
     """
     now = told_of(start)
     for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():
@@ -164,7 +164,7 @@ def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
 
 
 def _read(path: Path) -> Json:
-    """Return what a file of a run folder says; nothing where there is none."""
+    """Return the contents of a file in a run folder; empty if there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Json)
     except (OSError, ValueError):

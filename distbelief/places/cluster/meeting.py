@@ -1,5 +1,7 @@
-"""Meeting of the processes that a launcher has started: the first listens and writes a ticket into a folder that all
-hosts share; the others read it, and one of each host is appointed its agent.
+"""Meeting of the processes that a launcher has started.
+
+The first listens, and writes a ticket into a folder that all hosts share. The others read the ticket, and connect. One
+process of each host becomes its agent.
 """
 
 from __future__ import annotations
@@ -35,51 +37,51 @@ from distbelief.transport.addresses import joined, listen_anywhere, own_addresse
 from distbelief.transport.secure import TlsSocket
 
 MEET_SECONDS = 45.0
-"""Limit for all of the processes to come together."""
+"""Limit in seconds for all processes to come together."""
 GREET_SECONDS = 5.0
-"""Limit for a handshake."""
+"""Limit in seconds for a connection to end."""
 PAUSE = 0.1
 
 
 class Invitation(Protocol):
-    """Invitation by which the other processes of a job get their ticket."""
+    """Invitation that hands the ticket to the other processes of a job."""
 
     ranks: range
-    """Theirs."""
+    """Ranks of the other processes."""
     here: Launched | None
-    """The first one, where it offers slots itself."""
+    """The first process, if it offers slots itself."""
 
     def send(self, ticket: Ticket) -> None:
-        """Hand it out.
+        """Hand the ticket out.
 
         Raises:
-            UsageError: it cannot be.
+            UsageError: it cannot be handed out.
         """
         ...
 
     def check(self) -> None:
-        """Raise, where some of them will never come, a JobFailed."""
+        """Raise a JobFailed if some of the processes will never come."""
         ...
 
     def withdraw(self) -> None:
-        """All have come, or nobody is waited for any more."""
+        """Withdraw the ticket: all processes have come, or the wait is over."""
         ...
 
     def close(self) -> None:
-        """The job is over."""
+        """Release the resources: the job is over."""
         ...
 
     def late(self, missing: list[int]) -> str:
-        """Return what to say, with what to do, when some ranks have not come."""
+        """Return the message that some ranks have not come, with the remedy."""
         ...
 
 
 class TicketFile:
-    """A ticket for processes that a launcher has started: a file in a folder that all hosts share.
+    """Invitation for the processes of a launcher: a ticket file in a folder that all hosts share.
 
     Args:
-        start: the first of them.
-        folder: "" for the working directory.
+        start: the first process.
+        folder: the folder; "" for the working directory.
     """
 
     def __init__(self, start: Launched, folder: str) -> None:
@@ -89,24 +91,24 @@ class TicketFile:
         self._sent: bytes | None = None
 
     def send(self, ticket: Ticket) -> None:
-        """Write it for its owner only."""
+        """Write the ticket, readable only by its owner."""
         self._sent = ticket.text
         _write(self.path, self._sent)
 
     def check(self) -> None:
-        """Whoever has not come may still come."""
+        """Do nothing: processes that have not come may still come."""
 
     def withdraw(self) -> None:
-        """Remove it, unless by now the launcher has started all again, and it is another's."""
+        """Remove the ticket, unless a restart by the launcher has already replaced it."""
         with contextlib.suppress(OSError):
             if self.path.read_bytes() == self._sent:
                 self.path.unlink()
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def late(self, missing: list[int]) -> str:
-        """Return whom the launcher has started, and who has not come."""
+        """Return the message that some of the launcher's processes have not come."""
         more = ", ..." if len(missing) > 8 else ""
         return (
             f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
@@ -116,7 +118,7 @@ class TicketFile:
 
 
 def ticket_path(start: Launched, folder: str) -> Path:
-    """The ticket of a start."""
+    """Return the path of a start's ticket."""
     return Path(folder or ".").absolute() / f".distbelief-{start.launcher}-{start.name}.ticket"
 
 
@@ -124,7 +126,7 @@ def _write(path: Path, text: bytes) -> None:
     """Write a ticket that only its owner can read.
 
     Raises:
-        UsageError: the folder keeps none.
+        UsageError: no such file can be written to the folder.
     """
     try:
         with written_whole(path, OWNER_ALONE) as file:
@@ -142,7 +144,7 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def read_ticket_file(path: Path) -> Ticket | None:
-    """A ticket; None where there is none (yet).
+    """Return the ticket in a file; None if there is none (yet).
 
     Raises:
         UsageError: others could have read or written it.
@@ -161,7 +163,7 @@ def read_ticket_file(path: Path) -> Ticket | None:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have a connection end when the other host has not answered for as long as a line may be silent."""
+    """Let a connection end when the other host has not answered for as long as a line may be silent."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
@@ -169,49 +171,49 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 class Attendant:
-    """Another of the processes, as the first one sees it; what an engine of a process here would be."""
+    """Another process of the launcher, as the first one sees it; its methods are those of a local process."""
 
     def __init__(self, bridge: Bridge) -> None:
         self.bridge, self.line = bridge, Channel(bridge.line, decode=OF_HOST)
         self.attend: AttendMeeting | None = None
         self.printed, self._prints = os.pipe()
-        """It prints to where the launcher says, and nothing to here."""
+        """File descriptor for its output, which stays empty: its output goes to the launcher."""
 
     def take(self, word: ChannelMessage) -> None:
-        """Take a word of it, before it is an agent."""
+        """Handle a message from the process, before it is an agent."""
         if isinstance(word, AttendMeeting):
             self.attend = word
 
     def poll(self) -> int | None:
-        """1 when it is gone."""
+        """Return 1 when it is gone, else None."""
         return 1 if self.bridge.over else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it is gone."""
+        """Wait until it is gone, and return 1."""
         self.bridge.wait(0.0 if timeout is None else timeout)
         return 1
 
     def kill(self) -> None:
-        """Have nothing to do with it any more: it ends when its line has."""
+        """Cut the connection; the process ends when its line has ended."""
         self.bridge.cut()
         with contextlib.suppress(OSError):
             os.close(self._prints)
 
 
 class Meeting:
-    """The first of the processes: lets the others in until all are here, and appoints an agent for each host.
+    """Meeting held by the first process, which admits the others until all are here, and chooses the hosts' agents.
 
     Args:
-        invitation: how the others get their ticket.
-        interface: by whose address they reach this host; "" for any.
+        invitation: hands the ticket to the others.
+        interface: the network interface by whose address they reach this host; "" for any.
 
     Raises:
-        UsageError: no ticket can be written there.
-        JobFailed: not all have come in time, or one is of another version.
+        UsageError: no ticket can be handed out.
+        JobFailed: not all have come in time, or one has another version.
     """
 
     def __init__(self, invitation: Invitation, interface: str) -> None:
-        from distbelief.places.join.authority import Authority  # with what it encrypts by
+        from distbelief.places.join.authority import Authority  # imports cryptography
 
         self._invitation = invitation
         job = f"start {secrets.token_hex(8)}"
@@ -223,10 +225,10 @@ class Meeting:
         self.attendants: dict[int, Attendant] = {}
         self.hosts: tuple[Host, ...] = ()
         self.restarts = invitation.here.restarts if invitation.here else 0
-        """The most that the launcher counts on any host."""
+        """Largest number of restarts that the launcher counts on any host."""
         self.is_over = False
         self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
-        """Agent to be of each host, None where this process starts it; and the host's processors."""
+        """Agent of each host, with the host's processors; None for an agent that this process starts."""
         atexit.register(invitation.withdraw)
         crowd = CROWD + len(invitation.ranks)
         server = TicketServer(listener, authority.issue(roles.SUPERVISOR), self._greet, keeps=True, crowd=crowd)
@@ -267,7 +269,7 @@ class Meeting:
         self.restarts = max(self.restarts, attend.restarts)
 
     def _name_hosts(self) -> None:
-        """One host for each that has processes, in the order of their ranks, with the processors of all of them."""
+        """Name the hosts in the order of their ranks, each with the processors of all its processes."""
         by_network: dict[str, list[tuple[AttendMeeting, Attendant | None]]] = {}
         if self._invitation.here:
             mine = _attend(self._invitation.here)
@@ -303,7 +305,7 @@ class Meeting:
         return StartedAgent(agent, agent.bridge.line, agent.printed, stays=True)
 
     def dismiss(self, status: int) -> None:
-        """Have all of the others end, with a status; who is an agent has ended what it has started first."""
+        """Let all other processes end with a status; agents end the processes that they have started first."""
         self.is_over = True
         for attendant in self.attendants.values():
             attendant.line.say(Dismiss(status))
@@ -316,11 +318,11 @@ class Meeting:
 
 
 _HELD: dict[str, Meeting] = {}
-"""Those of this process: of a launcher, and of each cluster of Ray."""
+"""Meetings of this process: the launcher's, and those of each Ray cluster."""
 
 
 def meet(start: Launched, folder: str, interface: str) -> Meeting:
-    """The meeting of the first of several processes that a launcher has started: held once."""
+    """Return the meeting of the first of a launcher's processes; it is held once."""
     if start.name not in _HELD:
         _HELD[start.name] = Meeting(TicketFile(start, folder), interface)
     if _HELD[start.name].is_over:
@@ -332,7 +334,7 @@ def meet(start: Launched, folder: str, interface: str) -> Meeting:
 
 
 def meet_by_ray(address: str, interface: str) -> Meeting:
-    """The meeting of the nodes of a cluster of Ray: held once for each job."""
+    """Return the meeting of the nodes of a Ray cluster; it is held once for each job."""
     key = f"ray:{address}"
     if key not in _HELD or _HELD[key].is_over:
         _HELD[key] = Meeting(RayInvitation(address), interface)
@@ -340,26 +342,26 @@ def meet_by_ray(address: str, interface: str) -> Meeting:
 
 
 def attend(start: Launched, folder: str) -> int:
-    """Be another of the processes until the job is over, the agent of its host where it is appointed that.
+    """Attend the meeting as another process until the job is over; run the agent of this host if asked to.
 
     Returns:
         The status of the job; 1 where the first process is gone.
 
     Raises:
-        JobFailed: no ticket is found, or nobody answers who wrote it.
+        JobFailed: no ticket is found, or its writer does not answer.
     """
     return _stay(start, _find(start, ticket_path(start, folder)))
 
 
 def _stay(start: Launched, far: socket.socket) -> int:
-    """Do what the first process says, until it dismisses this one; returns the status of the job."""
+    """Serve the first process until it dismisses this one; return the status of the job."""
     assert isinstance(far, TlsSocket)
     keep_alive(far)
     bridge = Bridge(far)
     line = Channel(bridge.line, decode=OF_HOST)
     line.say(_attend(start))
     try:
-        with signals.waitable():  # a launcher tells all of its processes to end: the first one sees to that
+        with signals.waitable():  # a launcher ends all processes: the first handles it
             match line.hear():
                 case Appoint() as appointed:
                     from distbelief.places.cluster.agent import serve
@@ -376,7 +378,7 @@ def _stay(start: Launched, far: socket.socket) -> int:
 
 
 def main() -> None:
-    """Come to the meeting of the ticket on standard input."""
+    """Attend the meeting of the ticket on standard input."""
     start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT), type=tuple[Launched, Ticket])
     try:
         far = reach(ticket)
@@ -386,7 +388,7 @@ def main() -> None:
 
 
 def _find(start: Launched, path: Path) -> socket.socket:
-    """A connection to the first process, by its ticket, as soon as that is there."""
+    """Return a connection to the first process, as soon as its ticket is there."""
     end = time.monotonic() + MEET_SECONDS
     why = f"there is no {path}: is its folder one that all hosts share? Name one with --tickets"
     while time.monotonic() < end:
@@ -402,7 +404,7 @@ def _find(start: Launched, path: Path) -> socket.socket:
 
 
 def _attend(start: Launched) -> AttendMeeting:
-    """Return what this process is, and offers."""
+    """Return the introduction of this process."""
     allowed = sorted(os.sched_getaffinity(0))
     return AttendMeeting(
         start.rank,

@@ -1,4 +1,4 @@
-"""Ways between hosts: whether others are reached, with bytes, and the address by which a host is told."""
+"""Connections between hosts: tests whether hosts reach each other, measurements, and the choice of addresses."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from distbelief.transport.addresses import cut, listen_anywhere
 from distbelief.transport.secure import MUTE
 
 TRY_SECONDS = 2.0
-"""Limit for another host's answer."""
+"""Limit in seconds for another host's answer."""
 HERE = "this host"
 WHOLE, EXCHANGE_SECONDS = 1 << 15, 5.0
-"""Bytes that a way is tried with, each way, and how long they may take."""
+"""Bytes that are sent each way to test a connection, and the limit in seconds for them."""
 MOST_VISITORS, VISIT_SECONDS = 256, 30.0
-"""Limit of others that try this host at once, and of the silence of each."""
+"""Most hosts that may try this one at once, and the longest silence of each in seconds."""
 TRIPS, MEASURE_SECONDS, MOST_MEASURED = 21, 0.1, 1 << 28
-"""Round trips whose median is the latency; how long the last, largest message takes at least, and its most bytes."""
+"""Round trips for the median latency; least duration of the largest message in seconds; most bytes of a message."""
 _AMOUNTS = struct.Struct("<QQ")
-"""Bytes that follow, and those to give back."""
+"""Number of bytes that follow, and number of bytes to return."""
 
 
 def network_identity() -> str:
-    """Return a name of this machine, as long as it runs, and of its network."""
+    """Return a name of this machine and its network, which is the same until the machine restarts."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
 
 
 class WayServer:
-    """Server for others that try and measure the way to this host. It takes as many bytes as they say, and gives back
-    as many as they ask for, in threads of its own until it is closed.
+    """Server for hosts that test and measure the connection to this one.
+
+    It receives as many bytes as they announce, and returns as many as they request. It uses threads of its own until it
+    is closed.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class WayServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
         self._listener.close()
@@ -75,11 +77,13 @@ class WayServer:
 
 
 def try_all(others: Mapping[str, Sequence[str]], size: int = WHOLE) -> dict[str, list[str]]:
-    """Try to reach others, each at some addresses `host:port`, all at once; "" for one that answers, else why not.
+    """Try to reach other hosts, each at some addresses `host:port`, all at once.
+
+    Return "" for each address that answers, else the reason why it does not.
 
     Args:
-        others: by name.
-        size: bytes that are to go each way, where a `WayServer` is; 0 where it is enough that the port answers.
+        others: the addresses, by host.
+        size: the bytes to send each way, if a `WayServer` listens; 0 if it is enough that the port answers.
     """
     tried = {name: ["no answer"] * len(where) for name, where in others.items()}
 
@@ -116,7 +120,7 @@ def _attempt(host: str, port: int, size: int) -> str:
 
 
 def measure_all(others: Mapping[str, str]) -> dict[str, Way]:
-    """The way to each of others, at `host:port`, one after the other; those that do not answer are left out."""
+    """Measure the connection to each other host, one after the other; hosts that do not answer are left out."""
     measured = {}
     for name, where in others.items():
         with contextlib.suppress(OSError), socket.create_connection(cut(where), TRY_SECONDS) as connection:
@@ -132,7 +136,7 @@ def measure_all(others: Mapping[str, str]) -> dict[str, Way]:
 
 
 def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
-    """Seconds until so many bytes have been sent, and others have come back."""
+    """Send so many bytes, receive others, and return the seconds that it took."""
     began = time.monotonic()
     connection.sendall(_AMOUNTS.pack(size, back) + bytes(size))
     while back:
@@ -143,15 +147,15 @@ def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
 
 
 def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[str]]) -> str:
-    """The address of a host that all who tried have reached.
+    """Return the first address of a host that all others have reached.
 
     Args:
-        name: of the host.
-        addresses: of it, the best first.
-        answers: what each of the others says of each address, as `try_all` does.
+        name: the name of the host.
+        addresses: its addresses, the best first.
+        answers: the result of each other host for each address, as from `try_all`.
 
     Raises:
-        UsageError: there is none; the message has both ends' names, and what was tried.
+        UsageError: there is none; the message names both hosts, and the addresses that were tried.
 
     >>> choose("b", ["10.0.0.2", "192.168.0.2"], {"a": ["No route to host", ""], "c": ["", ""]})
     '192.168.0.2'
@@ -172,7 +176,7 @@ def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[s
 
 
 def order(addresses: Iterable[str], first: Iterable[str], same: bool) -> list[str]:
-    """Order the addresses to try: those that worked already first; loopback only where all hosts are one machine."""
-    several = [address for address in dict.fromkeys([*first, *addresses]) if "%" not in address]  # of one cable
+    """Order addresses to try: those that worked already come first; loopback only if all hosts are one machine."""
+    several = [address for address in dict.fromkeys([*first, *addresses]) if "%" not in address]  # link-local
     loopback = [address for address in several if ipaddress.ip_address(address).is_loopback]
     return loopback[:1] if same and loopback else [address for address in several if address not in loopback]

@@ -1,4 +1,4 @@
-"""Opening of a job's hosts: their agents are started, greet, and try whether the hosts reach each other."""
+"""Opening of a job's hosts: their agents start, greet, and test whether the hosts reach each other."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from distbelief.places.messages import ReachHosts
 from distbelief.transport.addresses import joined, own_addresses
 
 START_SECONDS = 60.0
-"""Limit for the agents of all hosts to begin, or to try each other."""
+"""Limit in seconds for all agents to start, or to try each other."""
 ALL_PAIRS = 16
-"""So many hosts try each other, pair by pair; of more, each tries the next two and this one."""
+"""Most hosts of which every pair is tried; of more, each tries the next two and this one."""
 
 
 def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, woken: Connection) -> Opened:
-    """Start the agents of hosts, and find by which address others reach each of them, and this one.
+    """Start the agents of hosts, and find addresses by which the others reach each of them, and this one.
 
     Args:
-        engine: starts them.
-        names: of the hosts.
-        mark: a file in the run folder.
-        interface: by whose address hosts are told; "" for whichever others reach.
-        woken: ready when a signal has come.
+        engine: the engine that starts them.
+        names: the names of the hosts.
+        mark: the path of a file in the run folder.
+        interface: the network interface whose addresses to use; "" for any that others reach.
+        woken: a connection that is ready when a signal has come.
 
     Raises:
-        UsageError, JobFailed: an agent does not begin or is of another version, or hosts do not reach each other.
+        UsageError, JobFailed: an agent does not start, or has another version; or hosts do not reach each other.
     """
     opened = Opened(woken)
     try:
@@ -51,17 +51,17 @@ def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, 
 
 
 class Opened:
-    """The agents of the hosts of a job, and the address of this one."""
+    """The agents of a job's hosts, and the address of this one."""
 
     def __init__(self, woken: Connection) -> None:
         self._woken = woken
         self.agents: list[RemoteAgent] = []
         self.home = ""
         self.told: list[str] = []
-        """Lines for the person who runs the job on how they were opened."""
+        """Lines for the user about the opening."""
 
     def close(self, seconds: float = 10.0) -> None:
-        """End the agents, and what they have started."""
+        """End the agents, and all processes that they have started."""
         for agent in self.agents:
             agent.hang_up()
         until = time.monotonic() + seconds
@@ -69,7 +69,7 @@ class Opened:
             agent.reap(until)
 
     def greet(self) -> None:
-        """Hear from each agent what its host is like."""
+        """Wait for the greetings of all agents, and check their versions."""
         self.until(lambda agent: agent.greeting, "does not answer")
         for agent in self.agents:
             assert agent.greeting
@@ -80,7 +80,7 @@ class Opened:
                 )
 
     def find_addresses(self, interface: str) -> None:
-        """Find by which address others reach each host, by trying."""
+        """Find the address by which the others reach each host, by trying them."""
         greetings = [agent.greeting for agent in self.agents if agent.greeting]
         here = network.network_identity()
         same = all(greeting.network == here for greeting in greetings)
@@ -105,14 +105,14 @@ class Opened:
             agent.address = network.choose(agent.name, tried[agent.name], answers[agent.name])
 
     def until(self, done: Callable[[RemoteAgent], object], late: str) -> None:
-        """Hear agents until each has done something, or is gone.
+        """Receive messages of the agents until each has done something, or is gone.
 
         Args:
-            done: whether an agent has.
-            late: what is wrong with one by which it takes too long.
+            done: returns a true value once an agent has done it.
+            late: the description of an agent that takes too long.
 
         Raises:
-            Interrupted: a signal has come here, or to one of them.
+            Interrupted: a signal has come, here or to an agent.
             JobFailed: some are gone.
         """
         end = time.monotonic() + START_SECONDS
@@ -132,7 +132,7 @@ class Opened:
                 self.lose(gone)
 
     def lose(self, gone: Sequence[RemoteAgent]) -> None:
-        """Refuse to go on without agents that are gone."""
+        """Fail because of agents that are gone."""
         wrong = [f"host {agent.name}: {agent.gone}" for agent in gone]
         more = f"; and {len(wrong) - 3} more hosts" if len(wrong) > 3 else ""
         raise JobFailed("; ".join(wrong[:3]) + more)
@@ -141,7 +141,7 @@ class Opened:
 def _candidates(
     name: str, by_interface: dict[str, list[str]], logins: Sequence[str], same: bool, interface: str
 ) -> list[str]:
-    """The addresses of a host that may be told to others, the best first."""
+    """Return the addresses of a host that others may use, the best first."""
     if not interface:
         return network.order([address for several in by_interface.values() for address in several], logins, same)
     if interface not in by_interface:

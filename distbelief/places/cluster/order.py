@@ -1,4 +1,4 @@
-"""The order of hosts: a walk over the switches between them, by which what goes around them takes each link once."""
+"""Order of hosts: a walk over the switches between them, such that a ring of replicas takes each link once."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from distbelief.schedules.price import Traffic, draw_on, load_lines
 from distbelief.strategies.grouped.settings import reduction
 
 MOST_LOADED = 512
-"""Replicas, or partitions of them, of which the loads of links are shown."""
+"""Most replicas, or partitions of them, for which the loads of links are shown."""
 ELEMENTS = 1 << 20
-"""Elements of the gradient whose way is shown."""
+"""Number of elements of the gradient in the loads that are shown."""
 
 
 class OrderedHosts(NamedTuple):
-    """The hosts of a job, as replicas follow each other on them."""
+    """Hosts of a job, in the order of the replicas on them."""
 
     hosts: tuple[Host, ...]
     topology: Topology | None = None
     numbers: tuple[int, ...] = ()
-    """Numbers of these hosts in the topology."""
+    """Number of each host in the topology."""
     notes: tuple[str, ...] = ()
-    """Why they are in this order."""
+    """Lines for the user about the order."""
 
     def switch_of(self, at: int) -> int:
-        """The switch of a host; all are at one where there is no topology."""
+        """Return the switch of a host; all hosts have the same switch without a topology."""
         return self.topology.switch_of(self.numbers[at]) if self.topology else 0
 
 
 def order(hosts: Sequence[Host], path: str, slurm: str) -> OrderedHosts:
-    """Order hosts by the topology of a file, else by what Slurm says of its switches, else as they are.
+    """Order hosts by the topology of a file, or by Slurm's description of its switches; without either, keep the order.
 
-    Faults of what Slurm says end nothing, and are noted.
+    Faults of Slurm's description are only noted.
 
     Raises:
         UsageError: the file cannot be used, or lacks a host.
@@ -72,9 +72,9 @@ def _walk(hosts: Sequence[Host], topology: Topology) -> OrderedHosts:
 
 
 def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -> list[str]:
-    """The order, what each link carries of what a step sends between hosts, and which link is the busiest.
+    """Return lines that show the order, the traffic of each link in a step, and the busiest link.
 
-    `where` has the host of each role, by its number among those.
+    `where` holds the number of each role's host.
     """
     if ordered.topology is None:
         return list(ordered.notes)
@@ -95,7 +95,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
 
 
 def _served(at: Mapping[str, int], shards: Sequence[str], settings: Settings) -> Traffic:
-    """Return what replicas push to shards and fetch, and shards send to standbys, as parts of the gradient."""
+    """Return the traffic of a step between replicas, shards and standbys, in fractions of the gradient."""
     share, parts = 1 / len(shards), dict[tuple[str, str], float]()
     for shard in shards:
         for cell in filter(roles.is_replica, at):

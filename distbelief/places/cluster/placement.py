@@ -1,8 +1,8 @@
-"""Placement of a job's roles on hosts with slots, and of those whose host is gone. Pure.
+"""Placement of a job's roles on hosts with slots, and of roles whose host is gone. It has no side effects.
 
-Replicas take slots, as many as they have partitions, which are together; all others take none. Shards are spread over
-the hosts that see the run folder, and over their switches; a standby is on another host than its shard, at another
-switch where there is one, and the coordinator and the evaluator are at home, where the supervisor is.
+A replica takes one slot for each of its partitions, which are kept together; other roles take no slots. Shards are
+spread over the hosts that see the run folder, and over their switches. A standby is on another host than its shard, and
+at another switch if there is one. The coordinator and the evaluator are where the supervisor is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distbelief.errors import UsageError
 from distbelief.network.graph import spread
 
 HOME = -1
-"""Place of the supervisor, as a host's number, where it is on none of them."""
+"""Number for the supervisor's machine, which is not one of the hosts."""
 
 
 class HostSlots(msgspec.Struct, frozen=True):
@@ -30,21 +30,21 @@ class HostSlots(msgspec.Struct, frozen=True):
     keeps: bool = True
     """True if it sees the run folder, where shards write their parts of checkpoints."""
     switch: int = 0
-    """At which it is; all are at one where no topology says otherwise."""
+    """Number of its switch; 0 for all hosts without a topology."""
 
 
 class Placement:
-    """The host of every role, by its number among `sites`.
+    """Host of every role, by its number among `sites`.
 
     Args:
         sites: the hosts.
-        mesh: replicas and the partitions of each.
+        mesh: the replicas, and the partitions of each.
         servers: the shards and standbys.
         alone: the roles that are where the supervisor is.
-        oversubscribe: whether a host may hold more than its slots, where all are full.
+        oversubscribe: whether a host may hold more than its slots, if all are full.
 
     Raises:
-        UsageError: there are not as many slots as processes that compute, or no host for shards.
+        UsageError: there are fewer slots than processes that compute, or no host for shards.
 
     >>> sites = [HostSlots("a", 2), HostSlots("b", 2)]
     >>> placement = Placement(sites, Mesh(4), ["shard 0", "shard 1", "standby 0", "standby 1"], ["coordinator"])
@@ -97,7 +97,7 @@ class Placement:
             )
 
     def _place_replicas(self, mesh: Mesh) -> None:
-        """Load all hosts alike; replicas that are on one host follow each other, and so do their hosts."""
+        """Place replicas evenly on all hosts; those on one host have consecutive numbers, in the order of the hosts."""
         counts = [0] * len(self.sites)
         self._loads = loads = [0] * len(self.sites)
         heap = [(self._fullness(at, mesh.partitions), at) for at in range(len(self.sites))]
@@ -112,13 +112,13 @@ class Placement:
         for at, count in enumerate(counts):
             for _ in range(count * mesh.partitions):
                 self.where[next(cells)] = at
-        for cell in cells:  # of replicas that no host has room for: over the slots that are left, one after the other
+        for cell in cells:  # partitions of replicas that no host has room for: they fill the free slots
             free = next((at for at, site in enumerate(self.sites) if loads[at] < site.slots), None)
             chosen = min(range(len(self.sites)), key=self._fullness) if free is None else free
             self.where[cell], loads[chosen] = chosen, loads[chosen] + 1
 
     def _fullness(self, at: int, more: int = 1) -> float:
-        """Return which part of a host's slots would be taken, with so many more."""
+        """Return the fraction of a host's slots in use, with so many more."""
         return (self._loads[at] + more) / max(self.sites[at].slots, 1e-9)
 
     def _put(self, role: str, at: int) -> None:
@@ -126,7 +126,7 @@ class Placement:
         self._servers[at] += 1
 
     def _beside(self, standby: str) -> int:
-        """The host of a standby: another than its shard's, and at another switch, where there is one."""
+        """Return the host for a standby: another than its shard's, and at another switch, if there is one."""
         shard = self.where.get(roles.shard_of(standby), HOME)
         number = self._keepers.index(shard) if shard in self._keepers else 0
         turned = [*self._keepers[number + 1 :], *self._keepers[: number + 1]]
@@ -136,23 +136,23 @@ class Placement:
         return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))
 
     def _is_near(self, at: int, other: int) -> bool:
-        """Return whether two hosts are at one switch."""
+        """Return whether two hosts have the same switch."""
         return other != HOME and self.sites[at].switch == self.sites[other].switch
 
-    # what is asked
+    # queries
 
     def on(self, at: int) -> list[str]:
-        """The roles of a host."""
+        """Return the roles of a host."""
         return [role for role, site in self.where.items() if site == at]
 
     @property
     def beside(self) -> list[str]:
-        """Shards whose standby is on the same host, since there is no other: one death takes both."""
+        """Shards whose standby is on the same host, since there is no other: the host's end takes both."""
         standbys = [role for role in self.where if roles.kind(role) is roles.Kind.STANDBY]
         return [shard for role in standbys if self.where.get(shard := roles.shard_of(role)) == self.where[role]]
 
     def lines(self) -> list[str]:
-        """Return who is where, one line a host, and what whoever runs the job should know of that."""
+        """Return the roles of each host as lines for the user, with warnings."""
         rows = [f"here: {', '.join(self.on(HOME))}"]
         for at, site in enumerate(self.sites):
             slots = f"{site.slots} slot{'' if site.slots == 1 else 's'}"
@@ -160,22 +160,22 @@ class Placement:
         why = "and its standby are on one host, since no other sees the run folder: both die with it"
         return [*rows, *(f"{shard} {why}" for shard in self.beside)]
 
-    # what happens
+    # changes
 
     def lose(self, at: int) -> None:
-        """A host is gone, with all that was there."""
+        """Note that a host is gone, with all roles there."""
         self._lost.add(at)
 
     def can_replace(self, at: int) -> bool:
-        """Return whether the shards of a host could begin again on another."""
+        """Return whether the shards of a host could start again on another."""
         return any(site != at for site in self._alive(self._keepers))
 
     def rename(self, role: str, to: str) -> None:
-        """Whoever played a role plays another where it is."""
+        """Note that the process of a role plays another role now."""
         self.where[to] = self.where.pop(role)
 
     def again(self, role: str) -> int | None:
-        """Place the next life of a role where it was; where that host is gone, where slots are left; else None."""
+        """Return the host for a role's next life: the same, or one with free slots if that is gone; None if none is."""
         at = self.where.get(role)
         if at is not None and at not in self._lost:
             return at
@@ -202,7 +202,7 @@ class Placement:
         return [at for at in hosts if at not in self._lost]
 
     def _room(self, role: str) -> int | None:
-        """A host for a replica, beside its partitions where these are placed again already."""
+        """Return a host for a replica, the one of its other partitions if they are placed again already."""
         together = [self.where[sibling] for sibling in roles.partitions_of(role, self._partitions) if sibling != role]
         alive = self._alive(range(len(self.sites)))
         free = [at for at in alive if self._loads[at] < self.sites[at].slots]

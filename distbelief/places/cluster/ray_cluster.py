@@ -1,5 +1,6 @@
-"""Ray as an engine: every node of a running cluster that has processors is a host, on which a task of Ray's holds the
-agent; that comes to the meeting by a ticket which Ray hands it.
+"""Ray as an engine: every node of a running cluster that has processors is a host.
+
+A task of Ray runs the agent there. The agent comes to the meeting by a ticket that Ray hands to the task.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ MEETING = "distbelief.places.cluster.meeting"
 
 
 class RayInvitation:
-    """Has Ray start an agent on each of its nodes, and hand it the ticket.
+    """Invitation that lets Ray start an agent on each of its nodes, and hands it the ticket.
 
     Args:
-        address: of the cluster, as `ray.init` takes it; "" for the one of this machine.
+        address: the address of the cluster, as for `ray.init`; "" for the one of this machine.
 
     Raises:
-        UsageError: Ray is not installed, no cluster runs there, or it has no processors.
+        UsageError: Ray is not installed, or no cluster runs there, or it has no processors.
     """
 
     here: Launched | None = None
@@ -61,7 +62,7 @@ class RayInvitation:
         self._tasks: dict[int, object] = {}
 
     def send(self, ticket: Ticket) -> None:
-        """Start a task on each node, which takes the processors that it has, and ends with its agent."""
+        """Start a task on each node, which takes the node's processors, and ends with its agent."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         name = secrets.token_hex(8)
@@ -73,16 +74,16 @@ class RayInvitation:
             self._tasks[rank] = task.remote(module_command(MEETING), self._ray.put(words))
 
     def check(self) -> None:
-        """Raise where a task has ended: its agent will not come.
+        """Raise if a task has ended, since its agent will not come.
 
         Raises:
-            JobFailed: naming its host, and what it said.
+            JobFailed: names the host, and the last line of its output.
         """
         ended, _ = self._ray.wait(list(self._tasks.values()), num_returns=1, timeout=0)
         for rank, task in self._tasks.items():
             if task in ended:
                 ending = ""
-                with contextlib.suppress(Exception):  # whatever Ray raises for a task that failed
+                with contextlib.suppress(Exception):  # Ray raises errors of many kinds for a failed task
                     ending = str(self._ray.get(task))
                 raise JobFailed(
                     f"host {self._nodes[rank - 1][1]}: its agent has ended, {ending or 'and Ray does not say how'}; "
@@ -90,14 +91,14 @@ class RayInvitation:
                 )
 
     def withdraw(self) -> None:
-        """All are told by now."""
+        """Do nothing: all tasks have their ticket."""
 
     def close(self) -> None:
-        """Give Ray back the processors."""
+        """Release Ray's processors."""
         self._ray.shutdown()
 
     def late(self, missing: list[int]) -> str:
-        """Return which nodes have not come, and why that may be."""
+        """Return the message that some nodes have not come, with possible reasons."""
         names = ", ".join(self._nodes[rank - 1][1] for rank in missing[:8])
         return (
             f"{len(missing)} of the {len(self._nodes)} nodes of Ray have not come ({names}): are their processors "
@@ -106,7 +107,7 @@ class RayInvitation:
 
 
 def _task() -> Callable[[str, bytes], str]:
-    """Return what a task of Ray's does: a function that needs no module of ours where it runs."""
+    """Return the function of a task, which needs no module of this package where it runs."""
 
     def hold(command: str, ticket: bytes) -> str:
         import subprocess
@@ -127,7 +128,7 @@ def _task() -> Callable[[str, bytes], str]:
 
 
 def address_of(on: str) -> str | None:
-    """The address that `--on ray:ADDRESS` names; None where it is no `ray`.
+    """Return the address in `--on ray:ADDRESS`; None if it is not `ray`.
 
     >>> address_of("ray"), address_of("ray:10.0.0.1:6379"), address_of("slurm")
     ('', '10.0.0.1:6379', None)

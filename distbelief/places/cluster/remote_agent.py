@@ -1,4 +1,4 @@
-"""The agent of another host, and the lives of roles there, as the supervisor sees them."""
+"""Agent of another host, and the lives of roles there, as the supervisor sees them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ REMEDIES = {
     "No such file": "the working directory and Python must be at the same path on every host",
     "not found": "Python must be at the same path on every host",
 }
-"""Remedies, by the words of an engine, or of a shell on a host."""
+"""Remedies, by the text in the output of an engine, or of a shell on a host."""
 KEPT = 600
-"""Characters of what an agent has printed last."""
+"""Number of characters that are kept of an agent's last output."""
 
 
 class RemoteAgent:
-    """The agent of a host: the line to it, and what it has said.
+    """Agent of a host: the line to it, and its answers.
 
     Args:
-        name: of the host.
-        started: what its engine has begun.
-        mark: a file in the run folder.
+        name: the name of the host.
+        started: the agent that its engine has begun to start.
+        mark: the path of a file in the run folder.
     """
 
     def __init__(self, name: str, started: StartedAgent, mark: str = "") -> None:
@@ -57,23 +57,23 @@ class RemoteAgent:
         self.looked: Looked | None = None
         self.measured: WaysMeasured | None = None
         self.told_to_end = ""
-        """Signal that has told it to end; "" while none has."""
+        """Signal that has asked it to end; "" if none has."""
         self.clock_ahead = 0.0
-        """Seconds by which the clock of its host was ahead of this one when it greeted, and its word's way here."""
+        """Seconds by which its host's clock was ahead of this one when its greeting arrived."""
         self.address = ""
         """Address by which others reach its host."""
         self.heard = time.monotonic()
         self.stopped: list[int] = []
-        """Lives that are stopped by a signal."""
+        """Numbers of the lives that are stopped by a signal."""
         self.gone = ""
-        """Why it is; "" while it is there."""
+        """Reason why it is gone; "" while it is there."""
         self.leaves = False
-        """True if its host was told to go, and the job goes on."""
+        """True if its host leaves a job that goes on."""
         self._before, self._last_words = b"", ""
         os.set_blocking(self.printed, False)
 
     def hear(self) -> None:
-        """Hear what it says by now; tell it of the job once it has begun, and know why it is gone where it is."""
+        """Receive its messages, send it the job once it has begun, and note why it is gone."""
         self.read_printed()
         before = self._before
         begun = self._find_mark()
@@ -83,7 +83,7 @@ class RemoteAgent:
             self.gone = self.why()
 
     def _find_mark(self) -> bool:
-        """Pass over what a login shell prints before the agent begins; whether it has begun."""
+        """Skip the output of a login shell before the agent begins; return whether it has begun."""
         try:
             while self._before != MARK and self.line.connection.poll():
                 piece = os.read(self.line.connection.fileno(), 1)
@@ -95,7 +95,7 @@ class RemoteAgent:
         return self._before == MARK
 
     def take(self, word: ChannelMessage) -> None:
-        """Take a word that is of the agent itself."""
+        """Handle a message about the agent itself."""
         self.heard = time.monotonic()
         if isinstance(word, Greeting):
             self.greeting = word
@@ -110,7 +110,7 @@ class RemoteAgent:
             self.reached = word
 
     def read_printed(self) -> list[str]:
-        """Return what it, or its engine, has printed since, in lines."""
+        """Return new lines of output from it or its engine."""
         data = b""
         with contextlib.suppress(OSError):
             while piece := os.read(self.printed, 1 << 16):
@@ -121,33 +121,33 @@ class RemoteAgent:
 
     @property
     def over(self) -> bool:
-        """Return whether the process here by which it was started has ended."""
+        """True once the local process that started it has ended."""
         return self._process.poll() is not None
 
     def why(self) -> str:
-        """Return how it ended, by what was printed, and what to do."""
+        """Return the reason for its end, by its output, with the remedy."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)  # its line has ended: what it printed is there when it has
+            self._process.wait(1.0)  # its line has ended; its last output is there once it has exited
         self.read_printed()
         words = self._last_words or f"its agent ended, and said nothing (status {self._process.poll()})"
         remedy = next((advice for text, advice in REMEDIES.items() if text in words), "")
         return f"{words}; {remedy.format(host=self.name)}" if remedy else words
 
     def hang_up(self) -> None:
-        """End what it has started, and itself with its line; where it stays, that is ended when it is dismissed."""
+        """End its processes and the agent itself. An agent that stays ends only when it is dismissed."""
         if self._stays:
             self.line.say(EndRoles())
         else:
             self.line.close()
 
     def let_go(self) -> None:
-        """Have it end, with nothing left to do: its host leaves a job that goes on."""
+        """Dismiss it, since its host leaves a job that goes on."""
         self.gone = "it has left"
         self.line.say(Dismiss(0))
         self.line.close()
 
     def reap(self, until: float) -> None:
-        """Wait until a moment for the process here to end, and end it then."""
+        """Wait until a moment for the local process to end, then kill it."""
         if self._stays and not self.gone:
             os.close(self.printed)
             return
@@ -164,8 +164,8 @@ class RemoteLife:
     def __init__(self, role: str, incarnation: int, number: int, agent: RemoteAgent) -> None:
         self.role, self.incarnation, self.number, self.agent = role, incarnation, number, agent
         self.pid = 0
-        """On its host; 0 until that is told."""
+        """Process id on its host; 0 until it is known."""
 
     def say(self, word: ChannelMessage) -> None:
-        """Say a word to it; nothing, where it has ended."""
-        self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any that a supervisor says
+        """Send it a message; do nothing if it has ended."""
+        self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor

@@ -1,4 +1,4 @@
-"""Slurm as an engine: inside an allocation, its nodes are the hosts, and each agent is a step of one task."""
+"""Slurm as an engine: an allocation's nodes are the hosts, and each agent is a step of one task."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_allocated(environment: Mapping[str, str]) -> bool:
 
 
 def cores_of_nodes(text: str) -> list[int]:
-    """The processors of each node, as `SLURM_JOB_CPUS_PER_NODE` has them.
+    """Return the number of processors of each node, given `SLURM_JOB_CPUS_PER_NODE`.
 
     Raises:
-        UsageError: the text is none.
+        UsageError: the text is malformed.
 
     >>> cores_of_nodes("4(x2),8")
     [4, 4, 8]
@@ -36,7 +36,7 @@ def cores_of_nodes(text: str) -> list[int]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """The nodes of the allocation, with the processors that it has on each.
+    """Return the nodes of the allocation, each with its number of allotted processors.
 
     Raises:
         UsageError: there is no allocation, or Slurm is not installed here.
@@ -60,7 +60,7 @@ def allocated_hosts(environment: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def show_topology() -> str:
-    """Return what Slurm says of its switches; "" where it knows of none, or is not here."""
+    """Return Slurm's description of its switches; "" if it has none, or is not installed."""
     if shutil.which("scontrol") is None:
         return ""
     shown = subprocess.run(
@@ -70,17 +70,17 @@ def show_topology() -> str:
 
 
 class SlurmSteps:
-    """Starts an agent as a step of the allocation, on one of its nodes.
+    """Engine that starts an agent as a step of the allocation, on one of its nodes.
 
     Args:
-        cores: of each node that the allocation has.
+        cores: the number of cores of each node in the allocation.
     """
 
     def __init__(self, cores: Mapping[str, int]) -> None:
         self._cores = cores
 
     def start(self, host: str) -> StartedAgent:
-        """Begin to start the agent of a node. Its output is handed on as it comes, and a death ends nobody else."""
+        """Begin to start the agent of a node. Its output is passed on as it comes, and its death ends no other step."""
         step = [
             *("srun", "--overlap", "-N1", "-n1", f"--nodelist={host}", f"--cpus-per-task={self._cores[host]}"),
             *("--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--quiet"),

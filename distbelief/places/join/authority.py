@@ -1,4 +1,4 @@
-"""The certificate authority of one job, in memory only: it makes each role what that proves itself with."""
+"""Certificate authority of one job, in memory only: it issues the certificates and keys of the roles."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cryptography.x509.oid import NameOID
 from distbelief.transport.secure import Identity
 
 LIFETIME = timedelta(days=30)
-"""Lifetime of certificates: links that are there outlive them, new ones are refused after it."""
+"""Lifetime of certificates. Links that exist outlive them; new ones are refused afterwards."""
 _SKEW = timedelta(days=1)  # between the clocks of two machines
 
 
 class Authority:
-    """Makes certificates that name roles. Whoever has one of another authority, or none, is refused in the handshake.
+    """Issuer of certificates that name roles. A peer with another authority's certificate, or none, is refused.
 
     >>> Authority("a job").issue("shard 0").certificate.splitlines()[0]
     '-----BEGIN CERTIFICATE-----'
@@ -31,7 +31,7 @@ class Authority:
         self._certificate = issued.public_bytes(Encoding.PEM).decode()
 
     def issue(self, role: str) -> Identity:
-        """A new key, and a certificate of it that names a role."""
+        """Return a new key, and a certificate for it that names a role."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._certify(_name(role), key.public_key(), x509.BasicConstraints(ca=False, path_length=None))
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -40,7 +40,7 @@ class Authority:
     def _certify(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, may: x509.BasicConstraints
     ) -> x509.Certificate:
-        # an authority only signs, and a role only proves who it is
+        # an authority only signs, and a role only proves its identity
         usage = x509.KeyUsage(not may.ca, False, False, False, False, may.ca, False, False, False)
         now = datetime.now(UTC)
         builder = (

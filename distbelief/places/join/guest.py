@@ -1,4 +1,4 @@
-"""A guest of a job: a replica that joins it from any machine, watched by the process that started it there."""
+"""Guest of a job: a replica that joins from any machine, supervised by the process that started it there."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from distbelief.transport.addresses import cut
 from distbelief.transport.secure import check_user
 
 TICK = 1.0
-"""Seconds between two looks at the clock."""
+"""Seconds between two ticks of the supervisor."""
 LEAVE_LISTENERS = 64
-"""Guests of one job on one machine that `leave` can find."""
+"""Most guests of one job on one machine that `leave` can reach."""
 
 
 @dataclass
 class Guest:
-    """One replica that takes part in a job elsewhere, for as long as both want.
+    """One replica that takes part in a job elsewhere, until the job or the guest ends that.
 
     Args:
-        ticket: path of the job's ticket.
-        script: of the user's own and its arguments, where the job runs one.
-        data_dir, device, threads: as those of a job, here.
-        tell: is handed what happens, in sentences.
+        ticket: the path of the job's ticket.
+        script: the user's script and its arguments, if the job runs one.
+        data_dir, device, threads: the options of a job, for this machine.
+        tell: prints sentences about the course of the job.
     """
 
     ticket: str
@@ -55,15 +55,15 @@ class Guest:
     threads: int = 1
     tell: Callable[[str], object] = print
     strategy: str = ""
-    """The job's, where it was written outside the package: nothing else of that kind is imported."""
+    """The job's strategy, if it was written outside the package; no other such strategy is imported."""
     leave_within: float = 0.0
-    """Seconds in which what was begun is to be finished, once this guest is told to go; 0 for as long as it takes."""
+    """Seconds within which started work is finished, once this guest is asked to leave; 0 for no limit."""
 
     def run(self) -> None:
-        """Join, and stay until the job is over or this guest is to leave: then it finishes what it has begun.
+        """Join, and stay until the job is over, or this guest is asked to leave; it finishes started work first.
 
         Raises:
-            DistbeliefError: it may not take part, or failed in its last life.
+            DistbeliefError: the guest may not take part, or failed in its last life.
         """
         if self.script and self.data_dir:
             raise errors.UsageError(
@@ -81,7 +81,7 @@ class Guest:
 
 
 class _Stay:
-    """One guest while it takes part: its supervisor, its process, and its part, for which making one waits."""
+    """Participation of one guest: its supervisor, its process and its part. Its creation waits for the part."""
 
     def __init__(self, guest: Guest, ticket: Ticket, woken: Connection, listener: socket.socket | None) -> None:
         self._guest, self._ticket, self._woken, self._listener = guest, ticket, woken, listener
@@ -89,12 +89,12 @@ class _Stay:
         self._processes = Processes(self._spec, self._take, self._happens)
         self._part = self._ask()
         self._host = host_towards(cut(ticket.where[0])[0])
-        """Address at which other replicas reach this one, if they have to."""
+        """Address at which other replicas reach this one, if they need to."""
         self._supervisor = Supervisor(self._part.restarts, deadlines=NEVER, guest=True)
 
     def run(self) -> None:
         """Take part until the supervisor starts no life any more."""
-        forkserver.start()  # with torch: who is refused has not waited for that
+        forkserver.start()  # imports torch, so it comes after the job has admitted the guest
         try:
             for effect in self._supervisor.begin([self._part.role]):
                 self._do(effect)
@@ -106,7 +106,7 @@ class _Stay:
             raise self._supervisor.failure
 
     def _ask(self) -> JoinGrant:
-        """Ask until there is a part."""
+        """Request a part of the job until there is one."""
         answer = join_server.take_part(self._ticket, self._request, self._pause)
         self._guest.tell(f"joined as {answer.role}")
         self._request = msgspec.structs.replace(self._request, role=answer.role, incarnation=answer.incarnation)
@@ -117,22 +117,22 @@ class _Stay:
             raise Interrupted("interrupted before the job had a part to give")
 
     def start(self, role: str, incarnation: int) -> None:
-        """Begin a life of the replica: the first is given already, the job is asked for another."""
+        """Start a life of the replica; for any but the first, request another part from the job."""
         if incarnation > self._part.incarnation:
             self._part = self._ask()
         self._processes.start(role, incarnation)
         self._processes.tell(role, Listening(self._part.coordinator))
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of the replica at once; nothing, where it has ended already."""
+        """End a life of the replica at once; do nothing if it has ended already."""
         self._processes.end(role, incarnation)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Say a word to the replica; nothing, where it has ended."""
+        """Send the replica a message; do nothing if it has ended."""
         self._processes.tell(role, word)
 
     def _watch(self) -> None:
-        """Wait for words, the end of the process, signals, and who asks this guest to leave."""
+        """Wait for messages, the end of the process, signals, and requests to leave."""
         listener = self._listener
         waiting = [self._woken, *([listener] if listener else []), *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, TICK)))
@@ -161,7 +161,7 @@ class _Stay:
             carry_out(self, effect)
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """Return what the process must know: the job's part of it, and this machine's."""
+        """Return the spec of the process: the job's part of it, with this machine's."""
         guest = self._guest
         spec = join_server.spec_here(
             self._part,
@@ -181,7 +181,7 @@ class _Stay:
 
 
 def leave(path: str) -> int:
-    """Ask every guest on this machine that a ticket let in to leave its job; returns how many were asked."""
+    """Ask every guest on this machine that has this ticket to leave its job; return the number of guests asked."""
     job, count = read_ticket(path).job, 0
     for number in range(LEAVE_LISTENERS):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -192,7 +192,7 @@ def leave(path: str) -> int:
 
 
 def open_leave_listener(ticket: Ticket) -> socket.socket | None:
-    """Return where `leave` asks; None where all are taken."""
+    """Return a listener for requests of `leave`; None if all addresses are taken."""
     for number in range(LEAVE_LISTENERS):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -206,7 +206,7 @@ def open_leave_listener(ticket: Ticket) -> socket.socket | None:
 
 
 def is_ours(listener: socket.socket) -> bool:
-    """Take one who asks to leave; whether he is a process of this user."""
+    """Accept a request to leave, and return whether it comes from a process of this user."""
     try:
         with listener.accept()[0] as client:
             check_user(client)

@@ -1,4 +1,4 @@
-"""The join server of a job, and its words: it hands whoever holds the job's ticket a part to play."""
+"""Join server of a job, and its messages: it gives each holder of the job's ticket a role."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 TICKET = "ticket.json"
 WAIT_SECONDS, ASK_PAUSE = 60.0, 0.5
-"""Limit for waiting for a job that has not begun, and the pause between two requests."""
+"""Limit in seconds of the wait for a job that has not begun, and the pause between two requests."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
-"""Longest words of a guest, and longest answer, in bytes."""
+"""Longest request of a guest, and longest answer, in bytes."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -43,15 +43,15 @@ _requests = msgspec.msgpack.Decoder(JoinRequest)
 
 
 class JoinServer:
-    """Gives whoever holds the job's ticket a part, until it is closed.
+    """Server that gives each holder of the job's ticket a part, until it is closed.
 
     Args:
         job: the job's name.
-        where: host and port where to listen; port 0 is any that is free.
+        where: the host and port to listen at; port 0 for any free one.
         advertise: the host that the ticket names.
-        authority: who certifies the roles, where links are TLS.
-        admit: answers a guest who has proved that he holds the ticket.
-        run: the run folder, which the ticket is written to.
+        authority: the certificate authority of the roles, if links are TLS.
+        admit: answers a guest that has proved that it holds the ticket.
+        run: the run folder, to which the ticket is written.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JoinServer:
         self._server = TicketServer(listener, identity, self._answer, crowd=ticket.CROWD)
 
     def close(self) -> None:
-        """Let nobody in any more: the ticket goes too."""
+        """Stop serving, and remove the ticket."""
         self.path.unlink(missing_ok=True)
         self._server.close()
 
@@ -100,7 +100,7 @@ class JoinServer:
 
 
 def wrong_strategy(strategy: str, named: str) -> str:
-    """Why a guest who names a strategy, or none, has no part in a job that trains with one; "" where he may have."""
+    """Return why a guest with strategy `named` ("" for none) may not join a job with `strategy`; "" if it may."""
     if strategy == named or (strategy in STRATEGIES and not named):
         return ""
     if strategy in STRATEGIES:
@@ -112,7 +112,7 @@ def wrong_strategy(strategy: str, named: str) -> str:
 
 
 class Guests:
-    """Lives of replicas that were given to guests; they are numbered after those of the job itself.
+    """Lives of the replicas of guests; the replicas' numbers follow those of the job itself.
 
     >>> guests = Guests(replicas=2, restarts=1)
     >>> guests.give(JoinRequest("", "")), guests.give(JoinRequest("", "", "replica 2", 0)), guests.give(JoinRequest("",
@@ -126,7 +126,7 @@ class Guests:
         self._lock = threading.Lock()
 
     def give(self, request: JoinRequest) -> tuple[str, int] | JoinRefusal:
-        """A role that nobody has, or the next life of one."""
+        """Return a free role, or the next incarnation of the guest's own."""
         with self._lock:
             if not request.role and self._next >= self._most:
                 return JoinRefusal(f"it has had {self._most} replicas")
@@ -143,10 +143,10 @@ class Guests:
 
 
 def take_part(holder: Ticket, request: JoinRequest, pause: Callable[[], None]) -> JoinGrant:
-    """Ask until there is a part, with a pause between two requests.
+    """Request a part until there is one, with a pause between two requests.
 
     Raises:
-        JobFailed: there is none, or nobody answers.
+        JobFailed: there is none, or the join server does not answer.
     """
     give_up = time.monotonic() + WAIT_SECONDS
     while isinstance(answer := ask(holder, request), JoinRefusal):
@@ -157,13 +157,13 @@ def take_part(holder: Ticket, request: JoinRequest, pause: Callable[[], None]) -
 
 
 def spec_here(part: JoinGrant, strategy: str, host: str, **here: Any) -> Spec:
-    """Return all that the process of a part must know: of the job, and of this machine.
+    """Return the spec of a part's process: the job's part of it, with this machine's.
 
     Args:
-        part: of the job.
-        strategy: from outside the package, which this process names; "" for none.
-        host: where this process listens, if it has to.
-        here: other fields of the spec.
+        part: the part in the job.
+        strategy: the strategy from outside the package that this process names; "" for none.
+        host: the address where this process listens, if it has to.
+        here: the other fields of the spec.
 
     Raises:
         UsageError: the job has another strategy.
@@ -177,10 +177,10 @@ def spec_here(part: JoinGrant, strategy: str, host: str, **here: Any) -> Spec:
 
 
 def ask(holder: Ticket, word: JoinRequest) -> JoinAnswer:
-    """Ask at the join server that a ticket names.
+    """Send a request to the join server that a ticket names, and return its answer.
 
     Raises:
-        JobFailed: nobody answers there, or not as a join server does.
+        JobFailed: there is no answer, or not one of a join server.
     """
     try:
         with reach(holder) as connection:

@@ -1,4 +1,4 @@
-"""A user's own process as a replica of a running job, whoever started it: Python, torchrun, a notebook, an actor."""
+"""A user's own process as a replica of a running job, however it was started: by Python, a launcher, a notebook."""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ from distbelief.runtime.driver import Driver
 from distbelief.transport.addresses import cut
 
 LEAVE_SECONDS = 10.0
-"""Limit for finishing what was begun, once this process is interrupted."""
+"""Limit in seconds for finishing started work, once this process is interrupted."""
 TICKET = "DISTBELIEF_TICKET"
-"""Environment variable that names the file of the ticket."""
+"""Environment variable that names the ticket file."""
 _participation: OwnProcess | None = None
 
 
 def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -> loop.Replica:
-    """Return the part that this process takes in a job: in a script that a job runs, its replica there; else that of
-    the job that was started with --listen, whose ticket is named.
+    """Return the replica that this process plays in a job.
 
-    An interrupt (Ctrl-C, or of a notebook's cell) leaves that job before it is raised. Where this process takes part by
-    a ticket already, it leaves that job for another.
+    In a script that a job runs, it is the script's replica there. Otherwise it is a replica of the job that was started
+    with --listen, and whose ticket is named.
+
+    An interrupt (Ctrl-C, or of a notebook's cell) leaves that job before it is raised. A process that takes part by
+    another ticket already leaves that job first.
 
     Args:
-        ticket: path of the ticket; else `DISTBELIEF_TICKET` names it.
-        device: `replica.device`, as --device of a job is.
+        ticket: the path of the ticket; by default `DISTBELIEF_TICKET` names it.
+        device: the device of the replica, as for a job's --device.
 
     Raises:
-        UsageError: there is no ticket, or it is none; or this process was started by the script of a replica.
+        UsageError: there is no ticket, or the file is not one; or the script of a replica started this process.
         JobFailed: the job is over, cannot be reached, or has no part for this process.
     """
     global _participation
@@ -65,15 +67,15 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
 
 
 class OwnProcess:
-    """Part of this process in a job.
+    """Participation of this process in a job.
 
-    A user's loop turns the driver again and again, and computes in between. An interrupt amid a turn has the replica
-    leave the job by the next one. SIGINT is handled from the first turn in a cell on: a notebook puts a handler of its
-    own there before each.
+    The user's loop runs turns of the driver, and computes in between. After an interrupt during a turn, the replica
+    leaves the job in the next one. SIGINT is handled from the first turn in a cell on, since a notebook sets its own
+    handler before each cell.
 
     Args:
-        path: of the ticket.
-        device: on which it computes.
+        path: the path of the ticket.
+        device: the device to compute on.
     """
 
     def __init__(self, path: str, device: str) -> None:
@@ -94,13 +96,13 @@ class OwnProcess:
         os.environ[loop.PLAYED] = part.role
 
     def leave(self) -> None:
-        """Leave the job: finish what was begun, where that can be."""
+        """Leave the job, and finish started work if possible."""
         with contextlib.suppress(DistbeliefError, KeyboardInterrupt):
             self.replica.leave()
         self._end()
 
     def _end(self) -> None:
-        """Have no part any more: what was not finished is dealt to others."""
+        """End the participation; work that was not finished is dealt to others."""
         if not self.takes_part:
             return
         self.takes_part, loop.current = False, None
@@ -115,7 +117,7 @@ class OwnProcess:
 
     @contextlib.contextmanager
     def _turning(self) -> Iterator[Callable[[], bool]]:
-        """Have an interrupt wait for the end of turns; yields whether turns go on."""
+        """Defer interrupts to the end of turns; yield a function that returns whether turns go on."""
         if self.takes_part and _handler() is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._interrupt)
         self._turns = True
@@ -126,15 +128,15 @@ class OwnProcess:
             raise
         finally:
             self._turns = False
-        if self._leave_by < math.inf:  # a minibatch may have come before the word to leave
+        if self._leave_by < math.inf:  # a minibatch may have come before the request to leave
             self.leave()
             raise KeyboardInterrupt
         if not self._process.driver.plays(self._process.role):
             self._end()
 
     def _interrupt(self, *_: object) -> None:
-        """Leave the job, and be interrupted then; a second interrupt waits for nothing."""
-        if self.replica.here and self._leave_by == math.inf:  # else it is a worker that was forked from this process
+        """Leave the job, then raise the interrupt; a second interrupt does not wait."""
+        if self.replica.here and self._leave_by == math.inf:  # otherwise this is a worker forked from the process
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             if self._turns:
                 self._words.say(Interrupt("Ctrl-C"))
@@ -148,27 +150,27 @@ class OwnProcess:
 
 
 def _handler() -> object:
-    """Return who handles SIGINT; None beside the main thread, which alone may handle it."""
+    """Return the handler of SIGINT; None outside the main thread, which alone may handle it."""
     return signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
 
 
 class _Driver(Driver):
-    """Driver that is not interrupted amid a turn."""
+    """Driver that is not interrupted during a turn."""
 
     def __init__(self, turning: Callable[[], AbstractContextManager[Callable[[], bool]]], *args: Any, **more: Any):
         super().__init__(*args, **more)
         self._turning = turning
 
     def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
-        """Take turns while a condition holds, and no interrupt has taken too long to leave."""
+        """Take turns while a condition holds, and leaving has not taken too long."""
         with self._turning() as goes_on:
             super().run_while(lambda: condition() and goes_on(), turn_until)
 
 
 class _Notes(Channel):
-    """Channel of a process that no supervisor hears: it prints what the job notes."""
+    """Channel of a process without a supervisor, which prints the job's notes."""
 
     def say(self, word: ChannelMessage) -> None:
-        """Print a note; pass over what else a supervisor would be told."""
+        """Print a note; ignore any other message."""
         if isinstance(word, Noted) and isinstance(word.record, records.Note):
             print(word.record.text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tickets: the addresses of a job, and proof of whoever comes there; and the server that lets their holders in."""
+"""Tickets, which hold a job's addresses and credentials; and the server that admits their holders."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from distbelief.transport.addresses import cut
 from distbelief.transport.secure import Identity, TlsSocket, context
 
 GUEST = "guest"
-"""Name in a ticket's certificate: not yet a role."""
+"""Name in a ticket's certificate, which is not the name of a role."""
 VERSION = metadata.version("distbelief")
-"""Version that both ends must run: what they say is not of the wire alone."""
+"""Version that both ends must run: their messages depend on more than the wire format."""
 LIMIT = 1 << 16
 """Longest ticket, in bytes."""
 PATIENCE = 5.0
-"""Seconds that one at a server may take in all."""
+"""Limit in seconds for one client of a server, in all."""
 CROWD = 64
-"""Most who may be served at once; one more pushes out who has taken longest."""
+"""Most clients that are served at once; one more pushes out the one that has taken longest."""
 PAUSE = 0.1
-"""Seconds between two tries to let somebody in, where this machine has no room."""
+"""Pause in seconds before the next client is accepted, if this machine is out of resources."""
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """Ticket that lets its holder take part in a job: keep it as you keep a password."""
+    """Ticket that lets its holder take part in a job; it must be kept like a password."""
 
     job: str
     where: list[str]
-    """Addresses as `host:port`, of which one answers."""
+    """Addresses `host:port` of the job, at least one of which answers."""
     secret: str
     identity: Identity | None
-    """A certificate of the job's authority and its key, where links are TLS."""
+    """Certificate of the job's authority, with its key, if links are TLS."""
 
     @property
     def text(self) -> bytes:
-        """Contents of its file."""
+        """Contents of the ticket's file."""
         return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
 
 
 def read_ticket(path: str) -> Ticket:
-    """A ticket from its file.
+    """Return the ticket in a file.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no ticket there.
     """
     try:
         with open(path, "rb") as file:
@@ -70,26 +70,26 @@ def read_ticket(path: str) -> Ticket:
 
 
 def reach(ticket: Ticket) -> socket.socket:
-    """Connect to whoever made a ticket, at the first of its addresses that answers.
+    """Connect to the process that made a ticket, at the first of its addresses that answers.
 
     Raises:
-        OSError: nobody answers, with what was tried.
+        OSError: none answers; the message names the addresses that were tried.
     """
     answers = network.try_all({"": ticket.where}, size=0)[""] if len(ticket.where) > 1 else [""]
     for number, where in enumerate(ticket.where):
         if not answers[number]:
             try:
                 return connect(where, ticket.identity)
-            except (OSError, ValueError) as error:  # an older ticket, or another's address
+            except (OSError, ValueError) as error:  # an older ticket, or the address of another process
                 answers[number] = str(error)
     raise ConnectionError(", ".join(f"{where} ({why})" for where, why in zip(ticket.where, answers, strict=True)))
 
 
 def connect(where: str, identity: Identity | None) -> socket.socket:
-    """Connect to a server of tickets; under TLS, where there is an identity.
+    """Connect to a ticket server; by TLS, if there is an identity.
 
     Raises:
-        OSError: it does not answer, or is not of that job.
+        OSError: it does not answer, or does not belong to that job.
     """
     with contextlib.ExitStack() as closing:
         connection = closing.enter_context(socket.create_connection(cut(where), PATIENCE))
@@ -105,14 +105,14 @@ def connect(where: str, identity: Identity | None) -> socket.socket:
 
 
 class TicketServer:
-    """Lets in whoever holds a ticket, in threads of its own, until it is closed.
+    """Server that admits the holders of tickets, in threads of its own, until it is closed.
 
     Args:
-        listener: where others come; closed with the server.
-        identity: proof of this process, where links are TLS.
-        take: is handed the connection of each who has proved that he is a guest, where that is by TLS.
-        keeps: whether it keeps the connection, which else is closed.
-        crowd: the most who are served at once.
+        listener: the socket that clients connect to; it is closed with the server.
+        identity: the identity of this process, if links are TLS.
+        take: handles the connection of each client; by TLS, the client has proved that it is a guest.
+        keeps: whether `take` keeps the connection, which is closed otherwise.
+        crowd: the largest number of clients that are served at once.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class TicketServer:
         self._server.start()
 
     def close(self) -> None:
-        """Let nobody in any more: whoever is served is cut off and waited for, 5 s at most."""
+        """Stop serving: cut off the clients, and wait for their threads, 5 s at most."""
         self._open = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
@@ -172,15 +172,15 @@ class TicketServer:
             connection.settimeout(PATIENCE)
             if self._context:
                 connection = self._context.wrap_socket(connection, server_side=True)
-                connection.greet()  # type: ignore[attr-defined]  # a connection of ours: the context makes no other
+                connection.greet()  # type: ignore[attr-defined]  # a TlsSocket: the context makes no other
                 if connection.peer != GUEST:  # type: ignore[attr-defined]  # as above
                     return
-            if self._keeps:  # from here on neither this clock nor `close` cuts it off
+            if self._keeps:  # from here on neither the timer nor `close` cuts it off
                 late.cancel()
                 kept = bool(self._visitors.pop(visitor))
             self._take(connection)
         except (OSError, ValueError):
-            return  # he has to come again, and say it well
+            return  # the client has to come again, with a valid request
         finally:
             late.cancel()
             if not kept:
@@ -190,6 +190,6 @@ class TicketServer:
 
 
 def _cut(connection: socket.socket) -> None:
-    """End what is said on a connection; whoever serves it closes it."""
+    """End the traffic on a connection; the thread that serves it closes it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state its thread may be using
