@@ -25,15 +25,18 @@ from distbelief.core.conversations import checkpointing, evaluating, membership,
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
-from distbelief.core.effects import Effect, End, Send, WriteRecord
+from distbelief.core.effects import Effect, End, Send, Wake, WriteRecord
 from distbelief.core.outcomes import Cause, Outcome
 from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.core.timers import BudgetSpent, ScriptOver
+from distbelief.core.timers import BudgetSpent, GuestsOver, ScriptOver
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server.machine import Answering, Answers
+
+GUEST_SECONDS = 60.0
+"""Longest wait for guests at the end of a job: no supervisor of this job can end them."""
 
 Handlers = Mapping[type, Callable[..., list[Effect]]]
 """Answer to each kind of event, given its sender and the event."""
@@ -384,6 +387,8 @@ class Coordinator(Answering):
     def _on_woke(self, sender: str, event: events.Woke) -> list[Effect]:
         if isinstance(event.timer, BudgetSpent):
             return self.finish(Cause.BUDGET_SPENT, budget_spent(self.settings)) if self.may(May.DEAL) else []
+        if isinstance(event.timer, GuestsOver):
+            return self._without_guests() if self.may(May.AWAIT) else []
         if isinstance(event.timer, ScriptOver):
             return self.saving.script_late(event.timer, self.plan)
         self.shards.woke(event.timer)
@@ -428,6 +433,8 @@ class Coordinator(Answering):
         self.closing.begin(cause, reason)
         requests: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
+        if self._guests():
+            requests.append(Wake(GUEST_SECONDS, GuestsOver()))
         return [
             *self.work.end(self),
             *([] if self.all_hold else self._ends()),
@@ -441,6 +448,18 @@ class Coordinator(Answering):
         left = sorted(self.membership.members) if self.all_hold else ()
         gone = [WriteRecord(records.Gone(role, 0, "it was done", died=False)) for role in left]
         return [WriteRecord(records.Ending.of(self.closing.cause, self.closing.reason)), *gone]
+
+    def _guests(self) -> list[str]:
+        """Return the busy members that the job has not started itself."""
+        return sorted(self.membership.busy - {*roles.leads(self.settings.mesh)})
+
+    def _without_guests(self) -> list[Effect]:
+        """End the job without guests that do not leave, such as a script that computes nothing."""
+        why = f"it has not left within {GUEST_SECONDS:g} s of the end"
+        effects: list[Effect] = []
+        for role in self._guests():
+            effects += [Send(role, membership.Refused(why)), *self.without(role, why, -1, died=False)]
+        return effects
 
     def give_up(self, why: str) -> list[Effect]:
         """Give up the checkpoint under way, if any."""

@@ -320,7 +320,7 @@ class Dealing(DataDealer):
 
     def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
         """Return how many minibatches a replica may be dealt in rounds."""
-        # where rounds do not wait for a slow replica, it is dealt one minibatch at a time: it would keep the others
+        # where rounds do not wait for slow replicas, each is dealt one minibatch at a time: a slow one would keep more
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
         if isinstance(self.dealer, RoundDealer):

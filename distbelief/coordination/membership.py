@@ -108,7 +108,7 @@ class Membership:
             assert self._registry.present(role) > self._registry.last_gone(role), f"{role} is a member, and is gone"
 
     def deserted(self, expected: Collection[str]) -> bool:
-        """Return whether no replica takes part, and none of those expected will come again."""
+        """Return whether no replica takes part or waits, and all expected ones are gone for good."""
         return not self.members and not any(map(roles.is_replica, self._new)) and {*expected} <= self._registry.over
 
     @property

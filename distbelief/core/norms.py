@@ -140,20 +140,20 @@ class Exchange:
         """
         if self._own != self._ruler:
             if sender != self._ruler:
-                raise RemoteProtocolError(f"{sender} tells norms, and does not rule this job")
+                raise RemoteProtocolError(f"{sender} sends sums of norms, and is not the ruling shard")
             self._keep(norms)
             return []
         if roles.index_of(sender) not in self._parts or not 0 <= norms.round <= self._newest + KEPT:
             raise RemoteProtocolError(
-                f"{sender} tells norms of round {norms.round}, and holds no part of a layer that is cut, or is not "
-                "there yet"
+                f"{sender} sends norms of round {norms.round}: it holds no part of a layer that is cut, or has not "
+                "come so far"
             )
         # A restarted shard sends its share again, and so asks for the sums. They are not added up anew, or two shards
         # might scale one layer by two norms.
         if norms.round in self._whole:
             return [] if sender == self._own else [Send(sender, self._whole[norms.round])]
         heard = self._heard.setdefault(norms.round, {})
-        # sums of the ruler before are binding: some shard may have made its update with them
+        # sums of an earlier ruler stay valid: some shard may have made its update with them
         if norms.whole:
             return self._tell(Norms(norms.round, norms.of))
         heard[sender] = norms

@@ -232,7 +232,7 @@ SCHEDULES: Mapping[str, Callable[[LearningRate, Moment], float]] = {
     "step": _step,
     "backoff": _backoff,
 }
-"""Factor at a moment. `step` and `backoff` count from the job's start, the others from the end of the warm-up."""
+"""Factor on the rate: `step` and `backoff` depend on the epoch, the others on the progress since the warm-up."""
 
 OWN = {"lr_steps": tuple(GAMMAS), "lr_gamma": tuple(GAMMAS), "lr_power": ("polynomial",)}
 """Options that belong to some schedules only, with these."""

@@ -38,6 +38,10 @@ class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
     incarnation: int
 
 
+class GuestsOver(Timer, frozen=True, array_like=True, tag=True):
+    """End of the wait for guests of a job that is over."""
+
+
 class BucketDue(Timer, frozen=True, array_like=True, tag=True):
     """Moment at which a simulated step has the gradients of a bucket."""
 
@@ -52,5 +56,5 @@ class PartedOver(Timer, frozen=True, array_like=True, tag=True):
     role: str
 
 
-AnyTimer = CheckpointDue | BudgetSpent | HoldOver | ScriptOver | DoubtOver | BucketDue | PartedOver
+AnyTimer = CheckpointDue | BudgetSpent | HoldOver | ScriptOver | DoubtOver | GuestsOver | BucketDue | PartedOver
 """Every timer."""

@@ -86,6 +86,9 @@ class Carrier:
     def reduce(self) -> bool | None:
         return True
 
+    def close(self) -> None:
+        """Leave the group, and end all that was opened."""
+
 
 class InOrder(Carrier, ABC):
     """A carrier that reduces its buckets in place and in their order, beside the backward pass."""

@@ -142,7 +142,7 @@ class Crossings:
 
     def sleeps(self, partition: int) -> bool:
         """Return whether a partition sleeps, and is to be woken after a stamp that it may wait for."""
-        with self._fence:  # the stamp becomes visible before this read
+        with self._fence:  # the fence makes the stamp visible before this read
             return self._stamps[_word(OWN * partition + 1)] != 0
 
     def _reached(self, number: int, least: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -67,7 +68,7 @@ class Live:
         """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
         """Called before a picture or a line of progress, to report the state of shards by `stands`."""
-        self._unsaved = False
+        self._unsaved = ""
         self._tested: set[int] = set()
         self._joined: list[str] = []
         self._built: set[str] = set()
@@ -211,9 +212,11 @@ class Live:
                     else ""
                 )
             case records.Checkpointed():
-                shown = "" if self._unsaved else record.error  # a full disk fails all that follow, too
-                self._unsaved = bool(record.error)
-                return shown
+                before, self._unsaved = self._unsaved, re.sub(r"\d+", "", record.error)
+                if not record.error or self._unsaved == before:  # a full disk fails all that follow, too
+                    return ""
+                named = record.error.startswith("checkpoint")
+                return record.error if named else f"checkpoint {record.number} failed: {record.error}"
             case records.Forgotten():
                 count = _many(record.last - record.first + 1, "push", "es")
                 return f"{record.role} has lost {count} of {record.replica}, made after its latest checkpoint"

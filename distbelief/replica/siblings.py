@@ -1,4 +1,4 @@
-"""The other partitions of a split replica, as one of them sees these; a whole replica has none."""
+"""Siblings of a partition: the other partitions of its replica. A whole replica has none."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class PassedSlice:
 
     @property
     def _note_half(self) -> int:
-        """Number of the half with the published note."""
+        """Number (0 or 1) of the half of the note that is published."""
         return int(self._words[STATE]) >> 16 & 1
 
     @property

@@ -390,7 +390,7 @@ class Shard:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.count_push(staleness)
-                    version = Version(incarnation, updates + 1)  # of the update that will have it
+                    version = Version(incarnation, updates + 1)  # the next update includes this push
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
@@ -583,7 +583,8 @@ class Shard:
         if update is None or norms is None:
             return []
         self._pending, part = None, held_range.slice.of(update.due.model)
-        copies = update.mirrored(self.mirror, part, self.policy.floor, norms)  # first: the step scales the sum in place
+        # before the step, which scales the sum in place
+        copies = update.mirrored(self.mirror, part, self.policy.floor, norms)
         part.set_options(update.pushes[0][1].options if update.pushes else ())
         part.step(update.factor, update.due.weight, norms)
         self.count_update(update.due.samples, update.due.model)

@@ -108,7 +108,7 @@ class UnlockedSlice(TorchSlice):
 
 
 class UnlockedPhantom(PhantomSlice):
-    """A phantom of the slice, which only counts."""
+    """Slice without values, for simulations: it only counts updates."""
 
     lasts = True
 

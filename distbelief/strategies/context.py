@@ -71,6 +71,8 @@ class ProcessStage(Stage):
     """Opens the file of the memory shared by replicas that compute the same part of the model."""
     open_endpoint: Callable[[], tuple[NetworkEndpoint, str]]
     """Opens another endpoint of the role at a free port; returns it and its address."""
+    at_end: Callable[[Callable[[], None]], object]
+    """Registers a function to call at the end of the role, if its process goes on."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ FRAMES_LIMIT = 64 << 20
 VIEWS_LIMIT = 1024
 """Most ranges of a link whose tensors are kept."""
 SPARE_LIMIT = 4
-"""Most buffers that are kept for later copies of unsent answers."""
+"""Most buffers kept for copies of answers that wait to be sent."""
 
 CONNECT_SECONDS = 10.0
 HELLO_SECONDS = 5.0

@@ -139,6 +139,7 @@ class RoutedEndpoint(VirtualEndpoint):
         self._count(link.peer, arrival.event, payload, shares=False)  # type: ignore[arg-type]  # as above
         flow.sent += size
         link.last = max(link.last, 0.0)  # a message is on its way, though its arrival is not known yet
+
         # order comes first: a short message waits behind a long one of its flow
         if flow.queue:
             flow.queue.append((size, what))

@@ -109,5 +109,5 @@ def test_only_the_latest_rounds_are_kept() -> None:
     ids=str,
 )
 def test_who_has_no_say_is_told_so(index: int, sender: str, round: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"{sender} tells norms"):
+    with pytest.raises(RemoteProtocolError, match=f"{sender} sends "):
         exchanges()[index].take(sender, Norms(round, ()))

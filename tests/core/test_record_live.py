@@ -21,6 +21,7 @@ RUN = [
     (3.0, r.Gone("replica 1", 2, "killed by signal [9]", True)),
     (3.1, r.Checkpointed(1, "checkpoint 1 was not written: No space left on device")),
     (3.1, r.Checkpointed(2, "checkpoint 2 was not written: No space left on device")),
+    (3.1, r.Checkpointed(3, "shard 0 is gone (killed)")),
     (3.2, r.Note("a sentence")),
     (4.0, r.Stepped("replica 0", 3, 30, 3, 0.25, 0, 3)),
     (4.0, r.Stepped("replica 1", 1, 10, 1, 0.25, 0, 1)),
@@ -69,6 +70,7 @@ def test_plain_lines_tell_each_event_once():
         "tested after 1 epoch at 1.50 s: accuracy 92.50 %, loss 0.2500",
         "replica 1 died: killed by signal [9]; its 2 minibatches are dealt again",
         "checkpoint 1 was not written: No space left on device",
+        "checkpoint 3 failed: shard 0 is gone (killed)",
         "a sentence",
         "done: all 2 epochs are trained",
     ]

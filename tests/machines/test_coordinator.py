@@ -26,7 +26,7 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, STREAM, Portion, Position, StartingPoint
 from distbelief.core.settings import Settings
-from distbelief.core.timers import BudgetSpent, CheckpointDue, HoldOver, ScriptOver
+from distbelief.core.timers import BudgetSpent, CheckpointDue, GuestsOver, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
@@ -278,6 +278,17 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
         office.tell("replica 0", membership.Join(0, LAYOUT, 8, 0))
     office.tell("replica 0", events.Lost("killed again", 1))
     assert office.coordinator.phase == "closing"
+
+
+def test_a_guest_that_does_not_leave_is_waited_for_a_minute() -> None:
+    """Nobody of this job can end it, as one whose script computes nothing."""
+    office = Office().training("replica 2").tell("replica 2", progress(wants=True))
+    office.tell("supervisor", membership.Stop("Ctrl-C")).tell("replica 0", membership.Leave())
+    assert Wake(60.0, GuestsOver()) in office.effects
+    assert office.said(checkpointing.Snapshot) == []
+    assert office.tell("clock", events.Woke(GuestsOver())).said(membership.Refused) == ["replica 2"]
+    assert office.said(checkpointing.Snapshot) == ["shard 0", "shard 1"]
+    assert [gone.role for gone in office.recorded(records.Gone)] == ["replica 0", "replica 2"]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -16,7 +16,7 @@ from patience import SECONDS, SLOWNESS
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Downpour, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
 
 HERE = Local(listen="127.0.0.1")
 BEGIN = """
@@ -69,10 +69,10 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         one.communicate()
 
 
-def launch(folder: Path, strategy: Strategy, source: str = LAUNCHED) -> None:
+def launch(folder: Path, strategy: Strategy, source: str = LAUNCHED, place: Local = HERE) -> None:
     script = folder.with_suffix(".py")
     script.write_text(source)
-    HERE.launch(jobs.job(folder, strategy, epochs=jobs.MANY), [str(script)])
+    place.launch(jobs.job(folder, strategy, epochs=jobs.MANY), [str(script)])
 
 
 TWO_JOBS = """
@@ -185,6 +185,39 @@ def test_a_cell_that_is_interrupted_leaves_the_job(
     launch(tmp_path / "run", strategy, source)
     assert processes.said().splitlines() == ["7", "KeyboardInterrupt", "2 None", "replica 2 replica 3", "over"]
     assert gone == [False]
+
+
+THREE_PARTS = """
+import gc, json
+wait("run/ticket.json")
+secret, counts = json.load(open("run/ticket.json"))["secret"].encode(), []
+for part in range(3):
+    replica = db.join(ticket="run/ticket.json")
+    for number, _ in loop(replica):
+        if number == 2: break
+    files = [open(f"/proc/{os.getpid()}/{name}", "rb").read() for name in ("cmdline", "environ")]
+    replica.leave()
+    gc.collect()
+    counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    assert len(secret) > 20 and not any(secret in text for text in files)
+print(counts[1] == counts[2], counts)
+open("three", "w")
+"""
+
+
+def test_parts_that_are_over_leave_no_thread_and_no_file_open(
+    tmp_path: Path, watch: jobs.Watch, processes: Processes
+) -> None:
+    """Nor was the ticket's secret on the command line or in the environment."""
+
+    def act(_: Record) -> None:
+        if (tmp_path / "three").exists():
+            watch.interrupt()
+
+    watch.act = act
+    processes.python(THREE_PARTS)
+    launch(tmp_path / "run", Allreduce(1), place=Local("tcp", listen="127.0.0.1", tls=True))
+    assert processes.said().startswith("True")
 
 
 @pytest.mark.long

@@ -267,7 +267,7 @@ def test_a_fraction_follows_deaths_where_a_count_of_backup_workers_does_not(
 
 
 @pytest.mark.parametrize(("waits", "told"), [
-    ({"backup_workers": 1, "quorum": 0.75}, "--quorum 0.75 and --backup-workers 1 both say whom"),
+    ({"backup_workers": 1, "quorum": 0.75}, "--quorum 0.75 and --backup-workers 1 both set how many"),
     ({"quorum": 5.0}, "--quorum 5 of 4 replicas"), ({"quorum": 1.5}, "--quorum 1.5 of 4 replicas"),
     ({"quorum": -0.5}, "--quorum -0.5"),
 ], ids=str)  # fmt: skip

@@ -318,7 +318,7 @@ def without_replicas(name: str) -> str:
 
 
 def scaled(arms: Sequence[ArmFigures]) -> Iterator[list[ArmFigures]]:
-    """Yield groups of known arms that differ only in replicas, the fewest first."""
+    """Yield groups of arms that differ only in their number of replicas, in ascending order."""
     alike: dict[tuple[str, str, str], list[ArmFigures]] = {}
     for arm in arms:
         if math.isfinite(arm.samples_per_second) and without_replicas(arm.name) != arm.name:

@@ -23,6 +23,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 AGENT = "distbelief.places.cluster.agent"
 PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
 """Prefixes of the environment variables that are passed on to hosts."""
+KEPT_BACK = ("DISTBELIEF_ROLE", "DISTBELIEF_TICKET")
+"""Variables about this process's own part in a job."""
 
 
 class Through(Protocol):
@@ -120,7 +122,9 @@ def passed_on() -> dict[str, str]:
     Raises:
         UsageError: a value is not valid text.
     """
-    variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    variables = {
+        name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in KEPT_BACK
+    }
     for name, value in variables.items():
         check_text(name + value, f"${name} {value!r}")
     return variables

@@ -217,7 +217,7 @@ class Meeting:
 
         self._invitation = invitation
         job = f"start {secrets.token_hex(8)}"
-        authority, listener = Authority(job), listen_anywhere(CROWD)
+        authority, listener = Authority(job), listen_anywhere(2 * CROWD)
         by_interface = own_addresses()
         addresses = by_interface.get(interface) or [address for several in by_interface.values() for address in several]
         port = listener.getsockname()[1]

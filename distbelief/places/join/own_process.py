@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -83,23 +84,32 @@ class OwnProcess:
         request = JoinRequest(ticket.job, ticket.secret, script=True)
         part = join_server.take_part(ticket, request, lambda: time.sleep(join_server.ASK_PAUSE))
         spec = join_server.spec_here(part, "", host_towards(cut(ticket.where[0])[0]), device=device)
-        ours, theirs = multiprocessing.Pipe()
-        self._words = Channel(ours)
-        drive = functools.partial(_Driver, self._turning)
-        self._process = RoleProcess(part.role, part.incarnation, spec, _Notes(theirs), drive)
-        self._process.driver.coordinator = part.coordinator
-        self._listener = open_leave_listener(ticket)
-        if self._listener is not None:
-            self._process.endpoint.watch(self._listener.fileno(), self._asked_to_leave)
-        self._turns, self.takes_part, self._leave_by = False, True, math.inf
-        self.replica = loop.current = self._process.scripted()
-        os.environ[loop.PLAYED] = part.role
+        with contextlib.ExitStack() as closing:
+            ours, theirs = multiprocessing.Pipe()
+            closing.callback(ours.close)
+            closing.callback(theirs.close)
+            self._words = Channel(ours)
+            drive = functools.partial(_Driver, self._turning)
+            self._process = RoleProcess(part.role, part.incarnation, spec, _Notes(theirs), drive)
+            closing.callback(self._process.endpoint.close)
+            closing.push(self._process.closing)
+            self._process.driver.coordinator = part.coordinator
+            self._listener = open_leave_listener(ticket)
+            if self._listener is not None:
+                closing.callback(_end_listener, self._listener)
+                self._process.endpoint.watch(self._listener.fileno(), self._asked_to_leave)
+            self._turns, self.takes_part, self._leave_by = False, True, math.inf
+            self.replica = loop.current = self._process.scripted()
+            os.environ[loop.PLAYED] = part.role
+            self._closing = closing.pop_all()
 
     def leave(self) -> None:
         """Leave the job, and finish started work if possible."""
-        with contextlib.suppress(DistbeliefError, KeyboardInterrupt):
-            self.replica.leave()
-        self._end()
+        try:
+            with contextlib.suppress(DistbeliefError, KeyboardInterrupt):
+                self.replica.leave()
+        finally:
+            self._end()
 
     def _end(self) -> None:
         """End the participation; work that was not finished is dealt to others."""
@@ -110,10 +120,7 @@ class OwnProcess:
         if _handler() == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self._process.driver.remove(self._process.role)
-        self._process.endpoint.close()
-        for connection in (self._words.connection, self._process.channel.connection, self._listener):
-            if connection is not None:
-                connection.close()
+        self._closing.close()
 
     @contextlib.contextmanager
     def _turning(self) -> Iterator[Callable[[], bool]]:
@@ -123,8 +130,10 @@ class OwnProcess:
         self._turns = True
         try:
             yield lambda: time.monotonic() < self._leave_by
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if self._leave_by < math.inf and isinstance(error, Exception):
+                raise KeyboardInterrupt from error
             raise
         finally:
             self._turns = False
@@ -140,6 +149,7 @@ class OwnProcess:
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             if self._turns:
                 self._words.say(Interrupt("Ctrl-C"))
+                self._process.clock.call_later(LEAVE_SECONDS, lambda _: None, None)  # a turn ends by then
                 return
             self.leave()
         raise KeyboardInterrupt
@@ -147,6 +157,13 @@ class OwnProcess:
     def _asked_to_leave(self) -> None:
         if self._listener is not None and is_ours(self._listener):
             self._process.driver.tell(self._process.role, roles.SUPERVISOR, Finish("distbelief leave"))
+
+
+def _end_listener(listener: socket.socket) -> None:
+    """Close a listener, also where forked workers hold it too."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _handler() -> object:
@@ -174,3 +191,8 @@ class _Notes(Channel):
         """Print a note; ignore any other message."""
         if isinstance(word, Noted) and isinstance(word.record, records.Note):
             print(word.record.text, file=sys.stderr)
+
+    def hear_all(self, take: Callable[[ChannelMessage], None]) -> bool:
+        """Hand over every message; this end is never gone, since it is this process's own."""
+        super().hear_all(take)
+        return True

@@ -163,12 +163,13 @@ class TicketServer:
 
     def _answer(self, visitor: socket.socket) -> None:
         late = threading.Timer(PATIENCE, _cut, [visitor])
-        connection, kept = socket.socket(fileno=os.dup(visitor.fileno())), False
+        connection, kept = visitor, False
         try:
             try:
                 late.start()
             except RuntimeError:  # no more threads
                 return
+            connection = socket.socket(fileno=os.dup(visitor.fileno()))
             connection.settimeout(PATIENCE)
             if self._context:
                 connection = self._context.wrap_socket(connection, server_side=True)
@@ -177,8 +178,9 @@ class TicketServer:
                     return
             if self._keeps:  # from here on neither the timer nor `close` cuts it off
                 late.cancel()
-                kept = bool(self._visitors.pop(visitor))
+                self._visitors.pop(visitor)
             self._take(connection)
+            kept = self._keeps
         except (OSError, ValueError):
             return  # the client has to come again, with a valid request
         finally:

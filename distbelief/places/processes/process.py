@@ -195,6 +195,8 @@ class RoleProcess:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
+        self.closing = contextlib.ExitStack()
+        """Ends what the role has opened beside its endpoint, where the process goes on after it."""
         """Byte counts of all endpoints of its role."""
         self._ends: _Ends | None = None
         self._in_memory = ""
@@ -495,6 +497,7 @@ class RoleProcess:
             reach=self._reaching,
             listen=self._listen,
             count=self.traffic.append,
+            at_end=self.closing.callback,
             transport=spec.transport,
             encrypted=spec.identity is not None,
             advertise=spec.advertise,

@@ -110,7 +110,10 @@ def replica(context: Context) -> PlayedRole:
     """Return a replica of a group, with its worker."""
     stage, split, partition = context.stage, context.split, roles.partition_of(context.role)
     model, flat = measured_model(context), context.flat
-    carried = carrier(stage, context.role, context.settings) if isinstance(stage, ProcessStage) else None
+    carried = None
+    if isinstance(stage, ProcessStage):
+        carried = carrier(stage, context.role, context.settings)
+        stage.at_end(carried.close)
     # a script's step, and that of a split model, may be several backward passes
     overlaps = carried is not None and split is None and context.loop is None
     whole = Whole(context.vectors.layout) if flat is None else TorchWhole(flat, carried, overlaps, partition)
