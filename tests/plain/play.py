@@ -369,7 +369,7 @@ class _Role(RoleProcess):
         self.role, self.incarnation, self.spec, self.room = role, 0, spec, room
         direct = spec.direct and roles.is_replica(role)
         self.endpoint: Any = _Direct(role, room.network) if direct else room.network.endpoint(role)  # type: ignore[arg-type]
-        self.traffic = [self.endpoint.traffic]
+        self.traffic, self.closing = [self.endpoint.traffic], contextlib.ExitStack()
         self.clock: Any = room
         self.driver = Driver(self.clock, lambda *_: None)
 
