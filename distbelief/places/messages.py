@@ -43,7 +43,7 @@ class Failed(ChannelMessage, frozen=True, tag=True):
     done: bool = False
     """True if its part of the job was done before."""
     host: str = ""
-    """Host where it was, of several; its place says it."""
+    """Host of the role, which a place of several hosts adds; else ""."""
 
     @property
     def told(self) -> str:

@@ -386,7 +386,7 @@ class ServedReplica(ABC):
             case dealing.Deal() | dealing.Drain() | dealing.Recall() | checkpointing.Hold() | checkpointing.Go() if (
                 self._training is None
             ):
-                pass  # of a training before: a welcome is on its way
+                pass  # about work before a rewind: a welcome is on its way
             case membership.Finish():
                 self.ending = True
                 self.wanted_away |= arrival.sender == roles.SUPERVISOR

@@ -234,7 +234,7 @@ class PassedSlice:
         self._words[HOLDER], self._words[SINCE] = self._buffers[0] // 2, moment
 
     def signed(self) -> tuple[int, int]:
-        """Return the place of the lock's last holder, and since when it had the lock."""
+        """Return the number of the lock's last holder, and the moment at which it took the lock."""
         return int(self._words[HOLDER]), int(self._words[SINCE])
 
     # buffers

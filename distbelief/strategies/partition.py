@@ -252,8 +252,7 @@ def answering_part(
     Raises:
         UsageError: the model cannot be split so.
     """
-    # a partition may have only frozen parameters; here these serve as well
-    # a partition may have frozen parameters alone, which are as good as others here
+    # a partition may have only frozen parameters: here these need gradients too
     for parameter in model.eval().parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     graph = split_graph(task, model, settings, inputs=inputs)

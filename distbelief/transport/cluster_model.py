@@ -293,7 +293,7 @@ class VirtualHost:
             self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
 
     def _end_first(self, plan: int) -> None:
-        if plan == self._plans:  # else a role has begun or ended work since, and there is a later plan
+        if plan == self._plans:  # else work has begun or ended since, and a later plan counts
             self._pass()
             self._virtual, _, thread = heapq.heappop(self._working)
             self._plan()
