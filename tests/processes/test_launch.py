@@ -393,7 +393,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "a minibatch without a step": (
         {"inside": "if number == 1: continue", "strategy": Allreduce()},
         UsageError,
-        r"without optimizer.step\(\) for the last: with strategy allreduce each minibatch is one step",
+        r"without optimizer.step\(\) for the last: with strategy allreduce each minibatch needs a step",
     ),
     "a first minibatch to look at": (
         {"source": LOOP.format(**{**FIELDS, "before": LOOK, "batch": "16)"}).replace("(replica.b", "(look(replica.b")},

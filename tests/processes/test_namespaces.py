@@ -246,4 +246,4 @@ def test_a_cable_that_stays_cut_is_a_death_and_the_others_end_the_job(hosts: Hos
     said, _ = guest.communicate(timeout=SECONDS)
     assert guest.returncode == 1
     assert "replica 1 died: its process ended with status 1; another takes its place" in said, said
-    assert re.search(rf"the job at {HERE}:\d+ does not answer", said), said
+    assert re.search(rf"the job does not answer: {HERE}:\d+", said), said

@@ -147,7 +147,7 @@ def test_a_ctrl_c_leaves_nothing_of_a_prediction(tmp_path: Path) -> None:
 
 
 SPLITS = {
-    "wide": ("stages", "the model of .*/wide: --partitions 2: there are 1 layers with parameters to make stages of"),
+    "wide": ("stages", "the model of .*/wide: --partitions 2: there are 1 layers with parameters for stages"),
     "layered": ("stage", "the model of .*/layered: unknown way to split 'stage'; did you mean 'stages'"),
     "layered reversed_layers": (
         "first=0,second=1",
