@@ -180,7 +180,11 @@ def of_four(model: Callable[[], torch.nn.Module]) -> Task:
     [
         (Untraceable, 2, r"cannot be traced at .*test_partitions.py:\d+: return self.other\(given \* 2 if given.sum"),
         (WithValues, 3, "there are 2 layers with parameters for stages"),
-        (lambda: torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 2)), 2, "'0.weight' of a lazy module has no shape yet"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 2)),
+            2,
+            "'0.weight' of a lazy module has no shape yet",
+        ),
     ],
 )
 def test_what_cannot_be_built_without_values_is_refused_as_its_replicas_would(

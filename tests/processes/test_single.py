@@ -73,7 +73,9 @@ def test_single_and_one_replica_are_the_plain_loop(tmp_path: Path, watch: jobs.W
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential"])
 def test_data_of_its_own_are_refused(tmp_path: Path, order: str) -> None:
-    with pytest.raises(UsageError, match="--data own means nothing to strategy single; its one replica has all the data"):
+    with pytest.raises(
+        UsageError, match="--data own means nothing to strategy single; its one replica has all the data"
+    ):
         jobs.run(tmp_path, Single(), data="own", order=order)
 
 
