@@ -401,7 +401,23 @@ def check(args: list[str]) -> int:
 COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
     command.__name__: command
     for command in (
-        *(train, launch, simulate, check, study, report, runs, evaluate, predict, compress, expand),
-        *(join, leave, status, cost, plan, split, draw),
+        train,
+        launch,
+        simulate,
+        check,
+        study,
+        report,
+        runs,
+        evaluate,
+        predict,
+        compress,
+        expand,
+        join,
+        leave,
+        status,
+        cost,
+        plan,
+        split,
+        draw,
     )
 }

@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from distbelief.lab.study.running import Prepare, Prepared
 
 KEPT = (
-    *("--out", "--resume", "--seed", "--target-accuracy", "--target-loss", "--keep-checkpoints"),
-    *("--keep", "--sweep", "--phantom", "--json", "--quiet"),
+    "--out",
+    "--resume",
+    "--seed",
+    "--target-accuracy",
+    "--target-loss",
+    "--keep-checkpoints",
+    "--keep",
+    "--sweep",
+    "--phantom",
+    "--json",
+    "--quiet",
 )
 """Options that a study sets itself, for all of its arms."""
 COMMANDS = {"local": "train", "simulated": "simulate"}

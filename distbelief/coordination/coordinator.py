@@ -455,9 +455,12 @@ class Coordinator(Answering):
 
     def _without_guests(self) -> list[Effect]:
         """End the job without guests that do not leave, such as a script that computes nothing."""
-        why = f"it has not left within {GUEST_SECONDS:g} s of the end"
+        return self.send_away(self._guests(), f"it has not left within {GUEST_SECONDS:g} s of the end")
+
+    def send_away(self, guests: Iterable[str], why: str) -> list[Effect]:
+        """Go on without guests, and tell them why."""
         effects: list[Effect] = []
-        for role in self._guests():
+        for role in guests:
             effects += [Send(role, membership.Refused(why)), *self.without(role, why, -1, died=False)]
         return effects
 

@@ -95,7 +95,16 @@ class Cast:
             return stage.timed(lambda batch, _: trainer.compute(batch))
 
         context = Context(
-            *(role, incarnation, settings, task, samples, vectors, computes, stage, self.measured, part),
+            role,
+            incarnation,
+            settings,
+            task,
+            samples,
+            vectors,
+            computes,
+            stage,
+            self.measured,
+            part,
             whole=functools.partial(self.model, roles.EVALUATOR),
         )
         played = self.players.replica(context)
@@ -107,7 +116,15 @@ class Cast:
         flat = loop.flat
         task = Task(model=lambda: flat.module, train=list)  # never used: the script has model and data
         context = Context(
-            *(role, incarnation, self.settings, task, loop.samples, flat, loop.computes, stage, self.measured),
+            role,
+            incarnation,
+            self.settings,
+            task,
+            loop.samples,
+            flat,
+            loop.computes,
+            stage,
+            self.measured,
             part=loop.part,
             loop=loop.request,
         )

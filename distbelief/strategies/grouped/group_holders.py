@@ -179,10 +179,9 @@ class GroupHolders(Holders):
         note = WriteRecord(records.Note(f"{sender}: {event.reason}; the replicas form their group anew"))
         guests = [role for role in self.group if role not in roles.leads(job.settings.mesh)]
         effects = [note, *self.regroup(job)]
-        for role in guests if self.barren >= BARREN_WITH_GUESTS else []:
-            why = f"the group of replicas did not come about: {event.reason}"
-            effects += [Send(role, membership.Refused(why)), *job.without(role, why, -1, died=False)]
-        return effects
+        if self.barren < BARREN_WITH_GUESTS:
+            return effects
+        return effects + job.send_away(guests, f"the group of replicas did not come about: {event.reason}")
 
     # leaving
 

@@ -164,7 +164,7 @@ class AllreduceReplica:
         self._messages: Messages | None = None
         """Carrier of the group's gradients, where no worker adds them up."""
         self._awaits, self._awaited = "", list[str]()
-        """What it, or its worker, waits for, and the members from whom that comes."""
+        """Object of its wait, or of its worker's, and the members that it must come from."""
         self._early: list[tuple[str, grouping.ReducedPiece]] = []
         self._requests: deque[Request] = deque()
         """Requests that are not done; the first is under way."""

@@ -245,7 +245,7 @@ MUTANTS = [
         ("tests/machines/test_forming.py::test_a_guest_that_is_refused_halts_nobody_when_its_link_is_closed",)),
     Mutant(
         "a-guest-whom-nobody-reaches-stays", "join-leave", "strategies/grouped/group_holders.py",
-        "if self.barren >= BARREN_WITH_GUESTS else []", "if self.barren > BARREN else []",
+        "if self.barren < BARREN_WITH_GUESTS:", "if self.barren <= BARREN:",
         (
             "tests/machines/test_forming.py::test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_is",
         ),
