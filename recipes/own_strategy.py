@@ -81,7 +81,7 @@ class ElasticVectors:
         self._flat, self._alpha, self._step = flat, alpha, step
         self.layout, self.initial = flat.layout, flat.initial
         self.outgoing, self.covered, self.carry_buffers = flat.outgoing, flat.covered, flat.carry_buffers
-        self.norm, self.free = flat.norm, flat.free
+        self.norm, self.free, self.change, self.mix = flat.norm, flat.free, flat.change, flat.mix
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Pushes leave from `gradients`, the centre lands in `parameters`."""
@@ -106,7 +106,7 @@ class ElasticVectors:
                     own.add_(gradient)  # and the shard subtracts it: the centre moves by as much the other way
         self._flat.descend(self._step)
 
-    def descend(self, rate: float) -> None:
+    def descend(self, rate: float, clipping: float = 1.0) -> None:
         """Nothing: `accrue` has stepped."""
 
 

@@ -48,6 +48,18 @@ class Stepping:
 
 
 @dataclass(frozen=True)
+class LocalStepping:
+    """Options of the optimizer of local steps, but for its rate."""
+
+    local_optimizer: str = ""
+    """Optimizer with which each replica steps its own parameters for --push-every minibatches: one of those of
+    --optimizer. A push is then the change that these steps made, which the shards step by with --optimizer: any of
+    those; average, which is sgd at rate 1; or delayed-nesterov, where replicas do not wait for each other."""
+    local_optimizer_options: tuple[str, ...] = ()
+    """Options of --local-optimizer, such as betas=0.9,0.95 or weight_decay=0.1."""
+
+
+@dataclass(frozen=True)
 class Showing:
     """Options of the output."""
 
@@ -123,6 +135,8 @@ class VirtualOptions:
     command that replays each failing seed."""
 
 
+OPTIMIZERS = ("optimizer", "local_optimizer")
+"""Options of strategies that are an optimizer: the command line has a name, a rate and options for each."""
 Source = tuple[type, tuple[str, ...]]
 """A dataclass, and those of its fields that are not options of a command."""
 
@@ -134,12 +148,12 @@ HEADINGS = (
     Heading("who takes part", "shards partitions split hosts hostfile transport listen",
         "microbatches schedule chunks per_host on remote_shell interface topology tickets oversubscribe dry_run bind "
         "advertise insecure tls path leave_within"),
-    Heading("how they train", "", "local_lr warm_start_steps staleness_scaling bucket_mb buffers overlap "
-        "backup_portions deterministic"),
+    Heading("how they train", "", "local_lr local_optimizer_options push_weight stagger stagger_delay stagger_mix "
+        "warm_start_steps staleness_scaling bucket_mb buffers overlap backup_portions deterministic"),
     Heading("the rate", "lr_schedule warmup_epochs lr_scaling base_batch", "lr_steps lr_gamma lr_power warmup"),
     Heading("faults", "restarts standby checkpoint_every resume faults",
         "on_death snapshot_every keep_checkpoints pad straggle"),
-    Heading("time in simulation", "network compute handling stragglers phantom"),
+    Heading("time in simulation", "network compute stragglers phantom", "handling"),
     Heading("output", "quiet json config", "logs keep sweep"),
 )  # fmt: skip
 """Headings of the help; options that no heading names go under "how they train"."""
@@ -171,8 +185,9 @@ def sources(command: str, strategy: str) -> list[Source]:
     elif not is_alone(kind()):
         local = [field.name for field in dataclasses.fields(Local)]
         place = [(Local, ("compute", *_hidden(kind))), (Cluster, tuple(local)), (Planned, ()), *place]
-    stepping: list[Source] = [(Stepping, ())] if _is_stepped(kind) else []
-    return [(kind, ("optimizer",)), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
+    stepping: list[Source] = [(Stepping, ())] if _has(kind, "optimizer") else []
+    stepping += [(LocalStepping, ())] if _has(kind, "local_optimizer") else []
+    return [(kind, OPTIMIZERS), *stepping, (Job, job), (Configuring, ()), *place, (Showing, ())]
 
 
 def _hidden(kind: type[Strategy]) -> tuple[str, ...]:
@@ -187,8 +202,8 @@ def arguments(command: str, strategy: str) -> list[Argument]:
     return [argument._replace(text=meanings.get(argument.name, argument.text)) for argument in known]
 
 
-def _is_stepped(kind: type[Strategy]) -> bool:
-    return any(field.name == "optimizer" for field in dataclasses.fields(kind))
+def _has(kind: type[Strategy], name: str) -> bool:
+    return any(field.name == name for field in dataclasses.fields(kind))
 
 
 LAUNCHED = {"batch_size": "Samples in a minibatch of one replica, unless the script's batches() names another number."}
@@ -264,6 +279,15 @@ def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], l
     return list(args[:at]), list(args[at:])
 
 
+def _optimizer_options(given: Sequence[str], elsewhere: Mapping[str, str], of: str = "") -> dict[str, Any]:
+    """Read options of an optimizer, and refuse those that are options of the command line."""
+    options = words.optimizer_options(given, f"--{of}optimizer-options")
+    for name, instead in {"name": f"--{of}optimizer", "lr": f"--{of}lr", **elsewhere}.items():
+        if name in options:
+            raise UsageError(f"--{of}optimizer-options {name}: is an option of its own, {instead}")
+    return options
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of one command line."""
@@ -271,12 +295,9 @@ class Options:
     kind: type[Strategy]
     values: Mapping[str, Any]
 
-    def _of(self, kind: type, without: str = "optimizer") -> dict[str, Any]:
-        return {
-            field.name: self.values[field.name]
-            for field in dataclasses.fields(kind)
-            if field.name in self.values and field.name != without
-        }
+    def _of(self, kind: type) -> dict[str, Any]:
+        names = (field.name for field in dataclasses.fields(kind))
+        return {name: self.values[name] for name in names if name in self.values}
 
     @property
     def showing(self) -> Showing:
@@ -290,20 +311,27 @@ class Options:
 
     def optimizer(self) -> Optimizer:
         """Make the optimizer, or raise a `UsageError`."""
-        stepping = Stepping(**self._of(Stepping, without=""))
-        options = words.optimizer_options(stepping.optimizer_options)
+        stepping = Stepping(**self._of(Stepping))
+        options = _optimizer_options(stepping.optimizer_options, {"decay_exempt": "--decay-exempt"})
         if stepping.weight_decay is not None:
             options["weight_decay"] = stepping.weight_decay
-        for name, instead in (("name", "--optimizer"), ("lr", "--lr"), ("decay_exempt", "--decay-exempt")):
-            if name in options:
-                raise UsageError(f"--optimizer-options {name}: is an option of its own, {instead}")
         return optim(stepping.optimizer, stepping.lr, decay_exempt=stepping.decay_exempt, **options)
+
+    def local_optimizer(self) -> Optimizer | None:
+        """Make the optimizer of local steps, None where none is named, or raise a `UsageError`."""
+        stepping = LocalStepping(**self._of(LocalStepping))
+        options = _optimizer_options(stepping.local_optimizer_options, {}, "local-")
+        if stepping.local_optimizer:
+            return optim(stepping.local_optimizer, **options)
+        if options:
+            raise UsageError(f"--local-optimizer-options {stepping.local_optimizer_options[0]}: name --local-optimizer")
+        return None
 
     def job(self, task: str) -> Job:
         """Make the job, or raise a `UsageError`."""
-        stepped = {"optimizer": self.optimizer()} if _is_stepped(self.kind) else {}
+        made = {name: getattr(self, name)() for name in OPTIMIZERS if _has(self.kind, name)}
         more = {name: value for name, value in self._of(Job).items() if name not in _hidden(self.kind)}
-        return Job(task=task, strategy=self.kind(**stepped, **self._of(self.kind) | self._replicas()), **more)
+        return Job(task=task, strategy=self.kind(**self._of(self.kind) | made | self._replicas()), **more)
 
     def _replicas(self) -> dict[str, int]:
         """Return the number of replicas that fits the slots of several hosts, unless --replicas names another."""

@@ -283,18 +283,20 @@ def _role(text: str, where: str, alone: Sequence[str] = ()) -> str:
     return str(Role(kind, _count(number.strip(), f"{where} {kind}")))
 
 
-def optimizer_options(texts: Iterable[str]) -> dict[str, float | bool | tuple[float, ...]]:
+def optimizer_options(
+    texts: Iterable[str], where: str = "--optimizer-options"
+) -> dict[str, float | bool | tuple[float, ...]]:
     """Read options of a torch optimizer: numbers, true or false, or numbers with commas.
 
     >>> optimizer_options(["eps=1e-8", "nesterov=true", "betas=0.9,0.95"])
     {'eps': 1e-08, 'nesterov': True, 'betas': (0.9, 0.95)}
     """
     options: dict[str, float | bool | tuple[float, ...]] = {}
-    for name, value in _pairs(texts, "--optimizer-options", "eps=1e-8"):
+    for name, value in _pairs(texts, where, "eps=1e-8"):
         if value.lower() in ("true", "false"):
             options[name] = value.lower() == "true"
         else:
-            numbers = tuple(_number(part, f"--optimizer-options {name}") for part in value.split(","))
+            numbers = tuple(_number(part, f"{where} {name}") for part in value.split(","))
             options[name] = numbers if len(numbers) > 1 else numbers[0]
     return options
 

@@ -42,10 +42,7 @@ def plan(settings: Settings, event: Join) -> Plan:
             f"--optimizer {settings.optimizer.name} --lr {settings.optimizer.lr:g}: the script names the optimizer of "
             "each of its models; leave them off"
         )
-    if len(event.layout.models) > 1:
-        _check_several(settings, event.optimizers)
-    elif event.optimizers:
-        settings = settings.with_optimizer(event.optimizers[0])
+    settings = _with_optimizers(settings, event)
     left_out = event.samples % settings.batch_size if settings.drop_last else 0
     _check_samples(settings, event.samples, left_out)
     known = not stream and not settings.own_data
@@ -58,6 +55,38 @@ def plan(settings: Settings, event: Join) -> Plan:
         left_out if known else 0,
         event.optimizers,
     )
+
+
+def _with_optimizers(settings: Settings, event: Join) -> Settings:
+    """Return the settings with the optimizers that a script names."""
+    if event.local:
+        if settings.local and settings.strategy.pushing.local_optimizer != event.local:
+            raise UsageError(
+                f"--local-optimizer {settings.local.name}: the script names {event.local.name}; leave one off"
+            )
+        settings = settings.with_optimizers(local_optimizer=event.local)
+    if len(event.layout.models) > 1:
+        _check_several(settings, event.optimizers)
+    elif event.optimizers:
+        settings = settings.with_optimizers(optimizer=event.optimizers[0])
+    if isinstance(settings.strategy, Accruing):
+        settings.strategy.check_local(settings)
+    if settings.local:
+        _check_local(settings, event)
+    return settings
+
+
+def _check_local(settings: Settings, event: Join) -> None:
+    """Refuse data with which a replica cannot make all its local steps, and gradients that are sparse."""
+    own = event.samples if settings.own_data else event.samples / settings.replicas
+    steps, part = settings.strategy.pushing.push_steps, int(own / settings.batch_size)
+    if event.samples > 0 and steps > max(1, part):
+        raise UsageError(
+            f"--push-every {steps}: a replica's part of an epoch has {part} minibatches, and each epoch ends with a "
+            "push: lower --push-every, --batch-size or --replicas"
+        )
+    if any("rows" in group for group in event.layout.groups):
+        raise UsageError("--local-optimizer: the model has sparse gradients, and changes are dense: set sparse=False")
 
 
 def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
@@ -114,7 +143,14 @@ def _refused_by_several(settings: Settings) -> str:
         return f"strategy {strategy.name}"
     # a round without one replica would leave that replica between the steps of two models
     changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
-    cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
+    cadence = (
+        "push_every",
+        "fetch_every",
+        "local_optimizer",
+        "local_lr",
+        "prefetch",
+        "warm_start_steps",
+    )
     changed += [name for name in cadence if getattr(strategy.pushing, name) != getattr(Pushing, name)]
     return option(changed[0]) if changed else "--standby 1" if settings.standby else ""
 
@@ -155,6 +191,8 @@ def check(plan: Plan, who: str, event: Join) -> None:
         )
     if event.optimizers != plan.optimizers:
         raise UsageError(f"{who} names other optimizers than the job has: its script makes them alike in every replica")
+    if event.local not in (None, settings.strategy.pushing.local_optimizer):
+        raise UsageError(f"{who} names another local optimizer than the job has: its script makes it alike everywhere")
     if event.batch_size not in (0, settings.batch_size):
         raise UsageError(
             f"{who} asks for batches of {event.batch_size}, the job has {settings.batch_size}: it is one for all"

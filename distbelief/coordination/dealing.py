@@ -13,7 +13,7 @@ from distbelief.core.conversations import dealing
 from distbelief.core.effects import Effect, Send
 from distbelief.core.ledger import SAMPLES_LIMIT
 from distbelief.core.portions import OWN, PORTION_LIMIT, STREAM, Dealer, Portion, Position, RoundDealer, cut_numbers
-from distbelief.core.settings import SEQUENTIAL, Plan
+from distbelief.core.settings import FEWEST_STEPS, SEQUENTIAL, Plan
 from distbelief.errors import RemoteProtocolError
 
 
@@ -183,6 +183,9 @@ class Dealing(DataDealer):
         """First replica to report how its stream begins in an epoch, and the digest of that."""
         self._warming, self._warmed = settings.strategy.pushing.warm_start_steps, samples // settings.batch_size
         self._warmer = ""
+        self._paced = settings.strategy.pushing.push_steps if settings.strategy.pushing.paced else 0
+        """Steps of the fastest replica's push, where the steps of a push follow the speed; else 0."""
+        self._step_seconds: dict[str, float] = {}
 
     def report(self, sender: str, event: dealing.Progress) -> int:
         """Take a replica's report; return how many epochs it completes.
@@ -202,6 +205,8 @@ class Dealing(DataDealer):
         self.samples += event.samples
         self.pushes += event.pushes
         self.minibatches += event.steps - len(event.dropped)
+        if event.step_seconds > 0:
+            self._step_seconds[sender] = event.step_seconds
         if self._warming:
             self._warmed += event.steps
         if event.wants:
@@ -269,11 +274,18 @@ class Dealing(DataDealer):
                 del self._wanting[role]
                 if self._rounds is not None:
                     self._rounds.add(role, portion.count)
-                effects.append(Send(role, dealing.Deal(portion)))
+                effects.append(Send(role, dealing.Deal(portion, self._steps(role))))
             elif not self._wanting[role]:
                 self._wanting[role] = True
                 effects.append(Send(role, dealing.Drain(self._rounds.epoch if self._rounds else 0)))
         return effects
+
+    def _steps(self, role: str) -> int:
+        """Return the steps of a replica's next pushes, by its speed; 0 for those of --push-every."""
+        mine = self._step_seconds.get(role)
+        if not self._paced or mine is None:
+            return 0
+        return min(self._paced, max(FEWEST_STEPS, int(self._paced * min(self._step_seconds.values()) / mine)))
 
     def _deal(self, role: str, at_most: int) -> Portion | None:
         """Return a replica's next portion; in rounds that wait for all, the minibatches of its place in each round."""
@@ -344,6 +356,7 @@ class Dealing(DataDealer):
     def lost(self, role: str) -> int:
         """Deal again the minibatches of a replica that is gone; return their number."""
         self._wanting.pop(role, None)
+        self._step_seconds.pop(role, None)
         self._recalled.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)

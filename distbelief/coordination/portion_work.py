@@ -41,7 +41,7 @@ class PortionWork(DealtWork):
             # a coming round may hold a push of a replica that is gone: dealt again, its minibatches would count twice
             return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
-        before = job.until_due(job.data, job.settings.strategy.pushing.push_every)
+        before = job.until_due(job.data, job.settings.strategy.pushing.push_steps)
         return job.data.deal(job.membership.members, withheld, before)
 
     def _progress(self, job: Coordinator, sender: str, event: dealing.Progress) -> list[Effect]:

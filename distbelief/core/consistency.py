@@ -134,6 +134,11 @@ class Policy:
         """Note a push that comes again, and was applied here or at the shard before."""
 
     @property
+    def taking_part(self) -> int:
+        """Number of replicas that take part, at least 1; 0 where the policy does not know it."""
+        return 0
+
+    @property
     def decides(self) -> bool:
         """True where the policy must be asked: else all its answers are the same."""
         return type(self) is not Policy or self._scaling is not None
@@ -197,15 +202,26 @@ class Policy:
 
 # The floor never falls, since a fetch that was answered cannot be taken back. So a replica that joins begins at the
 # floor at least, whatever tick it names, and one that leaves can only let the floor rise.
-class _Members(Policy):
-    """Policy that knows its members and their ticks."""
+class Members(Policy):
+    """Policy that knows its members and their ticks, and waits for none of them.
+
+    Args:
+        scaling: one of `SCALINGS`.
+        replicas: number of replicas that the job begins with.
+    """
 
     attended = True
 
-    def __init__(self, scaling: str) -> None:
+    def __init__(self, scaling: str, replicas: int = 0) -> None:
         super().__init__(scaling)
         self.members: dict[str, int] = {}
         self._known: dict[str, int] = {}
+        # one that has not been heard of is still starting, and one that rests comes again in the next epoch
+        self._taking_part = {*range(replicas)}
+
+    @property
+    def taking_part(self) -> int:
+        return max(1, len(self._taking_part))
 
     def state(self) -> PolicyState:
         return PolicyState(self.floor, self.members, self._known)
@@ -218,22 +234,29 @@ class _Members(Policy):
         if incarnation < self._known.get(who, 0):
             return self.floor
         self._known[who] = incarnation
+        self._taking_part.add(roles.index_of(who))
         # a member from now on, so that the floor does not pass its tick before it begins
         self.members[who] = max(tick, self.floor)
         self._rise()
         return self.members[who]
 
-    def leave(self, who: str, incarnation: int) -> None:
-        """Count a replica out."""
+    def rest(self, who: str, incarnation: int, epoch: int) -> None:
+        """Wait no more for a replica that has no more minibatches of an epoch."""
         if not 0 <= incarnation < self._known.get(who, 0):
             self.members.pop(who, None)
             self._rise()
+
+    def leave(self, who: str, incarnation: int) -> None:
+        """Count a replica out."""
+        if not 0 <= incarnation < self._known.get(who, 0):
+            self._taking_part.discard(roles.index_of(who))
+        self.rest(who, incarnation, 0)
 
     def _rise(self) -> None:
         """Raise the floor to the slowest member's tick."""
 
 
-class SoftsyncPolicy(_Members):
+class SoftsyncPolicy(Members):
     """Policy that makes an update of every c = floor(members / n) pushes, of any replicas.
 
     >>> policy = SoftsyncPolicy(n=1, scaling="none")
@@ -276,7 +299,7 @@ class SoftsyncPolicy(_Members):
         return PlannedUpdate(samples, 1.0 / count, (), f"{count} pushes make an update")
 
 
-class BoundedPolicy(_Members):
+class BoundedPolicy(Members):
     """Policy that lets no step begin more than `bound` ticks ahead of the slowest member's applied pushes.
 
     >>> policy = BoundedPolicy(bound=1, scaling="none")
@@ -286,8 +309,8 @@ class BoundedPolicy(_Members):
     (<Action.ANSWER: 'answer'>, 'tick 2 may begin when all are at tick 1 or later (--staleness 1); the slowest is at 0')
     """
 
-    def __init__(self, bound: int, scaling: str) -> None:
-        super().__init__(scaling)
+    def __init__(self, bound: int, scaling: str, replicas: int = 0) -> None:
+        super().__init__(scaling, replicas)
         self.bound = bound
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
@@ -328,7 +351,7 @@ class BoundedPolicy(_Members):
             self.floor = max(self.floor, min(self.members.values()))
 
 
-class RoundRobin(_Members):
+class RoundRobin(Members):
     """Policy that applies members' pushes in turn, by the members' numbers; `floor` counts turns.
 
     Args:

@@ -39,17 +39,21 @@ class Optimizer(msgspec.Struct, frozen=True):
     decay_exempt: bool = False
     """True where weight decay leaves biases and normalisations alone."""
 
-    def check(self, norms: bool) -> None:
+    def check(self, norms: bool, of: str = "") -> None:
         """Refuse impossible options, and without `norms` an optimizer that needs the norms of whole layers.
+
+        Args:
+            norms: whether whole layers are in one place.
+            of: beginning of its options' names.
 
         Raises:
             UsageError: names the option, its value and the remedy.
         """
         if not 0 <= self.lr < float("inf"):
-            raise UsageError(f"--lr {self.lr}: must be 0 or more, and finite")
+            raise UsageError(f"--{of}lr {self.lr}: must be 0 or more, and finite")
         for name, value in self.options.items():
             if not all(-math.inf < number < math.inf for number in (value if isinstance(value, tuple) else (value,))):
-                raise UsageError(f"--optimizer-options {name}={value}: must be finite")
+                raise UsageError(f"--{of}optimizer-options {name}={value}: must be finite")
         if self.decay_exempt and not self.options.get("weight_decay", self.name == "adamw"):
             raise UsageError(
                 "--decay-exempt leaves biases and normalisations out of the weight decay, and there is none: set "
@@ -57,17 +61,30 @@ class Optimizer(msgspec.Struct, frozen=True):
             )
         if self.name in LAYERWISE and not norms:
             whole = "needs the norms of whole layers, which shards tell each other in rounds only"
-            raise UsageError(f"--optimizer {self.name} {whole}: use strategy synchronous or allreduce, or --shards 1")
+            raise UsageError(
+                f"--{of}optimizer {self.name} {whole}: use strategy synchronous or allreduce, or --shards 1"
+            )
 
 
 LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
     "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
+    "average": 1.0, "delayed-nesterov": 0.7,
 }  # fmt: skip
 """Default learning rate of each optimizer."""
 
 LAYERWISE = ("lars", "lamb")
 """Optimizers that need the norms of whole layers."""
+OUTER = (AVERAGE, DELAYED) = ("average", "delayed-nesterov")
+"""Optimizers of the changes that local steps make, and not of gradients."""
+MOMENTUM = ("momentum", "nesterov", "adam", "adamw", "nadam", "radam", "adamax", "lars", "lamb")
+"""Optimizers whose step keeps some of the steps before it."""
+UNFIT = {
+    "lbfgs": "it computes the loss several times in a step, and a push is computed once: use strategy sandblaster",
+    "sparseadam": "it needs sparse gradients, and pushes are dense: use adam",
+    "muon": "it needs matrices, and a shard steps a flat vector: use adamw",
+}
+"""Optimizers of torch that cannot step parameters here, each with the reason and the remedy."""
 
 
 def optim(
@@ -82,6 +99,8 @@ def optim(
     Optimizer(name='adagrad', lr=0.05, options={'eps': 1e-08}, decay_exempt=False)
     """
     if admit(name, str, f"optim({shown(name)})") not in LEARNING_RATES:
+        if why := UNFIT.get(name.lower()):
+            raise UsageError(f"optimizer {name}: {why}")
         raise unknown("optimizer", name, LEARNING_RATES)
     admit(lr, float | None, f"Optimizer(lr={shown(lr)})")
     optimizer = Optimizer(name, LEARNING_RATES[name] if lr is None else lr, options, decay_exempt)

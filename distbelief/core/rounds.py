@@ -102,7 +102,8 @@ class Rounds(Policy):
     def __init__(self, settings: Settings, rules: bool, backup: int = 0, quorum: float = 0.0) -> None:
         super().__init__()
         self._rules = rules
-        self._weighed = settings.batch_size if settings.strategy.pushing.push_every > 1 else 0
+        several = settings.strategy.pushing.push_steps > 1 and not settings.local
+        self._weighed = settings.batch_size if several else 0
         """Batch size by which the steps of a push are weighted; 0 where a push has one step and no weight."""
         self._backup, self._quorum = backup, quorum
         self.leaves_behind = bool(backup or quorum)
@@ -120,6 +121,8 @@ class Rounds(Policy):
         self._here: dict[Key, int] = {}
         self._owing: dict[str, Key] = {}
         self._late: set[Key] = set()
+        self._weights: dict[Key, float] = {}
+        """Weights of pushes here that do not weigh their samples."""
         self._dropping: deque[Key] = deque()
         self._queue: deque[Ruling] = deque()
         self._untold: list[Ruling] = []
@@ -223,6 +226,10 @@ class Rounds(Policy):
                 return f"round {tick}: {', and '.join(orders)}; in rounds all step their models in one order"
         return ""
 
+    def weigh(self, key: Key, weight: float) -> None:
+        """Set the weight of a push, which otherwise is its samples."""
+        self._weights[key] = weight
+
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
         """Hold every push until it is in a ruling."""
         self._here[key] = samples
@@ -284,8 +291,10 @@ class Rounds(Policy):
             if not keys:
                 continue
             union = sum(self._here[key] for key in keys)
-            alike = not union  # without samples, all pushes weigh the same
-            parts = tuple((key, (alike or self._weighed or self._here[key]) / (union or len(keys))) for key in keys)
+            weights = {key: self._weighed or self._weights.get(key, self._here[key]) for key in keys}
+            whole = union if self._weighed else sum(weights.values())
+            # without samples, all pushes weigh the same
+            parts = tuple((key, weights[key] / whole if union else 1.0 / len(keys)) for key in keys)
             model, _ = self._turns.get(keys[0], (0, True))
             for key in keys:
                 self._settle(key)
@@ -358,6 +367,7 @@ class Rounds(Policy):
     def _settle(self, key: Key) -> None:
         del self._here[key]
         self._turns.pop(key, None)
+        self._weights.pop(key, None)
         if self._owing.get(key.who) == key:
             del self._owing[key.who]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -18,9 +18,20 @@ import msgspec
 
 from distbelief.core import consistency
 from distbelief.core.consistency import Policy
-from distbelief.core.optimizer import SCALINGS, SCHEDULES, WARMUPS, LearningRate, Optimizer
+from distbelief.core.optimizer import (
+    AVERAGE,
+    DELAYED,
+    MOMENTUM,
+    OUTER,
+    SCALINGS,
+    SCHEDULES,
+    WARMUPS,
+    LearningRate,
+    Optimizer,
+    optim,
+)
 from distbelief.core.roles import MOST, Mesh
-from distbelief.core.values import Checked, hints_of, read_as
+from distbelief.core.values import Checked, Given, hints_of, read_as
 from distbelief.errors import LocalProtocolError, UsageError, unknown
 from distbelief.schedules.pipeline import check_pipeline, named
 from distbelief.sharding.assignments import Assignment
@@ -204,10 +215,114 @@ class StrategyOptions(Traits, Checked):
 
 @dataclass(frozen=True)
 class Accruing(StrategyOptions):
-    """Options of a replica that sums the gradients of several steps."""
+    """Options of a replica that makes several steps for a push."""
 
-    push_every: int = 1
-    """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push)."""
+    push_every: int | str = 1
+    """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push). With --local-optimizer
+    a push is the change that these steps made; auto:50 then gives the fastest replica 50 steps, and each other one as
+    many as it makes in that time (auto is auto:50).
+    """
+    _: KW_ONLY
+    local_optimizer: Given[Optimizer | None, str] = Given(None, str, optim)
+    """Optimizer with which each replica steps its copy of the parameters between two pushes."""
+    local_lr: float = 0.0
+    """Learning rate of --local-optimizer, 0 for its default. Without one: the rate of the plain SGD that a replica
+    takes by itself between fetches, 0 for none.
+    """
+
+    @cached_property
+    def push_steps(self) -> int:
+        """Most steps of a push.
+
+        >>> Pushing(push_every="auto").push_steps, Pushing(push_every=3).push_steps
+        (50, 3)
+        """
+        match = re.fullmatch(r"(\d{1,18})|auto(?::(\d{1,18}))?", str(self.push_every).strip())
+        steps = int(match[1] or match[2] or PACED_STEPS) if match else 0
+        if steps < 1:
+            raise UsageError(f"--push-every {self.push_every}: must be 1 or more, or auto, or auto:50")
+        return steps
+
+    @property
+    def paced(self) -> bool:
+        """True where the steps of a replica's push follow its speed."""
+        return not str(self.push_every).strip().isdecimal()
+
+    @property
+    def local(self) -> Optimizer | None:
+        """Optimizer of local steps, with its rate; None where replicas push gradients."""
+        chosen = self.local_optimizer
+        return msgspec.structs.replace(chosen, lr=self.local_lr) if chosen and self.local_lr else chosen
+
+    def check_local(self, settings: Settings) -> None:
+        """Refuse optimizers of replicas and shards that do not go together, and what local steps give no meaning.
+
+        Raises:
+            UsageError: names the option, its value and the remedy.
+        """
+        outer, local = settings.optimizer, self.local
+        if self.push_steps and self.paced and (local is None or settings.policy.rounds):
+            why = (
+                "makes rounds of as many steps of each replica" if local else "adds up gradients: set --local-optimizer"
+            )
+            raise UsageError(f"--push-every {self.push_every}: strategy {self.name} {why}, or name a number")
+        if local is None:
+            if outer.name in OUTER:
+                raise UsageError(
+                    f"--optimizer {outer.name}: steps by what the replicas' own steps have changed, and they push "
+                    "gradients: set --local-optimizer, or use sgd or nesterov"
+                )
+            return
+        if local.name in OUTER:
+            raise UsageError(f"--local-optimizer {local.name}: is an optimizer of the shards; use sgd or adamw")
+        local.check(norms=settings.partitions == 1, of="local-")
+        if outer.decay_exempt:
+            raise UsageError(
+                "--decay-exempt with --local-optimizer: gradients decay where they are stepped: set it there"
+            )
+        default = Settings(strategy=Pushing())
+        for name, why in WITHOUT_LOCAL.items():
+            here, plain = (
+                (settings, default) if hasattr(settings, name) else (settings.strategy.pushing, default.strategy)
+            )
+            if (value := getattr(here, name)) != getattr(plain, name):
+                raise UsageError(f"{option(name)} {value} with --local-optimizer: {why}; leave it off")
+        self._check_outer(settings)
+
+    def _check_outer(self, settings: Settings) -> None:
+        outer, together = settings.optimizer, settings.policy.gathers
+        if outer.name == DELAYED and together:
+            raise UsageError(
+                f"--optimizer {DELAYED}: is for changes that come one by one, and strategy {self.name} makes one step "
+                "with those of several replicas: use nesterov"
+            )
+        if together or settings.replicas == 1 or outer.name == DELAYED:
+            return
+        if outer.name == AVERAGE:
+            raise UsageError(
+                f"--optimizer {AVERAGE}: strategy {self.name} applies the change of each replica by itself: use "
+                f"{DELAYED}, sgd with --lr {1 / settings.replicas:.2g}, or strategy synchronous"
+            )
+        if outer.name in MOMENTUM or outer.options.get("momentum"):
+            raise UsageError(
+                f"--optimizer {outer.name} with --local-optimizer: strategy {self.name} applies the change of each "
+                f"replica by itself, and momentum repeats changes that are out of date: use {DELAYED}, which steps "
+                "once for all replicas, or strategy synchronous"
+            )
+
+
+WEIGHTS = (SAMPLES, SPEED) = ("samples", "speed")
+PACED_STEPS, FEWEST_STEPS = 50, 5
+"""Steps of the fastest replica's push, and the fewest of any, where these follow the speed (Liu et al. 2024)."""
+WITHOUT_LOCAL = {
+    "fetch_every": "each push is followed by a fetch",
+    "prefetch": "the steps after a push need what comes of it",
+    "warm_start_steps": "all replicas begin with the shards' model",
+    "staleness_scaling": f"{DELAYED} weighs what comes late",
+    "lr_scaling": "local steps are of one replica's minibatches",
+    "fixed_point": "it rounds parameters where the shards step them, and replicas step theirs too",
+}
+"""Options that mean nothing with local steps, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +331,6 @@ class Pushing(Accruing):
 
     fetch_every: int = 1
     """Steps between fetches of the parameters (the paper's n_fetch)."""
-    local_lr: float = 0.0
-    """Step of the plain SGD that a replica takes by itself between fetches; 0 takes none."""
     prefetch: int = 0
     """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of
     staleness.
@@ -234,10 +347,12 @@ class Pushing(Accruing):
 
     def global_batch(self, settings: Settings) -> int:
         """Return the samples of a push: each is an update."""
-        return settings.batch_size * self.push_every
+        return settings.batch_size * self.push_steps
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
         """Make the policy that applies every push at once."""
+        if settings.optimizer.name == DELAYED:
+            return consistency.Members(self.staleness_scaling, settings.replicas)
         return Policy(self.staleness_scaling)
 
     def check(self, settings: Settings) -> None:
@@ -246,12 +361,13 @@ class Pushing(Accruing):
         Raises:
             UsageError: names the option, its value and the remedy.
         """
-        at_least(self, 1, ("push_every", "fetch_every"), {})
+        at_least(self, 1, ("fetch_every",), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
         among("staleness scaling", self.staleness_scaling, consistency.SCALINGS)
         if self.prefetch not in (0, 1):
             raise UsageError(f"--prefetch {self.prefetch}: is 0 or 1")
-        if self.local_lr and self.fetch_every == 1:
+        self.check_local(settings)
+        if self.local_lr and not self.local_optimizer and self.fetch_every == 1:
             raise UsageError(
                 f"--local-lr {self.local_lr}: the fetch after each step overwrites what it steps; set --fetch-every "
                 "to 2 or more"
@@ -392,6 +508,14 @@ class Settings(SharedOptions):
     """Chunks of time steps of a sequence that is split by time; 0 lets the way choose."""
     optimizer = OfStrategy(Optimizer())
     """Optimizer of the parameters."""
+    push_weight = OfStrategy("samples")
+    """What a replica's change weighs in a round."""
+    stagger = OfStrategy(False)
+    """True where each shard gets its part of a change at a moment of its own."""
+    stagger_delay = OfStrategy(0)
+    """Steps between sending a part and taking what comes of it."""
+    stagger_mix = OfStrategy(0.0)
+    """Weight of the replica's own parameters then."""
     standby = OfStrategy(0)
     """1: every shard has a standby, which holds all that the shard has acknowledged."""
     restarts = OfStrategy(3)
@@ -601,27 +725,36 @@ class Settings(SharedOptions):
         """Policy of the job's shards, without state, for reading its traits."""
         return self.strategy.policy(self, rules=False)
 
-    def with_optimizer(self, optimizer: Optimizer) -> Settings:
-        """Return the same settings with a script's optimizer.
+    def with_optimizers(self, **named: Optimizer) -> Settings:
+        """Return the same settings with a script's `optimizer` or `local_optimizer`.
 
         Raises:
-            UsageError: the strategy has no optimizer.
+            UsageError: the strategy has no such optimizer.
         """
         assert isinstance(self.strategy, StrategyOptions)
-        if "optimizer" not in options_of(type(self.strategy)):
-            raise UsageError(
-                f"strategy {self.strategy.name} steps with no optimizer of the script's: leave it off there"
-            )
-        return dataclasses.replace(self, strategy=self.strategy.with_options(optimizer=optimizer))
+        for name in named.keys() - options_of(type(self.strategy)).keys():
+            what = name.replace("_", " ")
+            raise UsageError(f"strategy {self.strategy.name} steps with no {what} of the script's: leave it off there")
+        return dataclasses.replace(self, strategy=self.strategy.with_options(**named))
 
     def unmeasured(self) -> Settings:
         """Return the same settings without evaluations."""
         return dataclasses.replace(self, evaluate_every=0)
 
     @property
+    def local(self) -> Optimizer | None:
+        """Optimizer of the replicas' own steps; None where they push gradients."""
+        return self.strategy.pushing.local
+
+    @property
+    def gradient_optimizer(self) -> Optimizer:
+        """Optimizer that steps by gradients: the replicas', or else the shards'."""
+        return self.local or self.optimizer
+
+    @property
     def rate_varies(self) -> bool:
-        """True where the factor on the learning rate is not always 1."""
-        return self.rate_follows or self.lr_scaling != "none"
+        """True where the factor on the shards' rate is not always 1; it is, where local steps follow the schedule."""
+        return not self.local and (self.rate_follows or self.lr_scaling != "none")
 
     @property
     def landings(self) -> int:
@@ -777,6 +910,10 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the optimizer of a model."""
         return self.optimizers[model] if self.optimizers else self.settings.optimizer
 
+    def stepped(self, group: int) -> dict[str, float]:
+        """Return a parameter group's options for the shards' optimizer; local steps follow them instead."""
+        return {} if self.settings.local else self.layout.stepped(group)
+
     def parts(self, shard: int) -> tuple[Range, ...]:
         """Return the range of each model that moves between a shard and replicas; an empty one where it has none."""
         held = self.assignments[shard].moving
@@ -787,6 +924,11 @@ class Plan(msgspec.Struct, frozen=True):
         s = self.settings
         scale = SCALINGS[s.lr_scaling](s.global_batch / s.base_batch) if s.base_batch else None
         return s.rate_factor(samples, self.samples, s.epochs, s.global_batch, scale)
+
+    def local_factor(self, samples: int) -> float:
+        """Return the factor on the rate of local steps after so many samples of the whole job."""
+        s = self.settings
+        return s.rate_factor(samples, self.samples, s.epochs, s.batch_size * s.replicas) if s.rate_follows else 1.0
 
     @property
     def allotted(self) -> bool:

@@ -154,11 +154,12 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         state = "elsewhere" if pid is None else "busy" if one is None else one.state
         member: Json = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
         member |= {"waits_for": one.waits_for if one else "", "waited_seconds": one.waited if one else None}
-        member |= {"clock": None, "version": None, "staleness": None, "rate": None, "minibatches": None}
+        member |= dict.fromkeys(("clock", "version", "staleness", "rate", "participation", "minibatches"))
         member |= {name: value for name, value in (one.facts if one else {}).items() if name != "of"}
         member |= known.get(role, {})
         if roles.is_replica(role) and (done := summary.replicas.get(roles.index_of(role))) and summary.seconds:
             member["rate"] = done.steps / summary.seconds
+            member["participation"] = summary.participation(roles.index_of(role))
         members.append(member)
     started = summary.started  # the number of evaluations in an iteration is not known
     whole = (started.samples_per_epoch * started.epochs or None) if started and started.unit == "epoch" else None
@@ -244,13 +245,15 @@ def lines(found: Json) -> list[str]:
         f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"
         f"{moved and f', {moved}'}"
     ]
-    rows = [["", "state", "clock", "version", "staleness", "steps/s", "to do", "waits for"]]
+    rows = [["", "state", "clock", "version", "staleness", "steps/s", "share", "to do", "waits for"]]
     for one in found["members"]:
         since = (
             f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
         )
         why = "; ".join(filter(None, [one["waits_for"] + since, *one.get("held_by", ())]))
-        numbers = [_shown(one[name]) for name in ("clock", "version", "staleness", "rate", "minibatches")]
+        numbers = [
+            _shown(one[name]) for name in ("clock", "version", "staleness", "rate", "participation", "minibatches")
+        ]
         rows.append([f"{one['role']} (pid {one['pid']})" if one["pid"] else one["role"], one["state"], *numbers, why])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return told + [

@@ -18,6 +18,8 @@ PARTS = ("compute", "update", "communicate", "wait")
 """Parts of a step."""
 TIMES = ("steps", *PARTS)
 """Fields of a replica's times: the number of timed steps, and the seconds of each part."""
+WINDOW = 60.0
+"""Seconds of a window, over one or two of which participation is counted."""
 ROWS = 2000
 """Most rows of a history."""
 
@@ -36,6 +38,10 @@ class ReplicaCounts(msgspec.Struct):
     """Times of its lives without those that died."""
     gone: str = ""
     """Reason of its death; empty if it takes part or has left."""
+    recent: int = 0
+    """Samples in the present window."""
+    older: int = 0
+    """Samples in the window before."""
 
 
 class HistoryRow(TypedDict):
@@ -140,6 +146,8 @@ class Summary(msgspec.Struct):
     _loss: Mean = msgspec.field(default_factory=Mean)
     _counted: int = 0
     """Samples whose seconds are known; a resumed run may have lost the metrics of earlier ones."""
+    _window: float = 0.0
+    """Begin of the present window."""
     _began: float = 0.0
     _before: float = 0.0
 
@@ -212,6 +220,11 @@ class Summary(msgspec.Struct):
 
     def _take_stepped(self, seconds: float, record: records.Stepped) -> None:
         replica = self._replica(record.role)
+        if self._training(seconds) > self._window + WINDOW:
+            self._window = self._training(seconds)
+            for each in self.replicas.values():
+                each.older, each.recent = each.recent, 0
+        replica.recent += record.samples
         for sums in (self, replica):
             sums.steps += record.steps
             sums.samples += record.samples
@@ -221,6 +234,12 @@ class Summary(msgspec.Struct):
         self.seconds = self._training(seconds)
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
+
+    def participation(self, index: int) -> float | None:
+        """Return a replica's share of the last window's samples (0 to 1); None before there are any."""
+        whole = sum(replica.recent + replica.older for replica in self.replicas.values())
+        mine = self.replicas.get(index, ReplicaCounts())
+        return (mine.recent + mine.older) / whole if whole else None
 
     def _take_iterated(self, _: float, record: records.Iterated) -> None:
         """Count the evaluations of a batch method, including those before a resumption."""
@@ -340,6 +359,7 @@ class Summary(msgspec.Struct):
                     "samples": replica.samples,
                     "pushes": replica.pushes,
                     "lost": replica.lost,
+                    "participation": self.participation(index),
                     **({"given_up": replica.given_up} if replica.given_up else {}),
                     "times": replica.times and {name: getattr(replica.times, name) for name in (*TIMES, "waits_for")},
                 }

@@ -30,9 +30,11 @@ from distbelief.core.conversations import (
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Steps, Update, WriteRecord
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.records import Note
+from distbelief.core.settings import FEWEST_STEPS, SPEED
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
 from distbelief.replica.split_compute import apart
 from distbelief.replica.work import Pushes, WorkQueue, gradient, report_seconds
+from distbelief.sharding.layout import Range
 
 
 class DownpourReplica(ServedReplica):
@@ -62,12 +64,21 @@ class DownpourTraining:
         self._mid_minibatch = False
         """True after some of the pushes of a minibatch of several models."""
         self._pushing, self._policy = settings.strategy.pushing, settings.policy
+        self._weighs_speed = settings.push_weight == SPEED
+        self._local = settings.local is not None
+        """True where a push is the change that local steps have made, and no gradient."""
         shards, slots = [role for role, _ in server.parts], server.slots * len(server.models)
-        self._pushes = Pushes(replica.incarnation, shards, slots, reports=replica.siblings.follows)
+        self._pushes_again = self._local and self._policy.leaves_behind and replica.split is None
+        """True where a push that is dropped as too late is made again."""
+        self._pushes = Pushes(replica.incarnation, shards, slots, replica.siblings.follows, self._pushes_again)
         # the next push: its slot, steps and samples so far, and the versions of its parameters
         self._slot = self._steps = self._accrued_samples = 0
+        self._goal = FEWEST_STEPS if self._pushing.paced else self._pushing.push_steps
+        """Steps of a push."""
         # its minibatches, and those without a step before it
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
+        self._computing = 0.0
+        """Seconds of its steps."""
         self._changes: tuple[float, tuple[GroupOption, ...]] = (1.0, ())
         self._based = server.based(0)
         # the tick, the vector that the model computes with, and whether a fetch into the other is in flight
@@ -96,6 +107,8 @@ class DownpourTraining:
         yield from self._first_parameters()
         self._replica.vectors.swap(0)
         replica, reports = self._replica, report_seconds(self.server.plan.settings.replicas)
+        if self._local and replica.incarnation and not self._siblings.follows:
+            yield WriteRecord(Note(f"{replica.role} is there again; the state of its local optimizer begins anew"))
         self._stepped.clear()
         step = self._step if len(self._models) == 1 else self._step_in_turn
         attends, takes_turns = self._policy.attended, self._policy.turns
@@ -157,9 +170,13 @@ class DownpourTraining:
             self._hold_over(computed)
             return True
         yield from self._accrue(computed)
-        if self._steps == self._pushing.push_every:
-            yield from self._push()
+        yield from self._exchange()
         return True
+
+    def _exchange(self) -> Steps[None]:
+        """Push what is accrued, if that is due after this step."""
+        if self._steps >= self._goal:
+            yield from self._push()
 
     def _step_in_turn(self, batch: Batch) -> Steps[bool]:
         """Step several models in turn until the minibatch ends; returns whether training continues."""
@@ -182,7 +199,7 @@ class DownpourTraining:
                 if computed is not None or self._mid_minibatch:  # pushes of a minibatch that the script leaves count
                     self._pushes.close(1, samples)
                     self._replica.step += 1
-                self.work.seconds += computed.seconds if computed else 0.0
+                self.work.spend(computed.seconds if computed else 0.0)
                 self._mid_minibatch = False
                 yield from self._report_held()
                 return computed is not None
@@ -247,7 +264,7 @@ class DownpourTraining:
     def _give_back(self) -> None:
         """Give back unbegun work, where that was ordered."""
         # not amid a push of several steps, whose size would depend on the moment of the order
-        if self._recalled and not 0 < self._steps + self._under_way < self._pushing.push_every:
+        if self._recalled and not 0 < self._steps + self._under_way < self._goal:
             self._recalled = False
             self.work.give_back()
 
@@ -267,24 +284,42 @@ class DownpourTraining:
     def _accrue(self, computed: Computed) -> Steps[None]:
         """Add the step's gradient to the next push, and step the local model."""
         clipping = yield from self._clipping()
-        while self._pushes.busy[self._slot * len(self._models) + computed.model]:
-            yield from self.wait()
         if not self._steps:  # a push is as stale as its oldest gradient
             self._based = self.server.based(computed.model)
         samples = computed.samples + self._held_samples
-        self._changes = computed.rate, computed.options
-        # the shards weight a push of one step as a whole: so a round of one replica keeps its bits
-        several = self._policy.rounds and self._pushing.push_every > 1
-        weight = samples / self.server.plan.settings.batch_size if several else 1.0
-        self._replica.vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
-        if self._pushing.local_lr:
-            self._replica.vectors.descend(self._pushing.local_lr * clipping)
+        if self._local:
+            self._replica.vectors.descend(computed.rate * self._local_factor(), clipping)
+            self._computing = computed.seconds + (self._computing if self._steps else 0.0)
+        else:
+            yield from self._free_slot(computed.model)
+            self._changes = computed.rate, computed.options
+            # the shards weight a push of one step as a whole: so a round of one replica keeps its bits
+            several = self._policy.rounds and self._goal > 1
+            weight = samples / self.server.plan.settings.batch_size if several else 1.0
+            self._replica.vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
+            if self._pushing.local_lr:
+                self._replica.vectors.descend(self._pushing.local_lr, clipping)
         self._under_way = False
         self._steps += 1
         self._covered += 1 + self._held_steps
         self._accrued_samples += samples
         self._held_steps = self._held_samples = 0
-        self.work.seconds += computed.seconds
+        self.work.spend(computed.seconds)
+
+    def _weight(self) -> float:
+        """Return the weight of a push in a round; 0 for its samples."""
+        return self._accrued_samples**2 / max(self._computing, 1e-9) if self._weighs_speed else 0.0
+
+    def _local_factor(self) -> float:
+        """Return the factor on the rate of a local step, by the samples of the whole job as far as they are known."""
+        # since its fetch the others have computed about as many as this replica
+        plan = self.server.plan
+        return plan.local_factor(self.server.held.samples + self._accrued_samples * plan.settings.replicas)
+
+    def _free_slot(self, model: int) -> Steps[None]:
+        """Wait until no shard reads the slot of the next push."""
+        while self._pushes.busy[self._slot * len(self._models) + model]:
+            yield from self.wait()
 
     def _replace(self) -> Steps[None]:
         """Send the shards the values that the script has written to its parameters."""
@@ -314,7 +349,7 @@ class DownpourTraining:
         """Count a minibatch without a step into the next push."""
         self._held_steps += 1
         self._held_samples += computed.samples
-        self.work.seconds += computed.seconds
+        self.work.spend(computed.seconds)
 
     def _push(self, model: int = 0) -> Steps[None]:
         """Push the accrued gradient of a model to all shards."""
@@ -330,28 +365,15 @@ class DownpourTraining:
                 yield from self._replica.save_script()
             yield from self.wait()
         slot = self._slot
+        if self._local and not self._pushes.late[0]:
+            yield from self._free_slot(model)
+            self._replica.vectors.change(slot)
         self._replica.vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
         steps = self._steps if single else int(not self._mid_minibatch)  # the first push is its step
-        rate, options = self._changes
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
-            push = pushing.Push(
-                slot,
-                part.start,
-                part.stop,
-                self._replica.incarnation,
-                clock,
-                self._based[role],
-                steps,
-                self._accrued_samples,
-                self._tick,
-                self._replica.partition,
-                self._replica.vectors.covered(slot, part),
-                rate=rate,
-                options=options,
-            )
-            sent[role] = Send(role, push, payload)
+            sent[role] = Send(role, self._message(role, part, clock, steps, self._accrued_samples), payload)
         covered = (self._covered, self._accrued_samples) if single else (0, 0)  # several models': with the minibatch
         self._mid_minibatch = not single  # a minibatch of several models counts when it ends
         busy = slot * len(self._models) + model
@@ -360,6 +382,26 @@ class DownpourTraining:
         self._stepped.add(model)
         self._steps = self._covered = self._accrued_samples = 0
         self._slot = (slot + 1) % self.server.slots
+
+    def _message(self, role: str, part: Range, clock: int, steps: int, samples: int) -> pushing.Push:
+        """Make the message of a push to a shard."""
+        rate, options = self._changes
+        return pushing.Push(
+            self._slot,
+            part.start,
+            part.stop,
+            self._replica.incarnation,
+            clock,
+            self._based[role],
+            steps,
+            samples,
+            self._tick,
+            self._replica.partition,
+            self._replica.vectors.covered(self._slot, part),
+            rate=rate,
+            options=options,
+            weight=self._weight(),
+        )
 
     def _stay_in_turn(self, epoch: int) -> Steps[None]:
         """Take part in turns, but not during a checkpoint, when others would wait for a push that does not come."""
@@ -371,20 +413,29 @@ class DownpourTraining:
                 yield from self._sit_out(epoch)
             yield from self.wait()
 
+    @property
+    def _discards(self) -> bool:
+        """True where the rest of the job counts as not computed: it would make a smaller round than any other."""
+        ends = self._replica.ending and not self._replica.wanted_away
+        return bool(self._steps) and self._policy.rounds and ends
+
+    def _flush(self) -> Steps[None]:
+        """Push the rest of an epoch."""
+        if self._steps:
+            yield from self._push()
+
     def _drain(self, epoch: int) -> Steps[None]:
         """Push the rest of an epoch, wait for all acknowledgements and parameters, and report."""
-        # A part of a push at the end of a job in rounds would make a smaller round than any other: it counts as not
-        # computed.
-        if self._steps and self._policy.rounds and self._replica.ending and not self._replica.wanted_away:
+        if self._discards:
             self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0
             yield from self._replica.finish()
         else:
-            if self._steps:
-                yield from self._push()
+            yield from self._flush()
             yield from self._siblings.tell(dealing.Drain(epoch), awaited=True)
         yield from self._sit_out(epoch)
         while self._pushes.waiting or self._links.missing or self._siblings.busy:
             yield from self.wait()
+        self._pushes.repeat_late()
         self._in_flight = False  # fetched parameters may be old at the next step
         self._pushes.pass_over(self._held_steps, self._held_samples)
         self._held_steps = self._held_samples = 0
@@ -397,6 +448,8 @@ class DownpourTraining:
         if not self._pushing.prefetch:
             yield from self.server.fetch(0, self.server.moving, self._tick)
             yield from self._await_parameters(*self._models)
+            if self._pushes_again:
+                yield from self._push_late()
             self._replica.vectors.swap(0)
             return
         if not self._in_flight:
@@ -404,6 +457,19 @@ class DownpourTraining:
         yield from self._await_parameters(*self._models)
         self._landing, self._in_flight = 1 - self._landing, False
         self._replica.vectors.swap(self._landing)
+
+    def _push_late(self) -> Steps[None]:
+        """Push a change that came too late for its round into the next ones, and fetch what comes of that."""
+        while True:
+            while self._pushes.waiting:  # with a standby, parameters may come before the acknowledgement
+                yield from self.wait()
+            self._covered, self._accrued_samples = self._pushes.late
+            self._steps = self._covered
+            if not self._steps:
+                return
+            yield from self._push()
+            yield from self.server.fetch(0, self.server.moving, self._tick)
+            yield from self._await_parameters(*self._models)
 
     def _ask_ahead(self) -> Steps[None]:
         """Fetch the next step's parameters into the other vector while this step computes."""
@@ -442,13 +508,13 @@ class DownpourTraining:
         """Return whether a step needs newer parameters, by the user's cadence or by the bound on staleness."""
         # without the second condition the bound would be off by up to `fetch_every`: fresh parameters may be too old
         # some steps later
-        if self._policy.rounds:
+        if self._policy.rounds or self._local:
             return not self._steps
         return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._policy.bound
 
     @property
     def _next_tick(self) -> int:
-        return self._tick + (self._steps + 1 == self._pushing.push_every)
+        return self._tick + (self._steps + 1 == self._goal)
 
     # membership
 
@@ -536,7 +602,7 @@ class DownpourTraining:
     def waits(self) -> str:
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
-        if self._holding and self._steps == self._pushing.push_every:
+        if self._holding and self._steps == self._goal:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():
             return answers
@@ -579,6 +645,7 @@ class DownpourTraining:
                     self._siblings.done(arrival.sender)
             case dealing.Deal() as deal:
                 self.work.deal(deal.portion)
+                self._goal = deal.steps or self._goal
             case dealing.Drain(epoch=epoch):
                 self._draining = epoch
             case dealing.Recall():
@@ -615,7 +682,7 @@ class HogwildTraining(DownpourTraining):
         yield Update(computed.samples)
         replica.step += 1
         self._pushes.count_applied(computed.samples)
-        self.work.seconds += computed.seconds
+        self.work.spend(computed.seconds)
         return True
 
     def waits(self) -> str:

@@ -68,6 +68,8 @@ class LoopRequest:
     order: str = ""
     optimizers: tuple[Optimizer, ...] = ()
     """One for each of its models."""
+    local: Optimizer | None = None
+    """Optimizer of its local steps."""
     script: KeptScript | None = None
     """Script with state to save, if any."""
 
@@ -250,8 +252,8 @@ class ServedReplica(ABC):
         self.script = request.script
         self.due_script: int | None = None
         """Number of the checkpoint that wants its script's state; None for none."""
-        names = request.batch_size, request.epochs, request.order, request.optimizers, request.script is not None
-        self._join = membership.Join(incarnation, vectors.layout, samples, *names)
+        names = request.batch_size, request.epochs, request.order, request.optimizers, request.local
+        self._join = membership.Join(incarnation, vectors.layout, samples, *names, request.script is not None)
         self._training: Training | None = None
 
     def slots(self, settings: Settings) -> int:

@@ -28,14 +28,25 @@ class Vectors(Protocol):
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
         """Add a model's gradient of the step, times a weight, to a slot, or begin the slot with it."""
 
-    def descend(self, rate: float) -> None:
-        """Step the model by plain SGD with the step's gradient."""
+    def descend(self, rate: float, clipping: float = 1.0) -> None:
+        """Step the model with the step's gradient, times `clipping`: by the local optimizer, or by plain SGD.
+
+        Args:
+            rate: learning rate of plain SGD; a factor on that of a local optimizer.
+            clipping: factor on the gradient.
+        """
+
+    def change(self, slot: int, part: Range | None = None) -> None:
+        """Write what local steps have changed into a slot, or a part of it: the fetched less the present values."""
+
+    def mix(self, part: Range, alpha: float) -> None:
+        """Move the parameters in a range to the fetched ones: `alpha` is the weight of the present values."""
 
     def norm(self) -> float:
         """Return the norm of the step's gradient, in float64."""
 
-    def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write a model's present buffers behind the gradient in a slot."""
+    def carry_buffers(self, slot: int, model: int = 0, part: Range | None = None) -> None:
+        """Write a model's present buffers behind the gradient in a slot, or those in a part of it."""
 
     def outgoing(self, slot: int, part: Range) -> Payload:
         """Return a range of a gradient slot, to send."""
@@ -56,7 +67,7 @@ class PhantomVectors:
     def _do_nothing(self, *_args: object, **_options: object) -> None:
         pass
 
-    initial = swap = accrue = descend = carry_buffers = free = _do_nothing
+    initial = swap = accrue = descend = change = mix = carry_buffers = free = _do_nothing
 
     def norm(self) -> float:
         return 0.0
@@ -87,12 +98,15 @@ class Parameters:
         """Version of each shard in use."""
         self.floor = 0
         """Tick below which all pushes are in the parameters in use."""
+        self.samples = 0
+        """Samples that are in the newest parameters."""
         self._arrived = dict(self.versions)
         self._floors = dict.fromkeys(self.versions, 0)
 
     def arrive(self, shard: str, event: Fetched) -> None:
         """Note parameters from a shard; frozen ones have no floor."""
         self._arrived[shard] = event.version
+        self.samples = max(self.samples, event.samples)
         if shard in self._floors:
             self._floors[shard] = event.floor
 

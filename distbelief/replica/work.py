@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from distbelief.core.conversations.dealing import Progress, StreamStart
-from distbelief.core.effects import Batch, Compute, Computed, Send, Steps
+from distbelief.core.conversations.pushing import Push
+from distbelief.core.effects import Batch, Compute, Computed, Payload, Send, Steps
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Settings
 from distbelief.errors import LossNotFinite
@@ -45,6 +46,7 @@ class WorkQueue:
         """True where a request for more work is open."""
         self.seconds = 0.0
         """Seconds of computing since the last report."""
+        self._steps = 0
         self._portions: deque[Portion] = deque()
         self._ended = -1
         """Last epoch without more work."""
@@ -107,6 +109,11 @@ class WorkQueue:
         self._loss += report.loss
         self._losses += report.losses
 
+    def spend(self, seconds: float) -> None:
+        """Add the computing of a step to the next report."""
+        self.seconds += seconds
+        self._steps += 1
+
     def count(self, loss: float) -> None:
         """Add the loss of a step to the next report."""
         self._loss += loss
@@ -116,9 +123,10 @@ class WorkQueue:
         """Make the next report; `wants` asks for more work, `start` reports the beginning of a stream."""
         self.requested |= wants
         steps, samples, count, dropped = pushes.take()
-        report = Progress(steps, samples, count, self._loss, self._losses, wants, dropped, tuple(self._returned), start)
+        mean, returned = self.seconds / max(1, self._steps), tuple(self._returned)
+        report = Progress(steps, samples, count, self._loss, self._losses, wants, dropped, returned, start, mean)
         self.seconds = self._loss = 0.0
-        self._losses = 0
+        self._steps = self._losses = 0
         self._returned.clear()
         return report
 
@@ -142,10 +150,13 @@ def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str
 
 
 class _OwedPush:
-    def __init__(self, slot: int, steps: int, samples: int, sent: dict[str, Send]) -> None:
+    def __init__(self, slot: int, steps: int, samples: int, sent: dict[str, Send | None]) -> None:
         self.slot, self.steps, self.samples, self.dropped = slot, steps, samples, False
         self.sent = sent
-        """Messages without an acknowledgement, by their receivers."""
+        """Messages without an acknowledgement, by their receivers; None for those that have not left yet."""
+
+
+NONE_LATE = _OwedPush(0, 0, 0, {})
 
 
 # A push is done when every shard has acknowledged it, and counts for the coordinator only then: a minibatch whose push
@@ -160,9 +171,12 @@ class Pushes:
         shards: to which each push goes.
         slots: number of gradient vectors.
         reports: whether the lead of the replica hears of each push that is done.
+        again: whether a dropped push is made again, and its steps are not repeated.
     """
 
-    def __init__(self, incarnation: int, shards: Iterable[str], slots: int, reports: bool = False) -> None:
+    def __init__(
+        self, incarnation: int, shards: Iterable[str], slots: int, reports: bool = False, again: bool = False
+    ) -> None:
         self.clock = 0
         """Number of pushes so far."""
         self.busy = [0] * slots
@@ -176,6 +190,8 @@ class Pushes:
         """Steps to repeat: the number of steps done before them, and their own number."""
         self._lacking = False
         """True where a push was dropped since the last steps that are done."""
+        self._again, self._late = again, NONE_LATE
+        """Push that was dropped, until it is made again."""
         self._reports, self._finished = reports, list[tuple[int, bool]]()
 
     @property
@@ -186,13 +202,28 @@ class Pushes:
     def make(self, slot: int, steps: int, samples: int, sent: dict[str, Send], parts: Mapping[str, Send]) -> list[Send]:
         """Make the next push, of messages `sent` to shards and `parts` to partitions; returns them all."""
         self.clock += 1
+        self._late = NONE_LATE
         self.busy[slot] = len(sent)
         self._waiting.append(_OwedPush(slot, steps, samples, {**sent, **parts}))
         return [*sent.values(), *parts.values()]
 
     def owed(self, shard: str) -> list[Send]:
         """Return the messages without an acknowledgement of a shard."""
-        return [push.sent[shard] for push in self._waiting if shard in push.sent]
+        return [message for push in self._waiting if (message := push.sent.get(shard)) is not None]
+
+    def owes(self, shard: str) -> bool:
+        """Return whether a shard has a message to acknowledge."""
+        return any(push.sent.get(shard) for push in self._waiting)
+
+    def open(self, slot: int, steps: int, samples: int, shards: Iterable[str]) -> None:
+        """Make the next push, whose messages leave one by one."""
+        self.clock += 1
+        self._waiting.append(_OwedPush(slot, steps, samples, dict.fromkeys(shards)))
+
+    def part(self, shard: str, message: Push, payload: Payload) -> Send:
+        """Return the message of the newest push to a shard, which leaves now."""
+        sent = self._waiting[-1].sent[shard] = Send(shard, message, payload)
+        return sent
 
     def applied(self, who: str, incarnation: int, clock: int, dropped: bool) -> int | None:
         """Note that a shard or a partition has applied or dropped a push; returns its slot once no shard reads it."""
@@ -213,6 +244,9 @@ class Pushes:
             push = waiting.popleft()
             if self._reports:
                 self._finished.append((newest - len(waiting), push.dropped))
+            if push.dropped and self._again:
+                self._late = push
+                continue
             self._lacking |= push.dropped
             self._pushes += not push.dropped
             self._done(push.steps, push.samples)
@@ -236,6 +270,17 @@ class Pushes:
             self._steps += steps
             self._samples += samples
         self._lacking = False
+
+    @property
+    def late(self) -> tuple[int, int]:
+        """Steps and samples of a dropped push that is to be made again; no steps without one."""
+        return self._late.steps, self._late.samples
+
+    def repeat_late(self) -> None:
+        """Have the steps of a dropped push repeated, since it is not made again."""
+        late, self._late = self._late, NONE_LATE
+        self._lacking |= late.steps > 0
+        self._done(late.steps, late.samples)
 
     def pass_over(self, steps: int, samples: int) -> None:
         """Count steps without a push as done, while no push is on its way."""

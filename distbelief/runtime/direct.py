@@ -189,7 +189,7 @@ def reads_only(settings: Settings, layout: Layout) -> bool:
 
 def pushes_each(settings: Settings) -> bool:
     """Return whether each push is the gradient of one step, and each update is made with one push."""
-    return settings.strategy.pushing.push_every == 1 and not settings.policy.gathers
+    return settings.strategy.pushing.push_steps == 1 and not settings.policy.gathers
 
 
 class DirectEndpoint(SharedEndpoint):

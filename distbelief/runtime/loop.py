@@ -24,7 +24,7 @@ from distbelief.core import roles
 from distbelief.core.conversations.dealing import StreamStart
 from distbelief.core.effects import PAUSE, Batch, Computed
 from distbelief.core.ledger import SAMPLES_LIMIT
-from distbelief.core.optimizer import Optimizer, ParameterGroup
+from distbelief.core.optimizer import Optimizer, ParameterGroup, optim
 from distbelief.core.portions import STREAM
 from distbelief.core.records import PartBuilt
 from distbelief.core.settings import ORDERS, SHUFFLED, Holder, Plan, Settings, among
@@ -92,6 +92,8 @@ class Replica:
         self._models: list[tuple[nn.Module, Groups, Optimizer | None]] = []
         """Models, with their groups and the optimizers that the script names."""
         self._optimizers: list[ServerOptimizer] = []
+        self._local: Optimizer | None = None
+        """Optimizer of local steps that the script names."""
         self._vectors: FlatModule | None = None
         """Vectors of all models, from the first minibatch on."""
         self._story: Played | None = None
@@ -226,7 +228,14 @@ class Replica:
         if self._models:
             raise UsageError("split() after optimizer(): split the model first, and pass the split one to optimizer()")
 
-    def optimizer(self, model: nn.Module, groups: Groups = None, *, optim: Optimizer | None = None) -> ServerOptimizer:
+    def optimizer(
+        self,
+        model: nn.Module,
+        groups: Groups = None,
+        *,
+        optim: Optimizer | None = None,
+        local: Optimizer | type[torch.optim.Optimizer] | None = None,
+    ) -> ServerOptimizer:
         """Return the shards' optimizer for a model, whose parameters belong to the shards from the first minibatch on.
 
         Its learning rate is the job's, which falls with the samples of all replicas as `--lr-schedule` says, unless the
@@ -243,16 +252,21 @@ class Replica:
                 that the job's `--decay-exempt` makes.
             optim: optimizer of this model (`distbelief.optim("adam", lr=2e-4, betas=(0.5, 0.999))`), instead of
                 `--optimizer` and `--lr`; with several models, for all or none.
+            local: optimizer with which each replica steps its copy between two pushes, instead of `--local-optimizer`:
+                `torch.optim.AdamW`, or `distbelief.optim("adamw", lr=3e-4)`. The shards then step by the changes.
 
         Raises:
             UsageError: the model cannot be trained, or has an optimizer; the training has begun; the strategy trains
                 one model, or has no optimizer that a script can name.
         """
         _check_given(model, groups, optim)
+        if local is not None:
+            self._local = local if isinstance(local, Optimizer) else _named(local)
+            self._settings = self._settings.with_optimizers(local_optimizer=self._local)
         # of a compiled model take the plain one: its parameters have the names under which they are saved and loaded
         model = getattr(model, "_orig_mod", model)
         self._check_model(model, optim)
-        stepped, kept = optim or self.stepped, model
+        stepped, kept = self._settings.local or optim or self.stepped, model
         model = model.whole if isinstance(model, SplitModel) else model
         groups = groups_of(model, stepped) if groups is None else groups
         # torch.optim goes through the parameters as well, and a generator can be read only once
@@ -727,9 +741,9 @@ class Replica:
         if self._settings.replicas > 1 or self.index:
             return "the other replicas do not see it"
         if strategy.held_by is Holder.SHARDS and (
-            pushing.push_every > 1 or pushing.fetch_every > 1 or pushing.prefetch or pushing.local_lr
+            pushing.push_steps > 1 or pushing.fetch_every > 1 or pushing.prefetch or pushing.local_lr or pushing.local
         ):
-            return "its parameters are not those of the shards (--push-every, --fetch-every, --prefetch, --local-lr)"
+            return "its parameters are not those of the shards (--push-every, --fetch-every, --prefetch, local steps)"
         return "a standby does not see it (--standby)" if self._settings.standby else ""
 
     def _begin(self, source: Source | Stream) -> None:
@@ -743,7 +757,7 @@ class Replica:
         self._vectors = flat
         self._script.check(self._optimizers)
         kept = self._script if self._script.saves else None
-        request = LoopRequest(source.batch_size, self._epochs, self._order, named, kept)
+        request = LoopRequest(source.batch_size, self._epochs, self._order, named, self._local, kept)
         part = self._stage.make(ScriptedLoop(flat, computed, source.samples, self._computes, request))
         self._story = cast(Played, part.player)
         if kept is not None and getattr(part.player, "script", None) is None:
@@ -892,6 +906,16 @@ def _check_given(model: object, groups: object, optim: object) -> None:
             f"optimizer(optim={shown(optim)}): make it with distbelief.optim(name, lr=..., ...), such as "
             'distbelief.optim("adam", lr=1e-3)'
         )
+
+
+def _named(kind: type[torch.optim.Optimizer]) -> Optimizer:
+    """Return the optimizer of a class of `torch.optim`, with its default rate."""
+    if getattr(torch.optim, getattr(kind, "__name__", ""), None) is not kind:
+        raise UsageError(
+            f"optimizer(local={shown(kind)}): is a class of torch.optim, such as torch.optim.AdamW, or "
+            'distbelief.optim("adamw", lr=3e-4)'
+        )
+    return optim(kind.__name__.lower())
 
 
 def tensors_of(parameters: torch.Tensor | Iterable[torch.Tensor | tuple[str, torch.Tensor]]) -> list[torch.Tensor]:

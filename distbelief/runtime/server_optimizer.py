@@ -13,6 +13,7 @@ from torch import Tensor
 from distbelief.core.optimizer import GroupOption, ParameterGroup
 from distbelief.core.settings import Holder, Settings
 from distbelief.errors import UsageError
+from distbelief.server import optimizers
 from distbelief.tasks.flat import FlatModule
 
 SEEN = "_distbelief_seen"
@@ -38,6 +39,8 @@ class _OnShards(dict[Any, Any]):
 class ServerOptimizer(torch.optim.Optimizer):
     """Optimizer that a script steps instead of its own.
 
+    With local steps it sets the rate of these: the replica's own optimizer is `vectors.local`.
+
     Each push carries the rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it), as a factor of the
     rate with which the job began, and every other number that the script changes in a group.
 
@@ -60,6 +63,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         first_group: int = 0,
     ) -> None:
         self.vectors, self._settings, self._push, self._first_group = vectors, settings, step, first_group
+        if settings.local and settings.partitions == 1:
+            vectors.local = optimizers.build(
+                settings.local, [dict(group) for group in groups or [{"params": vectors.trained}]]
+            )
         self._begun = False
         self._held = 0
         """Samples of earlier minibatches without a step, whose gradient is part of the present one."""
@@ -130,6 +137,17 @@ class ServerOptimizer(torch.optim.Optimizer):
         self.vectors = vectors
 
     @property
+    def local(self) -> torch.optim.Optimizer:
+        """Optimizer of this replica's local steps, to keep its state: `replica.keep(local=optimizer.local)`.
+
+        Raises:
+            UsageError: there are no local steps, or each partition of a split replica steps its part.
+        """
+        if self.vectors.local is None:
+            raise UsageError("optimizer.local: the job has no local optimizer, or its replicas are split")
+        return self.vectors.local
+
+    @property
     def first_options(self) -> Sequence[Mapping[str, object]]:
         """Options of each group at the start of the job, without the rate."""
         return self._options
@@ -163,6 +181,8 @@ class ServerOptimizer(torch.optim.Optimizer):
         if strategy.held_by is not Holder.SHARDS:
             return f"with strategy {strategy.name} only the job may change it"
         policy = self._settings.policy
+        if self._settings.local:
+            return "local steps follow one rate of the job"
         if policy.gathers and not policy.rounds:
             return f"strategy {strategy.name} adds up pushes before a step"
         if any("rows" in group for group in self.vectors.layout.groups):

@@ -15,6 +15,7 @@ from distbelief.codecs.fixed_point import round_each
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Settings, fixed_point_bits
 from distbelief.errors import UsageError, unknown
+from distbelief.server.delayed import DelayedNesterov
 from distbelief.server.layerwise import LAMB, LARS, Group
 
 OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
@@ -31,6 +32,8 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
     "adamax": (torch.optim.Adamax, {}),
     "lars": (LARS, {}),
     "lamb": (LAMB, {}),
+    "average": (torch.optim.SGD, {}),
+    "delayed-nesterov": (DelayedNesterov, {}),
 }
 """Class of each name, and the options that the name sets."""
 
@@ -42,7 +45,7 @@ _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options of the computation of a step."""
 MISSED, COUNT = "missed", "step"
 """Names in an optimizer's state: the steps that each element has missed, and torch's count of steps."""
-WHOLE_STEPS = ("nadam", "lars", "lamb")
+WHOLE_STEPS = ("nadam", "lars", "lamb", "delayed-nesterov")
 """Optimizers that leave no parameter out: they step by norms of layers, or by more state than a count of steps."""
 
 

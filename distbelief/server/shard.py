@@ -38,6 +38,7 @@ from distbelief.core.events import Event
 from distbelief.core.ledger import SAMPLES_LIMIT, Ledger, PushTaken, Taking
 from distbelief.core.messages import Version
 from distbelief.core.norms import Exchange
+from distbelief.core.optimizer import DELAYED, GroupOption
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.roles import Kind
 from distbelief.core.rounds import Rounds
@@ -80,8 +81,15 @@ class HeldRange:
         self.partition = plan.layout.partition_of(self.moving)
         """Partition of each replica that pushes here."""
         self.exchange = Exchange(plan, index)
+        self.has_period = plan.settings.optimizer.name == DELAYED
+        """True where the optimizer has a period, in which each replica pushes once."""
         self.rate: Callable[[int], float] = plan.factor if plan.settings.rate_varies else lambda _samples: 1.0
         """Factor of the learning rate after so many samples."""
+
+    def period(self, replicas: int) -> tuple[GroupOption, ...]:
+        """Return the options of an optimizer whose period is of so many replicas; none for 0."""
+        groups = range(len(self.plan.layout.groups) if replicas else 0)
+        return tuple(GroupOption(group, "period", (replicas,)) for group in groups)
 
 
 def _covers_part(ranges: Sequence[Range], whole: Range) -> bool:
@@ -382,6 +390,8 @@ class Shard:
                 key = Key(sender, event.incarnation, event.clock)
                 if len(held_range.parts) > 1 and (why := self.policy.turn(key, event.tick, model, event.steps > 0)):
                     return [Send(sender, membership.Refused(why))]
+                if event.weight and isinstance(self.policy, Rounds):
+                    self.policy.weigh(key, event.weight)
                 verdict = self.policy.push(key, event.tick, event.samples, staleness)
                 if verdict.action is HOLD:
                     self._pushes[key] = event, payload
@@ -394,11 +404,12 @@ class Shard:
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
-            held.set_options(event.options)
+            period = self.policy.taking_part if held_range.has_period else 0
+            held.set_options(held_range.period(period) or event.options)
             held.apply(sender, event.slot, payload, factor, covered)
             self.count_push(staleness)
             self.count_update(event.samples, model)
-            copies = self._copy(APPLIED, sender, event, payload, staleness, factor)
+            copies = self._copy(APPLIED, sender, event, payload, staleness, factor, period)
             if self.policy.floor > floor:
                 answers = self.let_go()
         elif self._is_held(Key(sender, event.incarnation, event.clock)):
@@ -448,14 +459,21 @@ class Shard:
                 )
 
     def _copy(
-        self, use: mirroring.CopyUse, sender: str, event: pushing.Push, payload: Payload, staleness: int, factor: float
+        self,
+        use: mirroring.CopyUse,
+        sender: str,
+        event: pushing.Push,
+        payload: Payload,
+        staleness: int,
+        factor: float,
+        period: int = 0,
     ) -> list[Effect]:
         """Have the standby, if any, repeat what was done with a push."""
         if self.mirror.place is None:
             return []
         keys, floor = (push_taken(sender, event),), self.policy.floor
         copied = mirroring.Copied(
-            0, 0, payload.nbytes, 0, 0, use, keys, (staleness,), event.samples, factor, floor=floor
+            0, 0, payload.nbytes, 0, 0, use, keys, (staleness,), event.samples, factor, floor=floor, period=period
         )
         return self.mirror.copy(copied, payload)
 
@@ -520,7 +538,7 @@ class Shard:
         else:
             values = held_range.slice.of(held_range.parts.index(part)).moving()
         # no copy: an answer's bytes must stay unchanged only until the next event
-        answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number)
+        answer = pushing.Fetched(event.slot, start, stop, self.version, self._floor, event.number, self.samples)
         return [Send(sender, answer, values)]
 
     def may_take(self, who: str, message: messages.Message) -> bool:

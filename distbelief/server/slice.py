@@ -184,7 +184,7 @@ class TorchSlice:
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]
         self._carried = [piece for piece in self._pieces if piece.parameter is None]
-        groups = [{"params": [piece.parameter], **plan.layout.stepped(piece.section.group)} for piece in self._trained]
+        groups = [{"params": [piece.parameter], **plan.stepped(piece.section.group)} for piece in self._trained]
         self._optimizer = optimizers.build(plan.optimizer(model), groups) if groups else None
         self._step = optimizers.stepper(self._optimizer) if self._optimizer else None
         self._layers: Layers | None = None

@@ -79,6 +79,7 @@ class Following:
                 f"{roles.standby_of(shard.role)} got a push without bytes, or before the state that it changes"
             )
         if event.what is mirroring.CopyUse.APPLY:
+            self.held.set_options(shard.own.period(event.period))
             self.held.apply(sender, event.slot, payload, event.factor)
             shard.count_update(event.samples)
         elif event.what is mirroring.CopyUse.GATHER:
@@ -122,7 +123,7 @@ class Following:
         # gathered pushes are acknowledged, but the next incarnation's policy does not have them: they make an update
         # now
         if self._gathered:
-            factor = self.plan.factor(self.shard.samples)
+            factor = self.shard.own.rate(self.shard.samples)
             self._step(self._gathered_samples, factor, 1.0 / self._gathered)
         self.shard.inherit(incarnation, self.floor, self._history.since(0), self._norms)
         return self.shard

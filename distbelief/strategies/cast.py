@@ -163,10 +163,10 @@ class Cast:
 
     def _layout(self, model: nn.Module) -> Layout:
         pieces = self.graph(self.task, model).pieces if self.settings.partitions > 1 else None
-        return layout_of(model, groups_of(model, self.settings.optimizer), pieces, valued=not self.phantom)
+        return layout_of(model, groups_of(model, self.settings.gradient_optimizer), pieces, valued=not self.phantom)
 
     def _flat(self, model: nn.Module, layout: Layout | None = None) -> FlatModule:
-        layout = layout or layout_of(model, groups_of(model, self.settings.optimizer))
+        layout = layout or layout_of(model, groups_of(model, self.settings.gradient_optimizer))
         return FlatModule(model, rows=self.players.rows, layout=layout)
 
     def _vectors(self, task: Task, role: str, model: nn.Module | None, stage: Stage) -> tuple[Vectors, Part | None]:

@@ -103,7 +103,7 @@ def part_of(
         device: where the partition computes; only its part moves there. None for the model's device.
     """
     partition = roles.partition_of(role)
-    layout = layout_of(model, groups_of(model, settings.optimizer), graph.pieces)
+    layout = layout_of(model, groups_of(model, settings.gradient_optimizer), graph.pieces)
     program = build(graph, partition, model, device)
     return FlatModule(program.module, rows=rows, layout=layout, partition=partition), program
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import HasStory, PlayedRole, Worker
+from distbelief.server import optimizers
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice, copy_bytes
 from distbelief.server.standby import Standby
@@ -68,7 +70,7 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
         return Worker().attach
     flat, memory = context.flat, context.stage.memory
     if memory is None:
-        return _landing(flat)
+        return partial(_land, flat)
 
     def attach(plan: Plan, arena: Arena) -> None:
         there = memory(plan.layout.total)[flat.held.start : flat.held.stop]
@@ -78,6 +80,18 @@ def _attach(context: Context) -> Callable[[Plan, Arena], None]:
             flat.bind(arena.gradients, arena.parameters, _copying(arena.parameters, there, plan.layout.moving))
 
     return attach
+
+
+def _land(flat: FlatModule, plan: Plan, arena: Arena) -> None:
+    """Bind a replica's vectors, with the optimizer of its local steps, if any: a script has made it already."""
+    local = plan.settings.local
+    if local is not None and flat.local is None:
+        members: dict[int, list[torch.Tensor]] = {}
+        for entry, parameter in zip(plan.layout.trained_entries, flat.trained, strict=True):
+            members.setdefault(entry.tensor.group, []).append(parameter)
+        groups = [{"params": some, **plan.layout.stepped(group)} for group, some in members.items()]
+        flat.local = optimizers.build(local, groups)
+    flat.bind(arena.gradients, arena.parameters)
 
 
 def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:

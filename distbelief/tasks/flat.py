@@ -6,6 +6,7 @@ stay valid, and autograd counts the write.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -253,7 +254,14 @@ class FlatModule:
         """True for each entry that is a piece of a whole tensor in the module, and must be copied."""
         self._users = UsersTensors(module, [entry.tensor for entry in self._entries], tensors) if owned else None
         self._current = -1
-        self._staged = self._unpushed = False
+        self._staged = self._unpushed = self._copied = False
+        self.local: torch.optim.Optimizer | None = None
+        """Optimizer of `trained`, with which the model steps a copy of the parameters between two fetches."""
+        self._rates: list[float] = []
+        """Learning rate of each group of the local optimizer."""
+        self._stepped: set[int] = set()
+        """Numbers of the parameters with a gradient since the last fetch, where there is a local optimizer."""
+        self._landing = 0
         self._landed: Callable[[int], int] | None = None
         self._lies = False
         self._unwritten: _WriteCheck | None = None
@@ -301,6 +309,9 @@ class FlatModule:
         names = [entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter"]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
+        self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
+        # local steps are made on a copy: the fetched values stay, for the change since then
+        self._copied = self._staged or (self.local is not None and not self.owned)
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         )
@@ -310,6 +321,7 @@ class FlatModule:
             cuda = CudaDevice(self.device)
             for vector in (*self._gradients, *self._parameters):
                 pin(vector, cuda, self)
+        if self._copied:
             partitions = [torch.empty(self.held.size, dtype=torch.uint8, device=self.device)]
         slots = [list(zip(self._entries, self._views(vector), self._tensors, strict=True)) for vector in self._working]
         self._slots = [[view for entry, view, _ in slot if entry.tensor.kind == "parameter"] for slot in slots]
@@ -370,7 +382,8 @@ class FlatModule:
         """
         if self._landed is not None:
             landing = self._landed(landing)
-        if self._staged:
+        self._landing = landing
+        if self._copied:
             self._arrive(landing, parts)
             landing = 0
         before, self._current = self._current, landing
@@ -424,7 +437,7 @@ class FlatModule:
                     _view(vector, entry, self.held.start).copy_(tensor.detach())
 
     def _arrive(self, landing: int, parts: Sequence[Range]) -> None:
-        """Copy a vector to the device, frozen parameters once, and wait, so that the next fetch may land in it."""
+        """Copy a vector to the model's, frozen parameters once, and wait, so that the next fetch may land in it."""
         size = self.held.size if self._current < 0 else self._moving
         for part in parts or (Range(0, size),):
             self._live[part.start : part.stop].copy_(self._parameters[landing][part.start : part.stop])
@@ -492,12 +505,60 @@ class FlatModule:
         """Release the gradients that `accrue` left in their tensors, which all shards have applied."""
         self._lying[slot] = ()
 
-    def descend(self, rate: float) -> None:
-        """Make one step of plain SGD on the parameters of the model."""
+    def descend(self, rate: float, clipping: float = 1.0) -> None:
+        """Make one step of the local optimizer, at `rate` times its own, or of plain SGD at `rate`."""
         with torch.no_grad():
-            for parameter in self._trained:
-                if parameter.grad is not None:
-                    parameter.add_(parameter.grad, alpha=-rate)
+            if self.local is None:
+                for parameter in self._trained:
+                    if parameter.grad is not None:
+                        parameter.add_(parameter.grad, alpha=-rate * clipping)
+            else:
+                self._step_locally(self.local, rate, clipping)
+        if self._users is not None:
+            self._users.keep("parameter")
+
+    def _step_locally(self, optimizer: torch.optim.Optimizer, rate: float, clipping: float) -> None:
+        for number, parameter in enumerate(self._trained):
+            if parameter.grad is not None:
+                self._stepped.add(number)
+                if clipping != 1.0:
+                    parameter.grad.mul_(clipping)
+        for group, full in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = full * rate
+        optimizer.step()
+
+    def change(self, slot: int, part: Range | None = None) -> None:
+        """Write the fetched less the present values of the trained parameters into a slot, or a part of it.
+
+        The slot does not cover parameters without a gradient since the fetch, or with parts ever.
+        """
+        # the shards' optimizer descends along it, from the fetched values towards the present ones
+        fetched = self.trained_in(self._parameters[self._landing])
+        entries = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
+        for entry, view, before, parameter in zip(entries, self._slots[slot], fetched, self._trained, strict=True):
+            some = _elements(entry, part)
+            view.view(-1)[some].copy_(before.view(-1)[some]).sub_(parameter.detach().reshape(-1)[some])
+        self._without[slot] = {*range(len(self._trained))} - self._stepped
+        if part is None:
+            self._stepped = set()
+
+    def mix(self, part: Range, alpha: float) -> None:
+        """Move the parameters in a range to the fetched ones, and take the fetched buffers.
+
+        Args:
+            part: the range.
+            alpha: weight of the present values, 0 to 1.
+        """
+        fetched = self._views(self._parameters[self._landing])
+        for entry, before, tensor in zip(self._entries, fetched, self._tensors, strict=True):
+            some = _elements(entry, part)
+            if entry.tensor.kind == "frozen" or some.start >= some.stop:
+                continue
+            flat = tensor.detach().reshape(-1)
+            there = before.view(-1)[some].to(flat.device)
+            flat[some] = torch.lerp(flat[some], there, 1.0 - alpha) if entry.tensor.kind == "parameter" else there
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(flat.view(tensor.shape))
         if self._users is not None:
             self._users.keep("parameter")
 
@@ -507,19 +568,31 @@ class FlatModule:
         parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 
-    def carry_buffers(self, slot: int, model: int = 0) -> None:
-        """Write the buffers of the model into a slot; on a GPU, then copy the slot to the host."""
+    def carry_buffers(self, slot: int, model: int = 0, part: Range | None = None) -> None:
+        """Write the buffers of the model into a slot, or those in a part; on a GPU, then copy that to the host."""
         self._unpushed = False
         for view, at, of in self._buffers[slot]:
             if of == model:
-                view.copy_(self._tensors[at].detach())
+                some = _elements(self._entries[at], part)
+                view.view(-1)[some].copy_(self._tensors[at].detach().reshape(-1)[some])
         if self._staged:
-            sent = self.layout.models[model] if self.layout.models else Range(0, self._moving)
+            start, held = self.held.start, self.layout.models[model] if self.layout.models else None
+            sent = held or (Range(part.start - start, part.stop - start) if part else Range(0, self._moving))
             self._gradients[slot][sent.start : sent.stop].copy_(self._working[slot][sent.start : sent.stop])
 
     def outgoing(self, slot: int, part: Range) -> torch.Tensor:
         """Return a range of a gradient slot."""
         return self._gradients[slot][part.start - self.held.start : part.stop - self.held.start]
+
+
+def _elements(entry: Entry, part: Range | None) -> slice:
+    """Return the elements of an entry that a range of the flat vector has; all where it is None."""
+    count = math.prod(entry.shape)
+    if part is None or not count:
+        return slice(0, count)
+    width = (entry.stop - entry.start) // count
+    first, last = (max(entry.start, min(at, entry.stop)) - entry.start for at in (part.start, part.stop))
+    return slice(first // width, last // width)
 
 
 def _view(vector: torch.Tensor, entry: Entry, start: int) -> torch.Tensor:

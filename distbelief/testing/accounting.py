@@ -143,7 +143,12 @@ class Accounting:
 
     def _note_push(self, role: str, to: str, message: pushing.Push) -> None:
         sender = self._name(role, message.incarnation)
-        if (sender, message.clock) not in self.pushes:
+        before = sender, message.clock - 1
+        if (sender, message.clock) in self.pushes:
+            pass
+        elif before in self.dropped and self.sent_pushes[sender, to, before[1]][0].version == message.version:
+            self.pushes[sender, message.clock] = self.pushes[before]  # a change that was too late is pushed again
+        else:
             mine = self.waiting[sender]
             assert len(mine) >= message.steps
             self.pushes[sender, message.clock] = mine[: message.steps]

@@ -45,14 +45,17 @@ SHARED = (
 )
 TASK = "--target-accuracy --target-loss --evaluate-every --data-dir"
 SPLIT = "--partitions --split --microbatches --schedule --chunks"
+STEPS = "--push-every --local-optimizer --local-optimizer-options --local-lr"
+STAGGERED = "--stagger --stagger-delay --stagger-mix"
 CADENCE = (
-    "--replicas --shards --restarts --standby --push-every --fetch-every --local-lr --prefetch --warm-start-steps "
+    f"--replicas --shards --restarts --standby {STEPS} --fetch-every --prefetch --warm-start-steps "
     f"--staleness-scaling {SPLIT}"
 )
 SCALED = "--lr-scaling --base-batch"
 OWN = {
-    "downpour": CADENCE,
-    "synchronous": f"--replicas --shards --restarts --standby --push-every --backup-workers --quorum {SCALED} {SPLIT}",
+    "downpour": f"{CADENCE} {STAGGERED}",
+    "synchronous": f"--replicas --shards --restarts --standby {STEPS} {STAGGERED} --push-weight --backup-workers "
+    f"--quorum {SCALED} {SPLIT}",
     "allreduce": f"--replicas --accumulate --algorithm --bucket-mb --buffers --on-death --per-host --restarts {SCALED} "
     f"{SPLIT}",
     "softsync": f"{CADENCE} --n",
@@ -340,7 +343,8 @@ def test_the_defaults_are_those_of_the_python_api() -> None:
 
 
 def test_what_the_command_line_repeats_of_the_python_api_is_the_same() -> None:
-    assert all(name in documents(options.Stepping)["optimizer"] for name in LEARNING_RATES)
+    known = documents(options.Stepping)["optimizer"] + documents(options.LocalStepping)["local_optimizer"]
+    assert all(name in known for name in LEARNING_RATES)
     for name in ("phantom", "keep"):
         assert documents(options.VirtualOptions)[name] == documents(Simulated)[name]
         [default] = [field.default for field in dataclasses.fields(Simulated) if field.name == name]

@@ -707,11 +707,27 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
     if options["evaluate_every"] and (late := random.Random(f"evaluator {seed}")).random() < 0.4:
         crashes += (Crash("evaluator", late.randint(1, late.choice((2, 20)))),)
+    if (local := random.Random(f"local {seed}")).random() < 0.3:
+        part = options["samples"] // replicas // options["batch_size"]
+        strategy = stepping_locally(strategy, max(1, min(local.randint(1, 5), part)), local)
     return (
         strategy,
         options,
         Simulated(network=network, compute=compute, crashes=crashes, restart_seconds=restart_seconds),
     )
+
+
+def stepping_locally(strategy: Any, steps: int, chance: random.Random) -> Any:
+    """The same strategy with local steps, and without what these give no meaning."""
+    own: dict[str, Any] = {"push_every": steps, "local_optimizer": optim(chance.choice(("sgd", "adamw")), 0.01)}
+    if not isinstance(strategy, Synchronous):
+        own |= {"fetch_every": 1, "prefetch": 0, "warm_start_steps": 0, "staleness_scaling": "none"}
+        own |= {} if isinstance(strategy, Softsync) else {"optimizer": Optimizer("sgd", 0.5)}
+    if chance.random() < 0.5 and not isinstance(strategy, Bounded) and not getattr(strategy, "backup_workers", 0):
+        several = strategy.shards > 1
+        own |= {"stagger": True, "stagger_delay": chance.randint(0, steps - 1) * several}
+        own |= {"stagger_mix": chance.choice((0.0, 0.5)) * several}
+    return dataclasses.replace(strategy, **own)
 
 
 SCALES = {
@@ -738,11 +754,14 @@ def twin(accounting: Accounting, shard: str, strategy: Any, job: Job) -> torch.T
             SCALES[getattr(strategy, "staleness_scaling", "none")](version - 1 - accounting.based[who, shard, clock])
             for who, clock in group
         ]
-        rate = 0.02 * (1 - min(1.0, applied / total) if job.lr_schedule == "linear" else 1)
+        falls = job.lr_schedule == "linear" and not strategy.local
+        rate = strategy.optimizer.lr * (1 - min(1.0, applied / total) if falls else 1)
         applied += sum(push.samples for push, _ in pushes)
         if isinstance(strategy, Synchronous):
             union = sum(push.samples for push, _ in pushes)
-            weights = [job.batch_size if strategy.push_every > 1 else push.samples for push, _ in pushes]
+            several = strategy.push_every > 1 and not strategy.local
+            weights = [job.batch_size if several else push.samples for push, _ in pushes]
+            weights, union = (weights, union) if union else ([1] * len(pushes), len(pushes))
             parameter.grad = sum(v * w / union for v, w in zip(values, weights, strict=True))  # type: ignore[assignment]
         elif isinstance(strategy, Softsync):
             parameter.grad = sum(v * s for v, s in zip(values, scales, strict=True)) / len(values)  # type: ignore[assignment]
@@ -770,7 +789,8 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
     accounting.finish(run.outcome, died)
     mortal = [role for role in died if role.startswith("replica")]
     cause, counted = endings.hold(), summary(run)
-    assert counted["dropped"] == len(accounting.dropped) or died
+    # a late change of local steps is pushed again, and its minibatches are not dealt again
+    assert counted["dropped"] == len(accounting.dropped) or died or strategy.local
     if run.outcome == "done" and not died:
         assert counted["samples"] == samples * options["epochs"]
     for index, shard in enumerate(run.simulation.shards):
@@ -792,7 +812,7 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
         if isinstance(strategy, Synchronous) and not mortal and role in accounting.shards and run.outcome != "failed":
             assert accounting.groups[role] == accounting.groups[accounting.shards[0]]
     if (
-        isinstance(strategy, Synchronous) and not mortal and run.outcome == "done"
+        isinstance(strategy, Synchronous) and not (mortal or strategy.local) and run.outcome == "done"
     ):  # also where all have gone back, and made rounds anew
         expected = union_sgd(
             plain, accounting, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]

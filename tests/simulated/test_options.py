@@ -194,6 +194,7 @@ def half_the_data(folder: Path, _: Job) -> str:
 STEADY = {"compute": ComputeModel(spread="constant")}
 UNEVEN = {"compute": ComputeModel(spread="constant", slow={0: 4.0})}
 SCALED = {"lr_scaling": "linear", "base_batch": 2}
+LOCAL = {"local_optimizer": optim("sgd"), "optimizer": optim("sgd", lr=0.5), "shards": 2}
 DECAYING = {"optimizer": optim("sgd", weight_decay=0.5)}
 
 
@@ -222,9 +223,14 @@ ALL: dict[str, Cases] = {
         {"partitions": 2, "split": "stages", "microbatches": 3, "batch_size": 6, "drop_last": True},
     ),
     "chunks": Elsewhere("simulated/test_partitions.py::test_a_sequence_is_cut_in_as_many_chunks_as_are_named"),
-    "push_every": Case(2),
+    "push_every": (Case(2), Case("auto:3", "told", LOCAL)),
     "fetch_every": Case(2),
-    "local_lr": Case(0.1, beside={"fetch_every": 2}),
+    "local_lr": Case(0.5, beside=LOCAL),
+    "local_optimizer": (Case(optim("adamw"), beside=LOCAL), Case(None, beside=LOCAL)),
+    "push_weight": Case("speed", beside=LOCAL, place=UNEVEN),
+    "stagger": Case(True, beside={**LOCAL, "push_every": 2}),
+    "stagger_delay": Case(1, beside={**LOCAL, "push_every": 3, "stagger": True}),
+    "stagger_mix": Case(0.5, beside={**LOCAL, "push_every": 3, "stagger": True}),
     "prefetch": Case(1),
     "warm_start_steps": Case(5),
     "staleness_scaling": (Case("inverse", beside={"replicas": 3}), Case("exponential", beside={"replicas": 3,

@@ -187,7 +187,8 @@ class Rules:
             f"{sender} pushes from {message.version} of {to}, which it never fetched"
         )
         if message.clock == len(one.pushes) + 1:
-            holds = one.dealt[one.pushed : one.pushed + message.steps] if message.steps else one.pushes[-1].holds
+            later = plan.models > 1 and not message.steps
+            holds = one.pushes[-1].holds if later else one.dealt[one.pushed : one.pushed + message.steps]
             size, most = plan.settings.batch_size, plan.samples
             samples = sum(min(size, most - index * size) for _, index in holds)
             known = samples if most else message.samples  # of data of its own only the replica knows

@@ -36,12 +36,16 @@ class Progress(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Portions that it gives back, not begun."""
     start: StreamStart | None = None
     """Start of its stream, sent once in an epoch where all replicas read the same stream."""
+    step_seconds: float = 0.0
+    """Mean time of a step, computing only, since the last report; 0 without one."""
 
 
 class Deal(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Next minibatches of a replica."""
 
     portion: Portion
+    steps: int = 0
+    """Steps of its next pushes; 0 for those of --push-every."""
 
 
 class Drain(Message, frozen=True, array_like=True, tag=True, gc=False):

@@ -43,6 +43,8 @@ class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
     """Order that a user's loop names; "" for the job's."""
     optimizers: tuple[Optimizer, ...] = ()
     """Optimizers that a user's loop names, one for each model; none for the job's."""
+    local: Optimizer | None = None
+    """Optimizer of local steps that a user's loop names; None for the job's."""
     keeps: bool = False
     """True where its script keeps state that goes into checkpoints."""
     places: tuple[PartPlace, ...] = ()

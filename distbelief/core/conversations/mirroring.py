@@ -144,6 +144,8 @@ class Copied(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Floor of the shard's policy after it."""
     norms: Squares = ()
     """Squared norms of layers that are cut."""
+    period: int = 0
+    """Replicas that take part, where the optimizer has a period; else 0."""
 
 
 class Decided(Message, frozen=True, array_like=True, tag=True, gc=False):

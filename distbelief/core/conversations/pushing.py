@@ -42,6 +42,8 @@ class Push(Bulk, frozen=True, array_like=True, tag=True, gc=False):
     """Factor on the learning rate that the replica's script sets."""
     options: tuple[GroupOption, ...] = ()
     """Other options of parameter groups that the script has changed; a round uses those of its first push."""
+    weight: float = 0.0
+    """Weight of the change of local steps in a round; 0 for its samples."""
 
 
 class Pushed(Message, frozen=True, array_like=True, tag=True, gc=False):
@@ -73,6 +75,8 @@ class Fetched(SlotReply, frozen=True, array_like=True, tag=True, gc=False):
     """Tick below which all pushes are in these parameters."""
     number: int = 0
     """Number of the request."""
+    samples: int = 0
+    """Samples of all pushes that are in these parameters."""
 
 
 PUSHING = Conversation(

@@ -14,7 +14,7 @@ from distbelief.core import consistency
 from distbelief.core.consistency import Policy, RoundRobin
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.rounds import Rounds, quorum_of
-from distbelief.core.settings import Accruing, Pushing, Settings, at_least
+from distbelief.core.settings import SAMPLES, WEIGHTS, Accruing, Pushing, Settings, among, at_least
 from distbelief.core.values import Given
 from distbelief.errors import UsageError, unknown
 from distbelief.strategies.base import (
@@ -62,6 +62,7 @@ class Asynchronous(Pushing, ServedWithOptimizer):
             f"strategy {self.name} is a user's, and may have its own slices": ":" in self.name,
             f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
             "--standby 1 needs pushes, which the standby holds": settings.standby > 0,
+            "--local-optimizer steps a copy that each replica keeps": self.local is not None,
             f"--partitions {self.partitions}: a split replica pushes in parts": self.partitions > 1,
             f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard": self.replicas > SHARING,
         }
@@ -69,16 +70,57 @@ class Asynchronous(Pushing, ServedWithOptimizer):
 
 
 @dataclass(frozen=True)
-class Downpour(Asynchronous):
+class Staggering(Accruing):
+    """Options that spread the exchange of local steps over time."""
+
+    stagger: bool = field(default=False, kw_only=True)
+    """Send each shard its part of a change after another of the --push-every local steps, evenly spread, instead of all
+    at once.
+    """
+    stagger_delay: int = field(default=0, kw_only=True)
+    """Local steps between sending a part with --stagger and taking what comes of it; it travels meanwhile."""
+    stagger_mix: float = field(default=0.0, kw_only=True)
+    """Weight of a replica's own parameters when it takes those that come with --stagger: 0 takes these, 1 keeps its
+    own.
+    """
+
+    def check_staggered(self, settings: Settings) -> None:
+        """Refuse phases of shards without local steps, or that could not be kept."""
+        at_least(self, 0, ("stagger_delay",), {})
+        delayed = self.stagger_delay or self.stagger_mix
+        steps = self.push_steps
+        refused = {
+            "--stagger-delay and --stagger-mix say how --stagger takes parts: set it": delayed and not self.stagger,
+            "--stagger sends the changes of local steps: set --local-optimizer": self.stagger and not self.local,
+            f"--stagger-mix {self.stagger_mix:g} is a weight from 0 to 1": not 0 <= self.stagger_mix <= 1,
+            "--stagger-delay and --stagger-mix with --shards 1: there is one part": delayed and settings.shards == 1,
+            f"--stagger-delay {self.stagger_delay} with --push-every {steps}: a part is sent again before it is taken":
+                self.stagger and self.stagger_delay >= steps,
+            "--stagger with --push-every auto: phases are of a fixed number of steps": self.stagger and self.paced,
+            "--stagger with --partitions: each partition has its own shards": self.stagger and settings.partitions > 1,
+            "--stagger with --quorum or --backup-workers: a part that is late has no round":
+                self.stagger and settings.policy.leaves_behind,
+        }  # fmt: skip
+        for why in (why for why, holds in refused.items() if holds):
+            raise UsageError(f"{why}, or leave it off")
+
+
+@dataclass(frozen=True)
+class Downpour(Asynchronous, Staggering):
     """Each replica pushes gradients to server shards and fetches parameters from them, without waiting for the others
     (Dean et al. 2012, section 4.1).
     """
 
     name: ClassVar[str] = "downpour"
 
+    def check(self, settings: Settings) -> None:
+        """Refuse impossible values."""
+        super().check(settings)
+        self.check_staggered(settings)
+
 
 @dataclass(frozen=True)
-class Synchronous(Accruing, ServedWithOptimizer, Scaled):
+class Synchronous(Staggering, ServedWithOptimizer, Scaled):
     """Rounds: each replica computes one minibatch, and the shards make one update with the gradient of all (Chen et al.
     2016).
     """
@@ -91,19 +133,28 @@ class Synchronous(Accruing, ServedWithOptimizer, Scaled):
     quorum: float = field(default=0.0, kw_only=True)
     """Gradients that a round waits for, instead of --backup-workers. Below 1 it is a fraction of the members (0.75),
     and follows deaths; else a number; 0 waits for all."""
+    push_weight: str = field(default=SAMPLES, kw_only=True)
+    """Weight of a replica's change by --local-optimizer in a round: samples, or speed (samples times samples a second).
+    """
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
         """Return whether replicas read the parameters in the shards' own memory, which nobody updates meanwhile.
 
         That is so where a round waits for all replicas. A user's strategy may have other players: it gets copies.
         """
-        waits = not (self.backup_workers or self.quorum or self.standby)
+        waits = not (self.backup_workers or self.quorum or self.standby or self.local)
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
 
     def check(self, settings: Settings) -> None:
         """Refuse rounds that wait for no replica, or for more than there are."""
-        at_least(self, 1, ("push_every",), {})
-        at_least(self, 0, ("backup_workers", "quorum"), {})
+        at_least(self, 0, ("backup_workers", "quorum", "local_lr"), {})
+        self.check_local(settings)
+        self.check_staggered(settings)
+        among("push weight", self.push_weight, WEIGHTS)
+        if self.push_weight != SAMPLES and not self.local:
+            raise UsageError(f"--push-weight {self.push_weight}: weighs local steps: set --local-optimizer")
+        if self.local_lr and not self.local_optimizer:
+            raise UsageError(f"--local-lr {self.local_lr}: is the rate of --local-optimizer: set that, or leave it off")
         if self.backup_workers >= settings.replicas:
             raise UsageError(
                 f"--backup-workers {self.backup_workers} of {settings.replicas} replicas: a round must wait for at "
@@ -182,7 +233,7 @@ class Bounded(Asynchronous):
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
         """Return the policy that holds the fetches of a replica that is too far ahead."""
-        return consistency.BoundedPolicy(self.staleness, self.staleness_scaling)
+        return consistency.BoundedPolicy(self.staleness, self.staleness_scaling, settings.replicas)
 
 
 LOCKS = ("shard", "round-robin")

@@ -18,6 +18,7 @@ from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
 from distbelief.replica.downpour import DownpourReplica, HogwildReplica
+from distbelief.replica.staggered import StaggeredReplica
 from distbelief.runtime.player import Answer, PlayedRole, Worker
 from distbelief.server import optimizers
 from distbelief.server.layerwise import Group
@@ -42,7 +43,8 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 def replica(context: Context) -> PlayedRole:
     """Return a replica that pushes and fetches."""
     role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    return served(context, DownpourReplica(role, vectors, samples, incarnation, context.split, context.loop))
+    kind = StaggeredReplica if context.settings.stagger else DownpourReplica
+    return served(context, kind(role, vectors, samples, incarnation, context.split, context.loop))
 
 
 PLAYERS = Players(
