@@ -20,8 +20,7 @@ from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Threaded

@@ -25,9 +25,9 @@ from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
+from distbelief.core.events import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
