@@ -274,6 +274,8 @@ def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
 
 def _read(path: str) -> CostFile:
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise OSError("it is no regular file")
         file = msgspec.json.decode(Path(path).read_bytes(), type=CostFile)
         if "seconds" not in file.charges:
             raise msgspec.ValidationError("it has no seconds")
