@@ -430,9 +430,10 @@ def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
         (["digits", "--network", "bandwidth=manyGbit"], "--network"),
         (["digits", "--network", "bandwidth=0Gbit"], "bandwidth"),
         (["digits", "--max-memory", "1MB"], "least is needed by"),
-        (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and finite"),
+        (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and at most 1e+15"),
         (["digits", "--batch-size", "0"], "--batch-size 0: must be from 1 to"),
-        (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),
+        (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and at most 1e+15"),
+        (["digits", "--seconds", "9" * 20], "--seconds 1e+20: must be more than 0, and at most 1e+15"),
         (
             ["digits", "--machines", "1x1", "--strategies", "allreduce"],
             "--strategies allreduce: none of them runs on 1x1",
