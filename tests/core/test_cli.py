@@ -412,6 +412,8 @@ REFUSED = {
     "train digits downpour --tls": "--tls is of addresses",
     "train digits downpour --transport tcp --tls --insecure": "--tls and --insecure exclude each other",
     "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
+    "train digits downpour --transport tcp --bind 7000": "--bind '7000': write HOST or HOST:PORT",
+    "train digits downpour --listen 7000": "--listen '7000': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:http": "--bind 'node7:http': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",
