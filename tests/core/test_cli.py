@@ -403,6 +403,8 @@ REFUSED = {
     "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
     "train mnist downpour --resume": "--resume needs the run folder: name it with --out",
+    "train digits downpour --init-from nowhere": "--init-from nowhere: there is no such file; name a run folder",
+    "simulate digits single --init-from nowhere": "--init-from nowhere: there is no such file",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "
