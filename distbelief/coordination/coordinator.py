@@ -145,6 +145,8 @@ class Coordinator(Answering):
         """Size of each replica's training set."""
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
+        # a resumed job may have another cadence
+        self.evaluations.unmeasured = start.position.unmeasured % (settings.evaluations.minibatches or 1)
         self.target = Target()
         self._timed = False
         """True once the timer of a budget is set."""
@@ -369,7 +371,7 @@ class Coordinator(Answering):
         """Return data, target and count of unmeasured minibatches to their state at the newest checkpoint."""
         self.data = self.work.begin(self)
         self.target.forget()
-        self.evaluations.unmeasured = self.saving.unmeasured
+        self.evaluations.unmeasured = self.saving.position.unmeasured
         return self.data
 
     def save(self) -> list[Effect]:
