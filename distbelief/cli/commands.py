@@ -306,10 +306,10 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
 
     Args:
         task: the task.
-        rest: options that every strategy has.
+        rest: options that every planned strategy has.
 
     Raises:
-        UsageError: an option that not every strategy has, or that a plan cannot take into account.
+        UsageError: an option that one of them lacks, or that a plan cannot take into account.
     """
     for word in rest:
         if word.partition("=")[0] in CHOSEN:
@@ -327,7 +327,10 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
     from distbelief.cli.tables import progress
     from distbelief.lab.cost.options import PlanRequest
     from distbelief.lab.plan import plan as planning
+    from distbelief.lab.plan.candidates import PLANNED
 
+    for name in PLANNED:
+        options.parse("train", task, name, rest)
     with progress(f"planning {task}") as show:
         data = {name: single.values[name] for name in ("batch_size", "data_dir")}
         plan = planning.plan(task, PlanRequest(optimizer=single.optimizer(), **data), show)

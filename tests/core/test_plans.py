@@ -675,6 +675,7 @@ def test_auto_trains_with_the_first_of_the_plan_and_says_why(
         (["digits", "auto", "--replicas", "3"], "--replicas: auto chooses it"),
         (["digits", "auto", "--resume"], "--resume: name the strategy that auto chose"),
         (["digits", "auto", "--push-every", "3"], "it belongs to strategy downpour"),
+        (["digits", "auto", "--order", "sequential"], "digits allreduce has no option --order"),
         (["digits", "auto", "--device", "cuda"], "--device cuda: auto plans for cpu"),
         (["digits", "auto", "--threads", "2"], "--threads 2: auto plans for 1"),
         (["digts", "auto"], "did you mean 'digits'?"),
