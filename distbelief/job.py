@@ -101,6 +101,7 @@ class Job(SharedOptions, Threaded):
         """Yield checks of each process's options, and of options that mean nothing to the strategy."""
         yield from self.process_checks()
         yield self._check_resume
+        yield self._check_begin
         for name, why in self.strategy.meaningless.items():
             if why and hasattr(Job, name):
                 yield partial(self._check_meaning, name, why)
@@ -108,6 +109,13 @@ class Job(SharedOptions, Threaded):
     def _check_resume(self) -> None:
         if self.resume and not self.out:
             raise UsageError("--resume needs the run folder: name it with --out")
+
+    def _check_begin(self) -> None:
+        if self.init_from and not (self.resume or os.path.exists(self.init_from)):  # a checkpoint takes its place
+            raise UsageError(
+                f"--init-from {self.init_from}: there is no such file; name a run folder, a checkpoint or a "
+                ".safetensors file"
+            )
 
     def _check_meaning(self, name: str, why: str) -> None:
         if getattr(self, name) != getattr(Job, name):

@@ -20,8 +20,7 @@ from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Threaded
@@ -307,10 +306,10 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
 
     Args:
         task: the task.
-        rest: options that every strategy has.
+        rest: options that every planned strategy has.
 
     Raises:
-        UsageError: an option that not every strategy has, or that a plan cannot take into account.
+        UsageError: an option that one of them lacks, or that a plan cannot take into account.
     """
     for word in rest:
         if word.partition("=")[0] in CHOSEN:
@@ -328,7 +327,10 @@ def chosen(task: str, rest: Sequence[str]) -> list[str]:
     from distbelief.cli.tables import progress
     from distbelief.lab.cost.options import PlanRequest
     from distbelief.lab.plan import plan as planning
+    from distbelief.lab.plan.candidates import PLANNED
 
+    for name in PLANNED:
+        options.parse("train", task, name, rest)
     with progress(f"planning {task}") as show:
         data = {name: single.values[name] for name in ("batch_size", "data_dir")}
         plan = planning.plan(task, PlanRequest(optimizer=single.optimizer(), **data), show)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from distbelief.core.effects import Effect, Wake
+from distbelief.core.events import BudgetSpent, CheckpointDue
 from distbelief.core.records import Tested
 from distbelief.core.settings import Settings
-from distbelief.core.timers import BudgetSpent, CheckpointDue
 
 
 def is_due(every: int, done: int) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from distbelief.core import records
 from distbelief.core.conversations import checkpointing
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.outcomes import Cause, Outcome
+from distbelief.core.records import Cause, Outcome
 
 
 class ClosingStep(StrEnum):

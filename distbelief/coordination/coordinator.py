@@ -21,17 +21,17 @@ from distbelief.coordination.saving import Saving
 from distbelief.coordination.shards import Shards
 from distbelief.coordination.standbys import Standbys
 from distbelief.core import events, records, roles
-from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning, scripting
+from distbelief.core.conversations import checkpointing, evaluating, membership, partitioning
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.effects import Effect, End, Send, Wake, WriteRecord
-from distbelief.core.outcomes import Cause, Outcome
+from distbelief.core.events import BudgetSpent, GuestsOver, ScriptOver
 from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import SERVED, heard_by
+from distbelief.core.records import Cause, Outcome
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.core.timers import BudgetSpent, GuestsOver, ScriptOver
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
 from distbelief.server.machine import Answering, Answers
 
@@ -145,6 +145,8 @@ class Coordinator(Answering):
         """Size of each replica's training set."""
         self.holders, self.work = holders, work
         self.evaluations = Evaluations(evaluator)
+        # a resumed job may have another cadence
+        self.evaluations.unmeasured = start.position.unmeasured % (settings.evaluations.minibatches or 1)
         self.target = Target()
         self._timed = False
         """True once the timer of a budget is set."""
@@ -164,7 +166,7 @@ class Coordinator(Answering):
             checkpointing.Held: lambda sender, event: self.saving.held(sender, event.number) or self.write(),
             checkpointing.SnapshotDone: self._on_snapshot,
             checkpointing.ScriptSaved: self._on_script,
-            scripting.AskReached: self._on_ask,
+            membership.AskReached: self._on_ask,
             checkpointing.Description: self._on_description,
             evaluating.Evaluated: self._on_evaluated,
             events.Saved: self._on_saved,
@@ -255,10 +257,10 @@ class Coordinator(Answering):
         self.membership.wait(sender)
         return self.greet() if self.may(May.DEAL) else self.holders.initialise(self)
 
-    def _on_ask(self, sender: str, event: scripting.AskReached) -> list[Effect]:
+    def _on_ask(self, sender: str, event: membership.AskReached) -> list[Effect]:
         saving = self.saving
         position = saving.position if self.data is None else self.data.position()
-        return [Send(sender, scripting.JobReached(position.earliest(sender), saving.newest, saving.resumed))]
+        return [Send(sender, membership.JobReached(position.earliest(sender), saving.newest, saving.resumed))]
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
         if sender not in self.membership.members and (sender != self.evaluations.who):
@@ -369,7 +371,7 @@ class Coordinator(Answering):
         """Return data, target and count of unmeasured minibatches to their state at the newest checkpoint."""
         self.data = self.work.begin(self)
         self.target.forget()
-        self.evaluations.unmeasured = self.saving.unmeasured
+        self.evaluations.unmeasured = self.saving.position.unmeasured
         return self.data
 
     def save(self) -> list[Effect]:

@@ -37,7 +37,7 @@ class Evaluations:
         >>> evaluations.due(7, 5), evaluations.due(2, 5), evaluations.due(1, 5), evaluations.due(1, 0)
         (True, False, True, False)
         """
-        self.unmeasured += minibatches
+        self.unmeasured += minibatches if every else 0
         due = 0 < every <= self.unmeasured
         if due:  # those beyond count for the next time
             self.unmeasured %= every

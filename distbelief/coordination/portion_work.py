@@ -9,7 +9,7 @@ from distbelief.coordination.dealing import Dealing
 from distbelief.core import records
 from distbelief.core.conversations import dealing, membership
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
 
 

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from distbelief.coordination.cadence import SnapshotTimer, snapshot_due
 from distbelief.coordination.dealing import DataDealer
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
 from distbelief.core.effects import Commit, Discard, Effect, Send, Wake, WriteRecord
+from distbelief.core.events import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Holder, Plan, Settings
-from distbelief.core.timers import AnyTimer, CheckpointDue, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
@@ -48,8 +50,6 @@ class Saving:
         self.settings = settings
         self.number, self.newest = start.number, start.checkpoint
         self.position, self.samples = start.position, start.samples
-        self.unmeasured = 0
-        """Minibatches between the last evaluation that fell due by them and the newest checkpoint."""
         self.kept = start.number - 1
         """Number of the newest; 0 for none."""
         self.stage = CheckpointStage.NONE
@@ -63,7 +63,7 @@ class Saving:
         """Reason that the last one failed; "" where it did not."""
         self.again = False
         """True while another checkpoint is to replace one that was given up."""
-        self._cut = (start.position, start.samples, self.unmeasured)
+        self._cut = (start.position, start.samples)
         self.keepers: set[str] = set()
         """Replicas whose scripts keep state."""
         self.resumed = bool(start.checkpoint)
@@ -152,7 +152,7 @@ class Saving:
     def _seal(self, plan: Plan | None) -> list[Effect]:
         """Have the store seal the parts, or discard them if one could not be written."""
         assert plan is not None
-        return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut[:2], self._scripted)]
+        return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut, self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
         """Return whether a timer makes a checkpoint due; if it is that of a hold, wait no longer."""
@@ -190,7 +190,8 @@ class Saving:
                 )
             )
         # nothing reaches the shards until their parts are written, so the position of now is that of the parts
-        self._cut, self.writing = (data.position(), data.samples, unmeasured), set(shards)
+        position = msgspec.structs.replace(data.position(), unmeasured=unmeasured)
+        self._cut, self.writing = (position, data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
         self._asked = self._lowest(members)
         if self._asked:
@@ -228,7 +229,7 @@ class Saving:
         self.error = self._failed or event.error
         if not self.error:
             self.kept, self.newest = event.number, event.checkpoint
-            self.position, self.samples, self.unmeasured = self._cut
+            self.position, self.samples = self._cut
         return [WriteRecord(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:

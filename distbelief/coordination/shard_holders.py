@@ -10,7 +10,7 @@ from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 
 
 class ShardHolders(Holders):

@@ -10,10 +10,10 @@ from distbelief.core.conversations.agreement import Ruler
 from distbelief.core.conversations.attendance import Departed
 from distbelief.core.conversations.initialising import SHARD, Restore, ShardStanding
 from distbelief.core.effects import Effect, Send, Wake, WriteRecord
+from distbelief.core.events import AnyTimer, DoubtOver
 from distbelief.core.messages import Address
 from distbelief.core.records import Succeeded, Vacant
 from distbelief.core.settings import Plan
-from distbelief.core.timers import AnyTimer, DoubtOver
 from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0

@@ -12,13 +12,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.events import Event
+from distbelief.core.events import AnyTimer, Event
 from distbelief.core.messages import Address, Message
 from distbelief.core.optimizer import GroupOption
 from distbelief.core.portions import Position
 from distbelief.core.records import Record as RecordOf
 from distbelief.core.settings import Plan
-from distbelief.core.timers import AnyTimer
 
 
 class Payload(Protocol):

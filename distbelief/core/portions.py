@@ -85,7 +85,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     state: Json = {}
     """State of a batch method's coordinator: numbers, words and lists of them."""
     places: tuple[AllotmentPlace, ...] = ()
-    """Progress of each replica with an allotment; the fields before are unused then."""
+    """Progress of each replica with an allotment; `epoch`, `batch` and `undone` are unused then."""
+    unmeasured: int = 0
+    """Minibatches applied since an evaluation was last due by their number."""
 
     def earliest(self, role: str) -> int:
         """Return the earliest epoch that a replica may be dealt minibatches of.

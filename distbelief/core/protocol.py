@@ -18,7 +18,6 @@ from distbelief.core.conversations.mirroring import MIRRORING
 from distbelief.core.conversations.operations import OPERATIONS
 from distbelief.core.conversations.partitioning import PARTITIONING
 from distbelief.core.conversations.pushing import PUSHING
-from distbelief.core.conversations.scripting import SCRIPTING
 from distbelief.core.conversations.table import Conversation
 from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
@@ -34,12 +33,11 @@ SERVED = (
     EVALUATING,
     MIRRORING,
     PARTITIONING,
-    SCRIPTING,
 )
 """Conversations of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
 """Conversations of a job in batches, whose server operates on vectors."""
-GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, GROUPING, PARTITIONING, SCRIPTING)
+GROUPED = (MEMBERSHIP, DEALING, CHECKPOINTING, EVALUATING, GROUPING, PARTITIONING)
 """Conversations of a job whose replicas reduce their gradients among themselves."""
 CONVERSATIONS = (LINKING, *SERVED, OPERATIONS, GROUPING)
 """All conversations."""

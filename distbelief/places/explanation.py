@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from distbelief.core import roles
-from distbelief.core.outcomes import Cause, Outcome, cause_of
-from distbelief.core.records import Finished
+from distbelief.core.records import Cause, Finished, Outcome, cause_of
 from distbelief.errors import Interrupted, JobFailed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from distbelief.core import effects, records, roles
-from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, JobFailed
 from distbelief.places.explanation import Explanation
 from distbelief.places.messages import Died, Explain, Failed, Interrupt, Listening

@@ -38,7 +38,7 @@ class Journal:
 
     >>> import io
     >>> from distbelief.core.conversations.checkpointing import Go
-    >>> from distbelief.core.timers import CheckpointDue
+    >>> from distbelief.core.events import CheckpointDue
     >>> files = io.BytesIO(), io.BytesIO()
     >>> journal = Journal(*files); journal.note("replica 0", 0, Go()); journal.begin(b"all"); journal.note("clock", -1,
     ...     events.Woke(CheckpointDue()))

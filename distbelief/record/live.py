@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from distbelief.core import records, roles
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.record.metrics import line
 from distbelief.record.summary import Mean, Summary, in_words
 

@@ -10,10 +10,10 @@ from distbelief.core import events, roles
 from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership, partitioning
 from distbelief.core.conversations.agreement import Squares
 from distbelief.core.effects import RECEIVE, Arrival, Batch, Connect, Send, Steps, Wake
+from distbelief.core.events import PartedOver
 from distbelief.core.messages import Address, Message
 from distbelief.core.norms import added
 from distbelief.core.portions import Portion
-from distbelief.core.timers import PartedOver
 from distbelief.errors import JobFailed
 from distbelief.replica.links import unwanted
 from distbelief.sharding.layout import Layout, check_same

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from distbelief.core import roles
-from distbelief.core.conversations.membership import Finish
-from distbelief.core.conversations.scripting import AskReached, JobReached
+from distbelief.core.conversations.membership import AskReached, Finish, JobReached
 from distbelief.core.effects import PAUSE, RECEIVE, Arrival, Batch, Compute, Computed, Send, Story
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings

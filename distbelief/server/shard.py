@@ -364,26 +364,26 @@ class Shard:
         return [Send(sender, initialising.Initialised(self.version))]
 
     def _push(self, sender: str, event: pushing.Push, payload: Payload | None) -> list[Effect]:
-        # Check first that the bytes can be applied; then the ledger judges whether the push is new. A new push is
-        # applied, gathered or held, as the policy decides. One that comes again was sent to the incarnation before, or
-        # its acknowledgement was lost: it is acknowledged, and not applied.
+        # Check first that the push can be applied; then the ledger judges whether it is new. A new push is applied,
+        # gathered or held, as the policy decides. One that comes again was sent to the incarnation before, or its
+        # acknowledgement was lost: it is acknowledged, and not applied.
         held_range = self._held_range or self.own  # `own`, without the call
         model = self._model(held_range, sender, event, payload)
         held = held_range.slice.of(model)
         assert payload is not None
         covered = event.ranges if held_range.skips and event.ranges != held_range.covers[model] else ()
+        incarnation, updates = self.version
+        staleness = self._staleness(held_range, event.version, model)
+        if staleness < 0:
+            raise RemoteProtocolError(
+                f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
+            )
         taking = self.ledger.judge(sender, event.partition, event.incarnation, event.clock).taking
         if taking is REFUSE:
             return []  # its sender has ended
         copies: list[Effect] = []
         answers: list[Effect] = []
         if taking is APPLY:
-            incarnation, updates = self.version
-            staleness = self._staleness(held_range, event.version, model)
-            if staleness < 0:
-                raise RemoteProtocolError(
-                    f"{sender} pushed to version {event.version.updates} of {self.role}, which is at {updates}"
-                )
             self._latest[sender] = event.version.updates, staleness
             floor, factor = self.policy.floor, held_range.rate(self.samples) * event.rate
             if self._policy_decides:

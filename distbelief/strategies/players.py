@@ -26,8 +26,8 @@ from distbelief.core.conversations.initialising import ShardStanding
 from distbelief.core.conversations.mirroring import StandbyStanding
 from distbelief.core.conversations.phases import Phase
 from distbelief.core.messages import Address
-from distbelief.core.outcomes import Cause
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
+from distbelief.core.records import Cause
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import HasStory, PlayedRole, Worker
 from distbelief.server import optimizers

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from distbelief.core import records, roles
 from distbelief.core.conversations import initialising, mirroring
 from distbelief.core.messages import Message
-from distbelief.core.outcomes import Cause, Outcome
-from distbelief.core.records import Record
+from distbelief.core.records import Cause, Outcome, Record
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.core import records, roles
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.core.roles import Kind
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated

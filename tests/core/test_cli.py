@@ -407,6 +407,8 @@ REFUSED = {
     "backoff, constant, cosine, linear, polynomial, step",
     "train mnist downpour --optimizer-options eps": "--optimizer-options 'eps': write it as eps=1e-8",
     "train mnist downpour --resume": "--resume needs the run folder: name it with --out",
+    "train digits downpour --init-from nowhere": "--init-from nowhere: there is no such file; name a run folder",
+    "simulate digits single --init-from nowhere": "--init-from nowhere: there is no such file",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
     "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "
@@ -416,6 +418,8 @@ REFUSED = {
     "train digits downpour --tls": "--tls is of addresses",
     "train digits downpour --transport tcp --tls --insecure": "--tls and --insecure exclude each other",
     "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
+    "train digits downpour --transport tcp --bind 7000": "--bind '7000': write HOST or HOST:PORT",
+    "train digits downpour --listen 7000": "--listen '7000': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:http": "--bind 'node7:http': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind node7:65534": "shard 1 would listen at port 65536",
     "simulate digits downpour --faults crash=0@0": "replica 0 cannot crash at message 0",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -638,7 +639,7 @@ def test_the_largest_batch_fits_and_one_more_sample_does_not(monkeypatch: pytest
         ({"batch_size": 0}, "--batch-size 0: must be from 1"),
         ({"epochs": 0}, "--epochs 0: must be from 1"),
         ({"watts": -1.0}, "--watts -1: must be more than 0"),
-        ({"price_per_hour": float("inf")}, "--price-per-hour inf: must be more than 0, and finite"),
+        ({"price_per_hour": float("inf")}, "--price-per-hour inf: must be more than 0, and at most 1e\\+15"),
         ({"seconds": 0.0}, "--seconds 0: must be more than 0"),
     ],
 )
@@ -784,6 +785,7 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
             "--compare one.json torn.json",
             "torn.json: is no file of `distbelief cost TASK --json`: Input data was trunc",
         ),
+        ("--compare one.json pipe", "pipe: is no file of `distbelief cost TASK --json`: it is no regular file"),
         ("--compare one.json one.json --epochs 3", "leave off all other options but --json"),
         ("digits --compare one.json one.json", "--compare takes files instead of a task"),
     ],
@@ -794,6 +796,7 @@ def test_a_comparison_that_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     text = Path(cost_file(tmp_path / "one.json")).read_text()
     (tmp_path / "torn.json").write_text(text[:-9])
+    os.mkfifo(tmp_path / "pipe")
     assert main.run(["cost", *words.split()]) == 2
     [said] = capsys.readouterr().err.splitlines()
     assert told in said

@@ -55,7 +55,7 @@ BESIDE = {
     "simulate digits downpour --phantom --evaluate-every "
     "5": "--evaluate-every 5: --phantom computes nothing that could be measured",
     "simulate digits downpour --phantom --init-from "
-    "run": "--init-from run: --phantom computes nothing that could begin there",
+    ".": "--init-from .: --phantom computes nothing that could begin there",
     "simulate digits downpour --phantom --precision "
     "bf16": "--precision bf16: --phantom computes nothing in any precision",
     "simulate digits sandblaster --phantom --tolerance "

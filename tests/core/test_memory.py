@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core.conversations.checkpointing import Go
-from distbelief.core.events import Lost, Saved, Woke
+from distbelief.core.events import DoubtOver, HoldOver, Lost, Saved, Woke
 from distbelief.core.messages import Address, Version
-from distbelief.core.outcomes import Cause
-from distbelief.core.timers import DoubtOver, HoldOver
+from distbelief.core.records import Cause
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.record import journal
 from distbelief.record.journal import Journal, JournalEntry

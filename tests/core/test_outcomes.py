@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sources import nodes_of
 
-from distbelief.core.outcomes import Cause, Outcome
+from distbelief.core.records import Cause, Outcome
 
 
 def shipped() -> dict[str, list[ast.AST]]:
@@ -20,7 +20,7 @@ def test_somebody_gives_every_cause() -> None:
         for name, nodes in shipped().items()
         for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Cause"
-        if name != "core/outcomes.py"
+        if name != "core/records.py"
     }
     errors = {
         "LOSS_NOT_FINITE", "TASK_RAISED", "WRONG_OPTION", "WRONG_DATA", "WRONG_MODEL", "WRONG_CHECKPOINT", "CUT_SHORT",

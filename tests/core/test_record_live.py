@@ -6,7 +6,7 @@ import json
 import pytest
 
 from distbelief.core import records as r
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.record.live import Live, summary
 from distbelief.record.metrics import line
 from distbelief.record.summary import Summary

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from distbelief.core import records as r
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.record import recorder
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import BLOCK, behind, goes_back, in_effect, line, read_metrics

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from distbelief.core import records as r
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import line, read_metrics
 from distbelief.record.recorder import Recorder

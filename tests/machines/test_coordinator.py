@@ -18,15 +18,13 @@ from distbelief.core.conversations import (
     evaluating,
     initialising,
     membership,
-    scripting,
 )
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
-from distbelief.core.events import Event
+from distbelief.core.events import BudgetSpent, CheckpointDue, Event, GuestsOver, HoldOver, ScriptOver
 from distbelief.core.messages import Message, Version
-from distbelief.core.outcomes import Cause
 from distbelief.core.portions import OWN, STREAM, Portion, Position, StartingPoint
+from distbelief.core.records import Cause
 from distbelief.core.settings import Settings
-from distbelief.core.timers import BudgetSpent, CheckpointDue, GuestsOver, HoldOver, ScriptOver
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies.parameter_server.players import coordinator
@@ -801,12 +799,12 @@ def test_the_lowest_replica_saves_what_it_keeps_before_it_leaves_and_as_a_job_en
 
 def test_a_script_that_begins_is_told_the_earliest_epoch_with_minibatches_left_and_the_newest_checkpoint() -> None:
     office = Office(position=Position(4, 0, (Portion(3, 1, 1),)), checkpoint="there", number=2)
-    office.tell("replica 1", scripting.AskReached())
-    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(3, "there", True)]
-    office = keeping().tell("replica 0", progress(steps=1)).tell("replica 1", scripting.AskReached())
-    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(0, "", False)]
-    office.tell("replica 0", progress(steps=1)).tell("replica 1", scripting.AskReached())
-    assert office.said(scripting.JobReached, "replica 1") == [scripting.JobReached(1, "", False)]
+    office.tell("replica 1", membership.AskReached())
+    assert office.said(membership.JobReached, "replica 1") == [membership.JobReached(3, "there", True)]
+    office = keeping().tell("replica 0", progress(steps=1)).tell("replica 1", membership.AskReached())
+    assert office.said(membership.JobReached, "replica 1") == [membership.JobReached(0, "", False)]
+    office.tell("replica 0", progress(steps=1)).tell("replica 1", membership.AskReached())
+    assert office.said(membership.JobReached, "replica 1") == [membership.JobReached(1, "", False)]
 
 
 # trouble

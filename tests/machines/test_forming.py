@@ -9,10 +9,10 @@ import pytest
 from distbelief.core import events, roles
 from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership
 from distbelief.core.effects import RECEIVE, Arrival, Commit, Connect, Effect, Form, Send
+from distbelief.core.events import CheckpointDue
 from distbelief.core.messages import Address, Message
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.timers import CheckpointDue
 from distbelief.errors import RemoteProtocolError
 from distbelief.sharding.layout import Layout, Tensor, lay_out
 from distbelief.strategies import Allreduce

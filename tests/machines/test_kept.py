@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from distbelief.core.conversations.scripting import JobReached
+from distbelief.core.conversations.membership import JobReached
 from distbelief.core.effects import SCRIPT, Arrival
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.record import checkpoints

@@ -12,7 +12,7 @@ import pytest
 from distbelief.core import events
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import RECEIVE, Arrival, End, ReduceGradients
-from distbelief.core.timers import BucketDue
+from distbelief.core.events import BucketDue
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Worker

@@ -267,6 +267,7 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     ("event", "payload", "says"),
     [
         (push(2), numbers(MOVING, 0), "sent push 2 after push 0"),
+        (push(1, version=1), numbers(MOVING, 0), "pushed to version 1 of shard 0, which is at 0"),
         (push(1, stop=MOVING - 128), numbers(MOVING - 128, 0), r"pushed \[0, \d+\) to shard 0, which holds"),
         (push(1), None, "to shard 0, which holds"),
         (
@@ -295,6 +296,7 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     ],
     ids=[
         "gap",
+        "later version",
         "range",
         "no payload",
         "encoding",
@@ -312,7 +314,7 @@ def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.T
     with pytest.raises(RemoteProtocolError, match=says):
         one.handle("replica 0", event, payload)
     assert torch.equal(held(one), before)
-    assert (one.version, one.samples, one.staleness) == (Version(0, 0), 0, {})
+    assert (one.version, one.samples, one.staleness, one.ledger.taken()) == (Version(0, 0), 0, {}, ())
 
 
 @pytest.mark.parametrize(

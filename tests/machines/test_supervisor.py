@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from distbelief.core import effects, records
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.errors import DataError, Interrupted, JobFailed, TrainingError, UsageError
 from distbelief.places.explanation import Explanation
 from distbelief.places.messages import Died, Explain, Failed, Interrupt, Listening

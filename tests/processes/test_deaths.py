@@ -20,8 +20,7 @@ from patience import SECONDS
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
-from distbelief.core.outcomes import Cause
-from distbelief.core.records import Record
+from distbelief.core.records import Cause, Record
 from distbelief.errors import JobFailed
 from distbelief.places.place import Deadlines
 from distbelief.places.processes import forkserver, local, running

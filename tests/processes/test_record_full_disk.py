@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from distbelief.core import records
-from distbelief.core.outcomes import Cause
 from distbelief.core.portions import START
+from distbelief.core.records import Cause
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints

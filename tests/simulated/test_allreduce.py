@@ -21,7 +21,7 @@ from distbelief.core import records, roles
 from distbelief.core.conversations import checkpointing, grouping
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT

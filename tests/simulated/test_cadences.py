@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -51,6 +54,17 @@ def test_a_job_that_goes_back_measures_by_the_minibatches_of_its_checkpoint(mess
     assert result["steps"] > 40
     assert {12, 24, 36} <= {*done}
     assert all(at % 12 <= 1 for at in done[:-1])
+
+
+@pytest.mark.parametrize("strategy", WAYS, ids=lambda one: one.name)
+def test_a_resumed_job_counts_the_minibatches_from_before(strategy: Strategy, tmp_path: Path) -> None:
+    """Of 40 minibatches the first 10 are an earlier attempt's."""
+    named: dict[str, Any] = {"batch_size": 4, "evaluate_every": "12minibatches", "out": str(tmp_path)}
+    db.Simulated(compute=STEADY).run(Job(TASK, strategy, epochs=1, **named))
+    history = db.Simulated(compute=STEADY).run(Job(TASK, strategy, epochs=4, resume=True, **named))["history"]
+    done = [row["samples"] // 4 for row in history if row["samples"] > 40]
+    assert len(done) == 4
+    assert all(12 * number <= at <= 12 * number + 3 for number, at in enumerate(done[:-1], 1)), done
 
 
 def test_minibatches_mean_nothing_to_a_strategy_that_counts_iterations() -> None:

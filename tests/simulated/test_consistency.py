@@ -26,7 +26,7 @@ from distbelief.core.consistency import Key
 from distbelief.core.conversations import checkpointing, evaluating, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer, optim
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.core.rounds import Rounds
 from distbelief.errors import UsageError
 from distbelief.job import Job

@@ -17,8 +17,7 @@ from distbelief.core import roles
 from distbelief.core.conversations import pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
-from distbelief.core.outcomes import Cause
-from distbelief.core.records import Checkpointed, Note
+from distbelief.core.records import Cause, Checkpointed, Note
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel

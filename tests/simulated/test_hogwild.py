@@ -26,8 +26,8 @@ from distbelief.core import records, roles
 from distbelief.core.conversations import dealing, pushing
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
-from distbelief.core.outcomes import Cause
 from distbelief.core.portions import ANEW, StartingPoint
+from distbelief.core.records import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel

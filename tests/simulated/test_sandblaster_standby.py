@@ -17,7 +17,7 @@ from watching.observed import Observed
 from distbelief.core import records
 from distbelief.core.conversations import membership
 from distbelief.core.messages import Message
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated

@@ -18,7 +18,7 @@ from distbelief.core import records
 from distbelief.core.conversations import membership, mirroring, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import LAYERWISE, optim
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel

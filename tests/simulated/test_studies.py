@@ -153,7 +153,6 @@ def test_the_report_counts_misses_and_names_its_baseline(study: Study, whole: tu
 
 @pytest.mark.long
 def test_an_arm_that_cannot_run_is_a_row_with_the_reason(tmp_path: Path) -> None:
-    """Whether there is something to begin from only the job finds out."""
     file = tmp_path / "a.toml"
     file.write_text(TEXT.replace('strategy = "single"', 'strategy = "single"\noptions = {init-from = "/nowhere"}'))
     study = definition.read(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 
 
 def hold_floors(found: Counter[str], floors: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Membership: messages by which roles join a job, learn the addresses of its shards, and leave it."""
+"""Membership: messages by which roles join a job, learn the addresses of its shards and how far it is, and leave it."""
 
 from __future__ import annotations
 
@@ -109,6 +109,19 @@ class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
     reason: str
 
 
+class AskReached(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Question of a script that is about to begin its loop."""
+
+
+class JobReached(Message, frozen=True, array_like=True, tag=True, gc=False):
+    """Earliest epoch in which the job has minibatches left, and its newest checkpoint ("" for none)."""
+
+    epoch: int
+    checkpoint: str
+    resumed: bool
+    """True where the job goes on from an earlier attempt."""
+
+
 MEMBERSHIP = Conversation(
     "Membership",
     (
@@ -119,6 +132,8 @@ MEMBERSHIP = Conversation(
         Says(Refused, by=(Kind.SHARD,), to=(Kind.REPLICA,)),
         Says(Rejoin, by=(Kind.REPLICA, Kind.EVALUATOR), to=(Kind.COORDINATOR,)),
         Says(Anew, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(AskReached, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
+        Says(JobReached, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=AskReached),
         Says(Finish, by=(Kind.COORDINATOR, Kind.SUPERVISOR), to=(Kind.REPLICA,)),
         Says(Leave, by=(Kind.REPLICA,), to=(Kind.COORDINATOR,)),
         Says(Farewell, by=(Kind.COORDINATOR,), to=(Kind.REPLICA,), answers=Leave),

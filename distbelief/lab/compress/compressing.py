@@ -16,8 +16,7 @@ from distbelief.codecs.codec import Floats, Symbols, check_finite
 from distbelief.codecs.file import ModelFile, decoded, read
 from distbelief.codecs.stored import Stored
 from distbelief.core.optimizer import optim
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job

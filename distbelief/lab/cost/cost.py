@@ -28,6 +28,8 @@ MARGIN, SPARE = 1.15, 4e6
 """Factor, and bytes, by which a process's memory may exceed the traced memory. The benchmark has seen 1.13 times
 (convolutions need work space) and 2.4 MB."""
 MOST_BATCH = 1 << 20
+MOST_AMOUNT = 1e15
+"""Most seconds, bytes, watts or money: a budget is written with 18 digits before the point at most."""
 
 
 class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +151,8 @@ def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | No
         if not 1 <= value <= MOST_BATCH:
             raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
     for name, amount in amounts.items():
-        if amount is not None and not 0 < amount < math.inf:
-            raise UsageError(f"--{name} {amount:g}: must be more than 0, and finite")
+        if amount is not None and not 0 < amount <= MOST_AMOUNT:
+            raise UsageError(f"--{name} {amount:g}: must be more than 0, and at most {MOST_AMOUNT:g}")
 
 
 def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:
@@ -274,6 +276,8 @@ def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
 
 def _read(path: str) -> CostFile:
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise OSError("it is no regular file")
         file = msgspec.json.decode(Path(path).read_bytes(), type=CostFile)
         if "seconds" not in file.charges:
             raise msgspec.ValidationError("it has no seconds")

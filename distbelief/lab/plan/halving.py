@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Outcome
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.cost.options import PlanRequest

@@ -12,8 +12,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from distbelief.core.outcomes import Cause, Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Cause, Json, Outcome
 from distbelief.errors import DistbeliefError, Interrupted, UsageError
 from distbelief.job import Job
 from distbelief.lab.study.definition import Arm, Study, Target

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.errors import DistbeliefError, UsageError, unknown
 from distbelief.lab.study.definition import Arm, Study, Target, hardness
 from distbelief.lab.study.running import RUN, TRIAL, read_kept

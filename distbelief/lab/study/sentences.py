@@ -67,7 +67,7 @@ def _elsewhere(report: Report, ran: Sequence[ArmFigures]) -> str:
 def _first(report: Report, alike: Sequence[ArmFigures]) -> str:
     target = highest(report.study.targets, alike)
     if target is None:
-        return f"No arm reaches {named(report.study.targets[0])} in the median." if report.study.targets else ""
+        return f"{named(report.study.targets[0])} is reached by no arm in the median." if report.study.targets else ""
     first = min(alike, key=lambda arm: arm.at(target).median)
     at = first.at(target)
     seeds = "with its one seed" if at.of == 1 else f"in the median of {at.of} seeds"

@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from distbelief.core import records
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.errors import UsageError
 from distbelief.lab.study.definition import TARGETS, Target, parse_target
 from distbelief.record.checkpoints import read_manifest

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distbelief.core import roles
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.core.settings import Check, Settings, option
 from distbelief.errors import Interrupted, UsageError, unknown
 from distbelief.job import Job

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from distbelief.core.outcomes import Outcome
-from distbelief.core.records import Json
+from distbelief.core.records import Json, Outcome
 from distbelief.errors import UsageError
 
 

@@ -196,7 +196,7 @@ def host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
     >>> host_and_port("10.0.0.1:7000"), host_and_port("[::1]:7000"), host_and_port("::1")
     (('10.0.0.1', 7000), ('::1', 7000), ('::1', 0))
     """
-    if found := _BIND.fullmatch(bind):
+    if (found := _BIND.fullmatch(bind)) and not bind.isdecimal():  # a bare number is a port
         return found["six"] or found["host"] or found["bare"], int(found["port"] or 0)
     raise UsageError(
         f"{where} {bind!r}: write HOST or HOST:PORT, such as 10.0.0.1:7000, or [::1]:7000 for an IPv6 number"

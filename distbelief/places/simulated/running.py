@@ -7,8 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from distbelief.core import roles
-from distbelief.core.outcomes import cause_of
-from distbelief.core.records import Finished, Json
+from distbelief.core.records import Finished, Json, cause_of
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from distbelief.core.outcomes import Outcome
+from distbelief.core.records import Outcome
 from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated

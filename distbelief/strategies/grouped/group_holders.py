@@ -19,7 +19,7 @@ from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.grouping import NOTHING
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatches
 from distbelief.strategies.grouped.settings import reduction

@@ -49,11 +49,11 @@ from distbelief.core.effects import (
     Story,
     Wake,
 )
+from distbelief.core.events import BucketDue
 from distbelief.core.messages import Address, Version
 from distbelief.core.norms import cut_layers
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
-from distbelief.core.timers import BucketDue
 from distbelief.errors import UsageError
 from distbelief.fabric.base import schedule_of
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers, shares

@@ -16,7 +16,7 @@ from distbelief.core.conversations import operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
 from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Send, WriteRecord
-from distbelief.core.outcomes import Cause
+from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
 from distbelief.strategies.sandblaster.evaluating import Evaluating
 from distbelief.strategies.sandblaster.settings import Descent

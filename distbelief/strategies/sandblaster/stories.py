@@ -11,8 +11,7 @@ from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
-from distbelief.core.outcomes import Cause
-from distbelief.core.records import Json
+from distbelief.core.records import Cause, Json
 from distbelief.strategies.sandblaster.methods import (
     Direction,
     Method,

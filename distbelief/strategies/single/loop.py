@@ -17,8 +17,8 @@ from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Join
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import Optimizer, ParameterGroup
-from distbelief.core.outcomes import Cause
 from distbelief.core.portions import Dealer
+from distbelief.core.records import Cause
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
