@@ -59,13 +59,12 @@ class Channel:
         self.connection, self._writes, self._decode = connection, writes or connection, decode
 
     def say(self, message: ChannelMessage) -> None:
-        """Send a message; do nothing if the other end is gone."""
+        """Send a message; do nothing if the other end is gone, or this one is closed."""
         if isinstance(message, Failed) and len(message.text) > TEXT_LIMIT:
             message = Failed(message.kind, "..." + message.text[-TEXT_LIMIT:])
-        try:
-            self._writes.send_bytes(_encode(message))
-        except OSError:
-            return
+        if not self._writes.closed:
+            with contextlib.suppress(ConnectionError):
+                self._writes.send_bytes(_encode(message))
 
     def hear(self) -> ChannelMessage | None:
         """Return the next message; None when the other end is gone, even in the middle of a message.

@@ -1,9 +1,12 @@
 """The line to another host: its last words arrive, whatever the other end is still saying."""
 
+import os
 import socket
 import ssl
 import threading
+from multiprocessing import Pipe
 
+import pytest
 from patience import SECONDS
 
 from distbelief.core import roles
@@ -68,3 +71,17 @@ def test_a_line_that_is_cut_ends_on_both_sides_and_raises_nowhere() -> None:
         assert near.wait(SECONDS)
         speaking.close()
         far.line.close()
+
+
+def test_nothing_is_said_to_an_end_that_is_gone_and_any_other_error_is_raised() -> None:
+    for closed in range(2):
+        ends = Pipe()
+        ends[closed].close()
+        Channel(ends[0]).say(Beat())
+        ends[not closed].close()
+    ours, theirs = Pipe()
+    with ours, theirs:
+        os.set_blocking(ours.fileno(), False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                Channel(ours).say(Beat())
