@@ -267,6 +267,7 @@ def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_othe
 def test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment(
     train: Callable[..., Told], shell: str, tmp_path: Path
 ) -> None:
+    """And an agent ends with the login that has brought its ticket."""
     Path(shell).write_text('#!/bin/sh\nshift\nhead -n 1 > ticket.$$; (cat ticket.$$; exec cat) | sh -c "$*"\n')
     told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
     told.until(trains)
@@ -279,6 +280,9 @@ def test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment(
     assert len(lines) >= 2 * len(keys)
     assert len(shown) > 2 * 4, "the command, the agents, and the roles"
     assert not any(line in text for line in lines for text in shown)
+    assert len(told.agents()) == 2
+    os.kill(next(pid for pid, called in processes_in(tmp_path).items() if called == "cat"), signal.SIGKILL)
+    wait_until(lambda: len(told.agents()) == 1)
 
 
 @pytest.mark.long

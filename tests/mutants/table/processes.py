@@ -531,6 +531,10 @@ MUTANTS = [
     Mutant("hosts-of-any-version-take-part", "host-versions", "places/cluster/opening.py",
         "            if agent.attend.version != VERSION:", "            if not agent.attend.version:",
         (PLACED + "test_no_host_of_another_version_takes_part",)),
+    Mutant("an-agent-outlives-its-login", "launch-ticket", "places/cluster/agent.py",
+        "if ready.intersection(map(id, self._ends)):", "if ready is None:",
+        ("tests/processes/test_hosts.py::"
+         "test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment",), seconds=60),
     Mutant("a-ticket-of-another-user-is-read", "launch-ticket", "places/join/ticket.py",
         "(status.st_uid != os.getuid() or stat", "(stat",
         (PLACED + "test_a_ticket_that_is_not_its_readers_alone_is_refused",)),
