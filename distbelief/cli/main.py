@@ -141,6 +141,10 @@ def _complain(error: object, status: int) -> int:
 
 
 def _command(args: list[str]) -> int:
+    if args[:1] == ["agent"]:  # the engine of a job starts it on each host, and needs none of the other commands
+        from distbelief.places.cluster import agent
+
+        return agent.main(args[1:])
     from distbelief.cli import commands
 
     if not args or args[0] in ("--help", "-h", "help"):

@@ -26,9 +26,6 @@ SILENCE_SECONDS = 45.0
 """Seconds without a beat after which the other end counts as gone. After a cable was cut for 15 s, messages arrive
 again within 30 s. Links between roles wait at least as long for a peer.
 """
-MARK = b"\0distbelief agent\n"
-"""First bytes from an agent; anything that a login shell prints before them is not a message."""
-
 _PIECE = 1 << 16
 _MOST = 1 << 22
 """Number of bytes waiting for one end, beyond which no more are read from the other."""
@@ -59,13 +56,12 @@ class Channel:
         self.connection, self._writes, self._decode = connection, writes or connection, decode
 
     def say(self, message: ChannelMessage) -> None:
-        """Send a message; do nothing if the other end is gone."""
+        """Send a message; do nothing if the other end is gone, or this one is closed."""
         if isinstance(message, Failed) and len(message.text) > TEXT_LIMIT:
             message = Failed(message.kind, "..." + message.text[-TEXT_LIMIT:])
-        try:
-            self._writes.send_bytes(_encode(message))
-        except OSError:
-            return
+        if not self._writes.closed:
+            with contextlib.suppress(ConnectionError):
+                self._writes.send_bytes(_encode(message))
 
     def hear(self) -> ChannelMessage | None:
         """Return the next message; None when the other end is gone, even in the middle of a message.
@@ -102,15 +98,20 @@ class Channel:
 
 
 class Bridge:
-    """Carrier of bytes in both directions between a TLS connection and `line`, until either of them ends.
+    """Carrier of bytes in both directions between a TLS connection and a socket of this host, until one of them ends.
+
+    The connection ends when the other host has not answered for as long as a channel may be silent.
 
     Args:
         far: the TLS connection, after its handshake.
+        near: the socket.
     """
 
-    def __init__(self, far: TlsSocket) -> None:
-        ours, near = socket.socketpair()
-        self.line = Connection(ours.detach())
+    def __init__(self, far: TlsSocket, near: socket.socket) -> None:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         self._far, self._near = far, near
         self._out, self._back = bytearray(), bytearray()
         self._thread = threading.Thread(target=self._run, name="line to another host", daemon=True)
@@ -118,15 +119,10 @@ class Bridge:
         near.setblocking(False)
         self._thread.start()
 
-    @property
-    def over(self) -> bool:
-        """True once it has ended."""
-        return not self._thread.is_alive()
-
     def wait(self, seconds: float) -> bool:
         """Wait so many seconds for its end, and return whether it has ended."""
         self._thread.join(seconds)
-        return self.over
+        return not self._thread.is_alive()
 
     def cut(self) -> None:
         """End it at once, even if bytes remain to be sent."""

@@ -119,19 +119,17 @@ class OpenJob(ChannelMessage, frozen=True, tag=True):
     """A file in the run folder, by which an agent knows whether it sees that."""
     environment: dict[str, str]
     """Environment of the roles beside that of the host."""
+    processors: list[int]
+    """Processors that the roles may use, by number; none for all that the agent may."""
 
 
 class Greeting(ChannelMessage, frozen=True, tag=True):
     """Description of an agent's host."""
 
-    version: str
-    hostname: str
     cores: int
     gpus: int
     memory: int
     """Bytes of memory that are free on its host."""
-    network: str
-    """Name of the machine and its network: two agents with the same can reach each other by loopback."""
     addresses: dict[str, list[str]]
     """Addresses by interface."""
     login: list[str]
@@ -261,12 +259,12 @@ class ToldToEnd(ChannelMessage, frozen=True, tag=True):
 
 
 class AttendMeeting(ChannelMessage, frozen=True, tag=True):
-    """Introduction of a launcher's process: its host, and what that offers."""
+    """Introduction of a process that has come by its ticket: its host, and what that offers."""
 
     rank: int
     local_rank: int
     network: str
-    """Network as that of `Greeting`: those with the same are on one host."""
+    """Name of its machine and network: processes with the same are on one host, and reach each other by loopback."""
     hostname: str
     processors: list[int]
     """Those that it may use, by number."""
@@ -277,12 +275,6 @@ class AttendMeeting(ChannelMessage, frozen=True, tag=True):
     version: str
     restarts: int
     """Restarts by the launcher, as it counts on its host."""
-
-
-class Appoint(ChannelMessage, frozen=True, tag=True):
-    """Request to a process to be the agent of its host, with these processors."""
-
-    processors: list[int]
 
 
 class EndRoles(ChannelMessage, frozen=True, tag=True):
@@ -300,9 +292,9 @@ class Beat(ChannelMessage, frozen=True, tag=True):
 
 
 HostMessage = (
-    OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured | StartLife
-    | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed | StoppedLives | AgentFailed | ToldToEnd
-    | AttendMeeting | Appoint | EndRoles | Dismiss | Beat
+    AttendMeeting | OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured
+    | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed | StoppedLives | AgentFailed
+    | ToldToEnd | EndRoles | Dismiss | Beat
 )  # fmt: skip
 
 

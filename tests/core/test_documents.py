@@ -142,7 +142,7 @@ def test_a_command_that_is_shown_is_one(document: str, capsys: pytest.CaptureFix
         elif words[1:]:
             assert main.run(words) == 0, f"{line}: {capsys.readouterr().err}"
         else:
-            assert words[0] in (*commands.COMMANDS, "--help", "--version"), line
+            assert words[0] in (*commands.COMMANDS, "agent", "--help", "--version"), line
 
 
 def test_an_example_compiles_and_names_what_there_is() -> None:

@@ -596,7 +596,8 @@ class Greeted:
     """An agent that has greeted."""
 
     def __init__(self, version: str, memory: int, clock_ahead: float) -> None:
-        self.greeting = Greeting(version, "a", 4, 0, memory, "", {}, [], 0, 0.0, False)
+        self.greeting = Greeting(4, 0, memory, {}, [], 0, 0.0, False)
+        self.attend = AttendMeeting(0, 0, "", "a", [], 0, 9, version, 0)
         self.clock_ahead = clock_ahead
 
 
@@ -621,27 +622,26 @@ def test_what_is_wrong_with_a_host_is_told_with_what_to_do(agent: Any, told: lis
 class Speaks:
     """An agent, or another process of a start, that keeps what it is told."""
 
-    def __init__(self, name: str, said: Any = None) -> None:
-        self.name, self.told = name, []
-        self.attend = self.greeting = said
-        self.line = self.bridge = self
-        self.printed, self.gone, self.over, self.told_to_end, self.address, self.reached = -1, "", False, "", "", None
+    def __init__(self, name: str, attend: AttendMeeting | None = None, greeting: Greeting | None = None) -> None:
+        self.name, self.attend, self.greeting = name, attend, greeting
+        self.told: list[Any] = []
+        self.line = self
+        self.processors: list[int] = []
+        self.gone, self.told_to_end, self.address, self.reached = "", "", "", None
 
     def say(self, word: Any) -> None:
         self.told.append(word)
         if isinstance(word, ReachHosts):
             self.reached = HostsReached({name: ["" for _ in where] for name, where in word.others.items()})
 
-    def find_mark(self) -> bool:
-        return True
-
 
 def test_no_host_of_another_version_takes_part() -> None:
     woken: Any = None
     opened: Any = opening.Opened(woken)
-    opened.agents = [Speaks("a", Greeted(opening.VERSION, 0, 0).greeting), Speaks("b", Greeted("0.1", 0, 0).greeting)]
-    with pytest.raises(UsageError, match=r"host b runs distbelief 0\.1, this is .*: install the same on all"):
-        opened.greet()
+    opened.agents = [Speaks(name, Greeted(name, 0, 0).attend) for name in (opening.VERSION, "0.1")]
+    with pytest.raises(UsageError, match=r"host 0\.1 runs distbelief 0\.1, this is .*: install the same on all"):
+        opened.greet("")
+    assert not any(one.told for one in opened.agents)
 
 
 @pytest.mark.parametrize(("hosts", "others"), [(16, 15), (17, 2)])
@@ -652,8 +652,7 @@ def test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_
     woken: Any = None
     opened: Any = opening.Opened(woken)
     agents = [
-        Speaks(f"h{at}", Greeting("", "", 1, 0, 0, "", {"eth1": [f"10.0.0.{at}"]}, [], 1, 0, True))
-        for at in range(hosts)
+        Speaks(f"h{at}", greeting=Greeting(1, 0, 0, {"eth1": [f"10.0.0.{at}"]}, [], 1, 0, True)) for at in range(hosts)
     ]
     opened.agents = agents
     monkeypatch.setattr(opening, "own_addresses", lambda: {"eth1": ["10.0.1.1"]})
@@ -675,7 +674,7 @@ def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str,
     job, cluster = db.Job("digits", db.Downpour(replicas=2), device=device), Cluster(hosts="a,b:2")
     attempt: Any = SimpleNamespace(folder=None)
     make = cluster.make_processes(job, job.settings(), False, attempt)
-    greeting = Greeting("", "", 3, 5, 0, "", {}, [], 0, 0, False)
+    greeting = Greeting(3, 5, 0, {}, [], 0, 0, False)
     opened: Any = SimpleNamespace(
         agents=[
             SimpleNamespace(greeting=greeting),
@@ -707,37 +706,25 @@ def attending(
 def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
     several: list[AttendMeeting], hosts: dict[str, int], agents: dict[int, list[int]]
 ) -> None:
-    gathered = gathering()
-    for attend in reversed(several):
-        gathered._admit(Speaks("", attend), attend)
+    gathered = gathering(*reversed(several))
     gathered._name_hosts()
     assert gathered.hosts == tuple(Host(*one) for one in hosts.items())
-    for name in hosts:
-        gathered.start(name)
-    told = {rank: [word.processors for word in one.told] for rank, one in sorted(gathered.attendants.items())}
-    assert told == {one.rank: [agents[one.rank]] if one.rank in agents else [] for one in several}
+    assert {gathered.start(name).attend.rank: gathered.start(name).processors for name in hosts} == agents
 
 
-def gathering(here: launched.Launched | None = None) -> Any:
-    """A meeting to which nobody has come yet."""
+def gathering(*several: AttendMeeting, here: launched.Launched | None = None) -> Any:
+    """A meeting to which some have come."""
     made: Any = object.__new__(meeting.Meeting)
-    made._invitation, made.attendants, made._agents, made.restarts = SimpleNamespace(here=here), {}, {}, 0
+    made._invitation, made._agents, made.restarts = SimpleNamespace(here=here), {}, 0
+    made._others = {one.rank: Speaks("", one) for one in several}
     return made
 
 
 def test_the_first_process_is_of_the_first_host_and_starts_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "network_identity", lambda: "x")
-    gathered = gathering(launched.launched(MPIRUN))
-    for rank, where in ((1, "y"), (2, "x")):
-        attend = attending(rank, 0, where, [0])
-        gathered._admit(Speaks("", attend), attend)
+    gathered = gathering(attending(1, 0, "y", [0]), attending(2, 0, "x", [0]), here=launched.launched(MPIRUN))
     gathered._name_hosts()
-    assert [one for one, _ in gathered._agents.values()] == [None, gathered.attendants[1]]
-
-
-def test_no_process_of_another_version_is_let_in() -> None:
-    with pytest.raises(JobFailed, match=r"host n runs distbelief 0\.1, this is .*: install the same on all"):
-        gathering()._admit(Speaks(""), msgspec.structs.replace(attending(1, 0, "x", [0]), version="0.1"))
+    assert [one for one, _ in gathered._agents.values()] == [None, gathered._others[1]]
 
 
 def test_one_start_runs_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -768,8 +755,8 @@ def test_the_hosts_of_ray_are_the_nodes_that_have_processors(monkeypatch: pytest
         monkeypatch.setitem(sys.modules, name, module)
     invitation = RayInvitation("")
     invitation.send(ticket.Ticket("a start", [], "", Authority("a start").issue(ticket.GUEST)))
-    starts = [msgspec.json.decode(told, type=tuple[launched.Launched, ticket.Ticket])[0] for told in sent]
-    assert [(one.rank, one.cores) for one in starts] == [(1, 3), (2, 2)]
+    holders = [msgspec.json.decode(told, type=ticket.Ticket).holder for told in sent]
+    assert [(one.rank, one.cores) for one in holders if one] == [(1, 3), (2, 2)]
     assert invitation.late([1, 2]).startswith("2 of the 2 nodes of Ray have not come (a, b)")
     nodes[:] = [{**node, "Alive": False} for node in nodes]
     with pytest.raises(UsageError, match="none of the cluster's nodes has processors"):
@@ -784,7 +771,7 @@ def test_a_ticket_that_is_not_its_readers_alone_is_refused(
     path.touch(mode)
     monkeypatch.setattr(os, "getuid", lambda: own + uid)
     with pytest.raises(UsageError, match=rf"is of user {own}, mode {mode:o}; a ticket is of user {own + uid} alone"):
-        meeting.read_ticket_file(path)
+        ticket.read_ticket(path, private=True)
 
 
 def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from sources import FILES, nodes_of, trees
 
 STARTED = {
-    "__main__.py", "cli/main.py", "lab/study/problems.py", "places/cluster/agent.py",
-    "places/processes/ends_with_parent.py",
+    "__main__.py", "cli/main.py", "lab/study/problems.py", "places/processes/ends_with_parent.py",
 }  # fmt: skip
 """Files that a command or the forkserver starts, by name or by a word of the user's, and nobody imports."""
 REFERENCES = ("testing/", "transport/inline.py")

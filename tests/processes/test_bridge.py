@@ -1,9 +1,14 @@
 """The line to another host: its last words arrive, whatever the other end is still saying."""
 
+import itertools
+import os
 import socket
 import ssl
 import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
+import pytest
 from patience import SECONDS
 
 from distbelief.core import roles
@@ -32,14 +37,19 @@ def greeted() -> tuple[TlsSocket, TlsSocket]:
     return near, far
 
 
+def bridged(far: TlsSocket) -> tuple[Bridge, Channel]:
+    """A bridge, and the channel that it carries."""
+    ours, near = socket.socketpair()
+    return Bridge(far, near), Channel(Connection(ours.detach()), decode=OF_HOST)
+
+
 def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
     """What it says then is read by nobody."""
     for _ in range(TIMES):
-        near, far = map(Bridge, greeted())
-        speaking, dismissing = Channel(near.line, decode=OF_HOST), Channel(far.line, decode=OF_HOST)
+        (near, speaking), (far, dismissing) = map(bridged, greeted())
         heard: list[ChannelMessage] = []
         speaking.say(Beat())
-        assert far.line.poll(10.0)
+        assert dismissing.connection.poll(10.0)
 
         def dismiss(line: Channel = dismissing) -> None:
             line.say(Dismiss(130))
@@ -59,12 +69,24 @@ def test_the_last_word_arrives_while_the_other_end_is_speaking() -> None:
 def test_a_line_that_is_cut_ends_on_both_sides_and_raises_nowhere() -> None:
     """What a thread raises fails a test here, and stands on people's terminals elsewhere."""
     for _ in range(TIMES):
-        near, far = map(Bridge, greeted())
-        speaking = Channel(near.line, decode=OF_HOST)
+        (near, speaking), (far, listening) = map(bridged, greeted())
         speaking.say(Beat())
-        assert far.line.poll(10.0)
+        assert listening.connection.poll(10.0)
         far.cut()
         assert far.wait(SECONDS)
         assert near.wait(SECONDS)
         speaking.close()
-        far.line.close()
+        listening.close()
+
+
+def test_nothing_is_said_to_an_end_that_is_gone_and_any_other_error_is_raised() -> None:
+    for closed in range(2):
+        ends = Pipe()
+        ends[closed].close()
+        Channel(ends[0]).say(Beat())
+        ends[not closed].close()
+    ours, theirs = Pipe()
+    with ours, theirs:
+        os.set_blocking(ours.fileno(), False)
+        with pytest.raises(BlockingIOError):
+            list(map(Channel(ours).say, itertools.repeat(Beat())))

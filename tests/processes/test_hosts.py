@@ -228,7 +228,7 @@ def test_a_host_that_cannot_be_used_is_told_of(
     woken, wake = multiprocessing.Pipe(duplex=False)
     with woken, wake, pytest.raises(JobFailed, match=told):
         opening.open_hosts(RemoteShell(shell), list(names), "", "", woken)
-    assert not {*processes_in(tmp_path)} - {os.getpid()}
+    wait_until(lambda: not {*processes_in(tmp_path)} - {os.getpid()})
 
 
 def test_a_host_of_another_version_is_refused(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +260,29 @@ def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_othe
         assert 0 < one["ways"][other]["latency"] < 1
         assert one["ways"][other]["bandwidth"] > 1e6
         assert ["nowhere" in problem for problem in one["problems"]] == [True]
-    end = monotonic() + SECONDS
-    while left := {*processes_in(tmp_path)} - {os.getpid()}:
-        assert monotonic() < end, left
-        sleep(0.05)
+    wait_until(lambda: not {*processes_in(tmp_path)} - {os.getpid()})
+
+
+@pytest.mark.long
+def test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment(
+    train: Callable[..., Told], shell: str, tmp_path: Path
+) -> None:
+    """And an agent ends with the login that has brought its ticket."""
+    Path(shell).write_text('#!/bin/sh\nshift\nhead -n 1 > ticket.$$; (cat ticket.$$; exec cat) | sh -c "$*"\n')
+    told = train("--hosts", "a:1,b:1", "--shards", "1", "--epochs", "10000")
+    told.until(trains)
+    keys = [json.loads(path.read_bytes())["identity"]["key"] for path in tmp_path.glob("ticket.*")]
+    lines = [line.encode() for key in keys for line in key.splitlines()[1:-1]]
+    shown = [
+        Path(f"/proc/{pid}/{what}").read_bytes() for pid in processes_in(tmp_path) for what in ("cmdline", "environ")
+    ]
+    assert len(keys) == 2, keys
+    assert len(lines) >= 2 * len(keys)
+    assert len(shown) > 2 * 4, "the command, the agents, and the roles"
+    assert not any(line in text for line in lines for text in shown)
+    assert len(told.agents()) == 2
+    os.kill(next(pid for pid, called in processes_in(tmp_path).items() if called == "cat"), signal.SIGKILL)
+    wait_until(lambda: len(told.agents()) == 1)
 
 
 @pytest.mark.long
@@ -284,7 +303,7 @@ def test_allreduce_goes_on_when_a_replica_and_when_a_host_dies(train: Callable[.
     told.leaves_nobody()
 
 
-ELSEWHERE = "from distbelief.places.cluster import agent, network; network.network_identity = lambda: 'another'"
+ELSEWHERE = "from distbelief.places.cluster import network; network.network_identity = lambda: 'another'"
 """Makes an agent that of another machine than the command's."""
 
 
@@ -292,7 +311,8 @@ def on_b(shell: str, first: str) -> None:
     """Have the agent of host b do something before it begins."""
     Path(shell).write_text(
         f'#!/bin/sh\nname=$1; shift; command="$*"\n[ $name = a ] || command=$(printf %s "$*" | sed "s/-m '
-        f'distbelief.places.cluster.agent/-c \\"{first}; agent.main()\\"/")\nexec sh -c "$command"\n'
+        f'distbelief agent/-c \\"{first}; from distbelief.cli.main import main; main()\\" agent/")\n'
+        'exec sh -c "$command"\n'
     )
 
 

@@ -62,8 +62,8 @@ def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
     try:
         for version, called in (("", "older"), ("0.0.1", "0.0.1")):
             with socket.create_connection(cut(opened.ticket.where[0]), 10) as link:
-                join_server._say(link, JoinRequest("job", opened.ticket.secret, version=version))
-                answer = join_server._answers.decode(join_server._hear(link, 1000))
+                ticket.say(link, JoinRequest("job", opened.ticket.secret, version=version))
+                answer = join_server._answers.decode(ticket.hear(link, 1000))
             told = f"it runs distbelief {ticket.VERSION}, this is {called}: install the same everywhere"
             assert answer == JoinRefusal(told)
         assert opened.admitted == []
@@ -93,9 +93,9 @@ def test_no_word_is_longer_than_its_limit() -> None:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                theirs.sendall(join_server._LENGTH.pack(length))
+                theirs.sendall(ticket._LENGTH.pack(length))
             with pytest.raises(ConnectionError, match=why):
-                join_server._hear(ours, 8)
+                ticket.hear(ours, 8)
 
 
 OTHERS = Authority("job").issue(GUEST)
@@ -121,7 +121,7 @@ def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name:
             contextlib.suppress(OSError),
             bare.wrap_socket(plain) as link,
         ):
-            join_server._say(link, JoinRequest("job", wrong.secret))
+            ticket.say(link, JoinRequest("job", wrong.secret))
             assert link.recv(1) == b""
         assert opened.admitted == []
     finally:

@@ -1,5 +1,6 @@
 """A user's own process takes part in a job by its ticket, whoever has started it, and outlives that part."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,8 +14,10 @@ import jobs
 import pytest
 from patience import SECONDS, SLOWNESS
 
+import distbelief as db
 from distbelief.core import records
 from distbelief.core.records import Record
+from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
 
@@ -185,6 +188,19 @@ def test_a_cell_that_is_interrupted_leaves_the_job(
     launch(tmp_path / "run", strategy, source)
     assert processes.said().splitlines() == ["7", "KeyboardInterrupt", "2 None", "replica 2 replica 3", "over"]
     assert gone == [False]
+
+
+def test_a_program_that_a_replica_starts_joins_only_by_a_ticket_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of its script, which runs the same lines, does not join at all."""
+    monkeypatch.setenv("DISTBELIEF_ROLE", "replica 1")
+    monkeypatch.setenv("DISTBELIEF_TICKET", "nowhere")
+    with pytest.raises(UsageError, match="replica 1 has joined already"):
+        db.join()
+    with pytest.raises(UsageError, match="no ticket can be read from elsewhere"):
+        db.join(ticket="elsewhere")
+    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+    with pytest.raises(UsageError, match="replica 1 has joined already"):
+        db.join(ticket="elsewhere")
 
 
 THREE_PARTS = """

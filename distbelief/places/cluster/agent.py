@@ -1,7 +1,7 @@
-"""Agent of a host: it starts, watches and ends the roles there, as the job's supervisor requests.
+"""Agent of a host, `distbelief agent TICKET`: it starts, watches and ends roles there, as the job's supervisor asks.
 
-Its standard input and output are its line to the supervisor. When that line is closed, or silent for too long, the
-agent ends with all processes that it has started.
+Its ticket says where the supervisor listens. When the line there is closed, or silent for too long, the agent ends with
+all processes that it has started.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import multiprocessing.connection
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,13 +20,14 @@ import msgspec
 import setproctitle
 
 from distbelief.core.settings import read_strategy
-from distbelief.errors import DistbeliefError, UsageError
+from distbelief.errors import DistbeliefError, JobFailed, UsageError
 from distbelief.places import signals
-from distbelief.places.channel import BEAT_SECONDS, MARK, OF_HOST, SILENCE_SECONDS, Channel
+from distbelief.places.channel import BEAT_SECONDS, OF_HOST, PARTING_SECONDS, SILENCE_SECONDS, Bridge, Channel
 from distbelief.places.cluster import launched, network
-from distbelief.places.join.ticket import VERSION
+from distbelief.places.join import ticket
 from distbelief.places.messages import (
     AgentFailed,
+    AttendMeeting,
     Beat,
     ChannelMessage,
     Dismiss,
@@ -54,6 +57,7 @@ from distbelief.places.processes.processes import Child, Processes
 from distbelief.record import limits
 from distbelief.strategies import find
 from distbelief.transport.addresses import own_addresses
+from distbelief.transport.secure import TlsSocket
 
 
 class Agent:
@@ -61,10 +65,11 @@ class Agent:
 
     Args:
         line: the line to the supervisor.
+        ends: connections whose end is the agent's too.
     """
 
-    def __init__(self, line: Channel) -> None:
-        self._line = line
+    def __init__(self, line: Channel, ends: Sequence[Connection] = ()) -> None:
+        self._line, self._ends = line, ends
         self._specs: dict[tuple[str, int], bytes] = {}
         self._lives: dict[tuple[str, int], int] = {}
         self._processes = Processes(self._spec, self._take, self._happens, self._print)
@@ -72,9 +77,16 @@ class Agent:
         self._heard = self._beaten = time.monotonic()
         self._status = 1
 
-    def run(self, woken: Connection) -> int:
-        """Serve until the line ends; return the job's status, 1 if the supervisor has not sent it."""
+    def run(self, job: OpenJob, woken: Connection) -> int:
+        """Serve a job until the line ends; return the job's status, 1 if the supervisor has not sent it."""
+        setproctitle.setproctitle("distbelief: agent")
+        if job.processors:
+            os.sched_setaffinity(0, job.processors)
+        launched.forget(os.environ)
+        os.environ.update(job.environment)
         try:
+            forkserver.start()
+            self._line.say(greeting(self._way_server.port, job.mark))
             while self._turn(woken):
                 pass
         finally:
@@ -83,11 +95,13 @@ class Agent:
 
     def _turn(self, woken: Connection) -> bool:
         """Wait for the next event, and handle it; return False at the end."""
-        waiting = [self._line.connection, woken, *self._processes.waitables]
+        waiting = [self._line.connection, woken, *self._ends, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
             self._line.say(ToldToEnd(woken.recv_bytes().decode()))
         if id(self._line.connection) in ready and not self._line.hear_all(self._take_word):
+            return False
+        if ready.intersection(map(id, self._ends)):
             return False
         self._processes.look(ready)
         now = time.monotonic()
@@ -101,9 +115,6 @@ class Agent:
     def _take_word(self, word: ChannelMessage) -> None:
         self._heard = time.monotonic()
         match word:
-            case OpenJob():
-                os.environ.update(word.environment)
-                self._line.say(greeting(self._way_server.port, word.mark))
             case ReachHosts() | Look() | MeasureWays():
                 self._line.say(self._answer(word))
             case StartLife():
@@ -183,8 +194,7 @@ def greeting(port: int, mark: str) -> Greeting:
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
     return Greeting(
-        VERSION, os.uname().nodename, limits.cores(), gpus, limits.free_memory(), network.network_identity(),
-        own_addresses(), login, port, time.time(), os.path.exists(mark),
+        limits.cores(), gpus, limits.free_memory(), own_addresses(), login, port, time.time(), os.path.exists(mark),
     )  # fmt: skip
 
 
@@ -201,30 +211,65 @@ def look(request: Look) -> Looked:
     return Looked(lacks)
 
 
-def serve(line: Channel) -> int:
-    """Run the agent of this host; return the status of the job."""
-    setproctitle.setproctitle("distbelief: agent")
-    launched.forget(os.environ)
-    forkserver.start()
-    with signals.waitable() as woken:
-        return Agent(line).run(woken)
+def introduction(start: launched.Launched) -> AttendMeeting:
+    """Return the introduction of this process to the one that made its ticket."""
+    return AttendMeeting(
+        start.rank, start.local_rank, network.network_identity(), launched.hostname(), sorted(os.sched_getaffinity(0)),
+        start.cores, limits.quota(), ticket.VERSION, start.restarts,
+    )  # fmt: skip
 
 
-def main() -> None:
-    """Run the agent of this host, on standard input and output."""
-    # Printed text is output of this host, and must not reach the line. Started processes do not inherit the line.
-    line = Channel(Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False), OF_HOST)
-    os.write(1, MARK)
-    with open(os.devnull) as nothing:
+def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connection] = ()) -> int:
+    """Serve the process that made the ticket: as the agent of this host if that opens a job, else until that is over.
+
+    Args:
+        far: the connection to it.
+        start: the place of this process among those that have the ticket.
+        ends: as for `Agent`.
+
+    Returns:
+        The status of the job; 1 where the other process is gone.
+    """
+    assert isinstance(far, TlsSocket)
+    ticket.say(far, introduction(start))
+    ours, near = socket.socketpair()
+    bridge, line = Bridge(far, near), Channel(Connection(ours.detach()), decode=OF_HOST)
+    try:
+        with signals.waitable() as woken:  # a launcher ends all processes: the first handles it
+            match line.hear():
+                case OpenJob() as job:
+                    return Agent(line, ends).run(job, woken)
+                case Dismiss() as dismissed:
+                    return dismissed.status
+            return 1
+    finally:
+        line.close()
+        bridge.wait(PARTING_SECONDS)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `distbelief agent TICKET`; `-` is a ticket on standard input, whose end is then the agent's too.
+
+    Raises:
+        UsageError: there is no ticket, or this host cannot run processes of a job.
+        JobFailed: the process that made the ticket does not answer.
+    """
+    if len(words) != 1:
+        raise UsageError("distbelief agent TICKET: a job's engine starts it; join a job with distbelief join TICKET")
+    held = ticket.read_ticket(words[0])
+    if held.holder is None:
+        raise UsageError(f"{words[0]} is no ticket of an agent: join that job with distbelief join {words[0]}")
+    ends = [Connection(os.dup(0), writable=False)] if words[0] == "-" else []
+    with open(os.devnull) as nothing:  # started processes do not inherit the input, and their output is this host's
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed login also closes the line
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed login also closes the input
     sys.path[:0] = [os.getcwd()]
+    forkserver.start()  # it imports torch while this process finds the other
     try:
-        serve(line)
-    except UsageError as error:  # this host cannot run our processes
-        raise SystemExit(str(error)) from None
-
-
-if __name__ == "__main__":
-    main()
+        far = ticket.reach(held)
+    except OSError as error:
+        raise JobFailed(
+            f"it cannot reach the command's host: {error}; open the ports between the hosts, or mend the route"
+        ) from error
+    return attend(far, held.holder, ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from itertools import combinations
@@ -75,12 +76,15 @@ def check_hosts(
     reports = {name: HostReport(name, ways={}, problems=[]) for name in names}
     checked, every = _Checked(woken, reports), list[RemoteAgent]()
     try:
-        every += [RemoteAgent(name, engine.start(name)) for name in names]
-        checked.agents = every
-        checked.until(lambda agent: agent.greeting, "does not answer")
+        with contextlib.closing(engine):
+            for name in names:
+                every.append(engine.start(name))
+            checked.agents = every
+            checked.until(lambda agent: agent.attend, "does not answer")
+        checked.open("")
         for agent in every:
             _describe(agent, reports[agent.name])
-        checked.agents = [one for one in every if one.greeting and not one.gone and one.greeting.version == VERSION]
+        checked.agents = [one for one in every if not one.gone and reports[one.name].version == VERSION]
         _look(checked, look)
         _measure(checked, interface, every_two)
     finally:
@@ -104,14 +108,12 @@ class _Checked(Opened):
 
 def _describe(agent: RemoteAgent, report: HostReport) -> None:
     """Fill in the report of a host from its agent's greeting, with the problems that it shows."""
-    if (greeting := agent.greeting) is None:
+    if (greeting := agent.greeting) is None or agent.attend is None:
         return
-    report.version, report.cores, report.gpus = greeting.version, greeting.cores, greeting.gpus
+    report.version, report.cores, report.gpus = agent.attend.version, greeting.cores, greeting.gpus
     report.memory, report.clock = greeting.memory, agent.clock_ahead
-    if greeting.version != VERSION:
-        report.problems.append(
-            f"it runs distbelief {greeting.version}, this is {VERSION}: install the same on all hosts"
-        )
+    if report.version != VERSION:
+        report.problems.append(f"it runs distbelief {report.version}, this is {VERSION}: install the same on all hosts")
     if abs(report.clock) > CLOCK_SECONDS:
         far = "ahead" if report.clock > 0 else "behind"
         report.problems.append(

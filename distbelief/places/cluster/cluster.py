@@ -283,10 +283,10 @@ class Cluster(Local):
                 raise UsageError(f"--remote-shell {self.remote_shell}: --on {self.on} starts the agents; leave it off")
             return self._meeting()
         if self.engine == "ssh":
-            return RemoteShell(self.remote_shell)
+            return RemoteShell(self.remote_shell, self.interface)
         if self.remote_shell != "ssh":
             raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
-        return SlurmSteps({host.name: host.slots for host in self.named})
+        return SlurmSteps({host.name: host.slots for host in self.named}, self.interface)
 
     def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
         """Report the state of each host before a job, with its problems and their remedies.

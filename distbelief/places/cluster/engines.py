@@ -1,18 +1,30 @@
-"""Engines, which start agents on hosts; an agent's standard input and output are its line to the supervisor."""
+"""Engines, which start agents on hosts, each by `distbelief agent TICKET`; and the server that the agents come to."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from functools import cached_property
 
+import msgspec
+
+from distbelief.core import roles
 from distbelief.core.values import check_text
 from distbelief.errors import UsageError
+from distbelief.places.cluster.hosts import MOST_HOSTS
+from distbelief.places.cluster.launched import Launched
+from distbelief.places.cluster.remote_agent import RemoteAgent
+from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, Ticket, TicketServer, hear
+from distbelief.places.messages import AttendMeeting
+from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
+from distbelief.transport.secure import TlsSocket
 
 SSH = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
@@ -20,60 +32,81 @@ SSH = (
 )
 """Options of ssh: never prompt, report soon that a host is not there, and bear a longer silence than a line does."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
-AGENT = "distbelief.places.cluster.agent"
 PASSED_ON = ("DISTBELIEF_", "OMP_", "MKL_", "NCCL_", "GLOO_", "CUDA_", "TORCH_")
 """Prefixes of the environment variables that are passed on to hosts."""
 KEPT_BACK = ("DISTBELIEF_ROLE", "DISTBELIEF_TICKET")
 """Variables about this process's own part in a job."""
 
 
-class Through(Protocol):
-    """Local process that connects to an agent, or a substitute for one, with the methods of `subprocess.Popen`."""
+class Engine:
+    """Way to start agents on hosts, and the server that lets them in, each by its ticket.
 
-    def poll(self) -> int | None:
-        """Return its exit status; None if it has not ended."""
-        ...
+    An agent ends when its line is closed, or silent for too long.
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raise `subprocess.TimeoutExpired` if it does not end in time."""
-        ...
+    Args:
+        interface: the network interface by whose address agents reach this host; "" for any.
+    """
 
-    def kill(self) -> None:
-        """Kill it."""
-        ...
+    def __init__(self, interface: str = "") -> None:
+        self._interface = interface
+        self._expected: dict[int, RemoteAgent] = {}
+        """Agents that may come, by rank."""
+        self._server: TicketServer | None = None
+
+    def start(self, host: str) -> RemoteAgent:
+        """Begin to start the agent of a host."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let no more agents in: all have come, or are no longer waited for."""
+        if self._server is not None:
+            self._server.close()
+
+    @cached_property
+    def _ticket(self) -> Ticket:
+        """Ticket of the agents; this process listens from its first use on."""
+        from distbelief.places.join.authority import Authority  # imports cryptography
+
+        job = f"agents {secrets.token_hex(8)}"
+        authority, listener, by_interface = Authority(job), listen_anywhere(2 * CROWD), own_addresses()
+        identity = authority.issue(roles.SUPERVISOR)
+        self._server = TicketServer(listener, identity, self._let_in, keeps=True, crowd=MOST_HOSTS)
+        interfaces = [by_interface[self._interface]] if self._interface in by_interface else by_interface.values()
+        port = listener.getsockname()[1]
+        where = [joined(address, port) for addresses in interfaces for address in addresses]
+        return Ticket(job, where, "", authority.issue(GUEST))
+
+    def _let_in(self, far: socket.socket) -> None:
+        assert isinstance(far, TlsSocket)
+        attend = msgspec.msgpack.decode(hear(far, LIMIT), type=AttendMeeting)
+        if attend.rank not in self._expected:
+            raise ConnectionError(f"nobody of rank {attend.rank} is expected")
+        self._expected[attend.rank].come(far, attend)
+
+    def _spawn(self, host: str, words: Sequence[str]) -> RemoteAgent:
+        """Begin to start the agent of a host by a local process, which this terminal's Ctrl-C does not reach."""
+        process = subprocess.Popen(
+            words, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        rank = len(self._expected) + 1
+        agent = self._expected[rank] = RemoteAgent(host, process)
+        assert process.stdin
+        with contextlib.suppress(ConnectionError):  # it has ended already, and its output says why
+            process.stdin.write(msgspec.structs.replace(self._ticket, holder=Launched(rank=rank)).text)
+        return agent
 
 
-class StartedAgent(NamedTuple):
-    """An agent that is being started, with its line and its output."""
-
-    process: Through
-    line: Connection
-    printed: int
-    """File descriptor of the process's standard error."""
-    stays: bool = False
-    """True if it remains after its part is over, until it is dismissed with the status of the job."""
-
-
-class Engine(Protocol):
-    """Engine that starts agents. An agent ends when its line is closed, or silent for too long."""
-
-    def start(self, host: str) -> StartedAgent:
-        """Begin to start the agent of a host.
-
-        Raises:
-            UsageError: the engine is not installed.
-        """
-        ...
-
-
-class RemoteShell:
+class RemoteShell(Engine):
     """Engine that starts an agent by a remote shell, such as ssh; on this machine itself, without one.
 
     Args:
         words: the shell and its options; it gets a host, and a command for the shell there.
+        interface: as for `Engine`.
     """
 
-    def __init__(self, words: str = "ssh") -> None:
+    def __init__(self, words: str = "ssh", interface: str = "") -> None:
+        super().__init__(interface)
         self._words = shlex.split(words)
         if not self._words or shutil.which(self._words[0]) is None:
             raise UsageError(
@@ -83,37 +116,17 @@ class RemoteShell:
         if os.path.basename(self._words[0]) == "ssh":
             self._words += SSH
 
-    def start(self, host: str) -> StartedAgent:
+    def start(self, host: str) -> RemoteAgent:
         """Begin to start the agent of a host."""
-        command = agent_command()
         here = host in (*LOCAL, socket.gethostname())
-        return spawn(["sh", "-c", command] if here else [*self._words, host, command])
+        return self._spawn(host, ["sh", "-c", agent_command()] if here else [*self._words, host, agent_command()])
 
 
-def agent_command() -> str:
-    """Return the command that starts an agent in a host's shell."""
-    return module_command(AGENT)
-
-
-def module_command(module: str) -> str:
-    """Return the command that runs a module in a host's shell, with this Python and in this directory."""
+def agent_command(ticket: str = "-") -> str:
+    """Return the command that starts an agent in a host's shell, with this Python and in this directory."""
     paths = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
-    words = ["env", f"PYTHONPATH={os.pathsep.join(paths)}", sys.executable, "-m", module]
+    words = ["env", f"PYTHONPATH={os.pathsep.join(paths)}", sys.executable, "-m", "distbelief", "agent", ticket]
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
-
-
-def spawn(words: list[str]) -> StartedAgent:
-    """Start a process with a line as standard input and output, which this terminal's Ctrl-C does not reach."""
-    ours, theirs = socket.socketpair()
-    printed, prints = os.pipe()
-    try:
-        process = subprocess.Popen(
-            words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=prints, start_new_session=True
-        )
-    finally:
-        theirs.close()
-        os.close(prints)
-    return StartedAgent(process, Connection(ours.detach()), printed)
 
 
 def passed_on() -> dict[str, str]:

@@ -156,8 +156,7 @@ class HostProcesses:
         there = [agent for agent in self._agents if not agent.gone]
         return [
             *self._local.waitables,
-            *(agent.line.connection for agent in there),
-            *(agent.printed for agent in there),
+            *(waitable for agent in there for waitable in agent.waitables),
         ]
 
     def look(self, ready: set[int]) -> None:
@@ -176,7 +175,7 @@ class HostProcesses:
             elif now > agent.heard + SILENCE_SECONDS:
                 self._lose(at, agent, f"nothing was heard from it for {SILENCE_SECONDS:.0f} s")
             elif agent.leaves and not any(life.agent is agent for life in self._lives.values()):
-                agent.let_go()
+                agent.dismiss(0)
             elif beats:
                 agent.line.say(Beat())
         news, self._news = self._news, []
@@ -214,10 +213,10 @@ class HostProcesses:
 
         It may leave unless it is the supervisor's machine, since the coordinator is there.
         """
-        assert agent.greeting
+        assert agent.attend
         assert self._placement
         there = tuple((life.role, life.incarnation) for life in self._lives.values() if life.agent is agent)
-        within = 0.0 if agent.greeting.network == network_identity() else self._leave_within
+        within = 0.0 if agent.attend.network == network_identity() else self._leave_within
         replaceable = self._placement.can_replace(self._agents.index(agent))
         return Interruption(f"{why} on host {agent.name}", agent.name, there, within, replaceable)
 

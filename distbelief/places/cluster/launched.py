@@ -56,14 +56,14 @@ UNKNOWN = "PMI_SIZE"
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """One of the processes that a launcher has started with one command."""
+    """One of the processes that a launcher has started with one command, or the only agent of its host."""
 
-    launcher: str
-    size: int
-    rank: int
-    local_rank: int
+    launcher: str = ""
+    size: int = 0
+    rank: int = 0
+    local_rank: int = 0
     """Rank among the processes of its host."""
-    name: str
+    name: str = ""
     """Name of the start, which only its processes have, all the same."""
     restarts: int = 0
     """Number of restarts by the launcher after a failure on this host; each host has its own number."""

@@ -9,37 +9,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
 import socket
 import stat
-import sys
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
-from distbelief.core import roles
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places import signals
-from distbelief.places.channel import MARK, OF_HOST, Bridge, Channel
-from distbelief.places.cluster import network
-from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
+from distbelief.places.channel import PARTING_SECONDS
+from distbelief.places.cluster import agent
+from distbelief.places.cluster.agent import introduction
+from distbelief.places.cluster.engines import Engine, agent_command
 from distbelief.places.cluster.hosts import Host
-from distbelief.places.cluster.launched import Launched, hostname
+from distbelief.places.cluster.launched import Launched
 from distbelief.places.cluster.ray_cluster import RayInvitation
-from distbelief.places.join.ticket import CROWD, GUEST, LIMIT, VERSION, Ticket, TicketServer, reach
-from distbelief.places.messages import Appoint, AttendMeeting, ChannelMessage, Dismiss
-from distbelief.record import limits
+from distbelief.places.cluster.remote_agent import RemoteAgent
+from distbelief.places.join.ticket import Ticket, reach, read_ticket
+from distbelief.places.messages import AttendMeeting
 from distbelief.record.folder import OWNER_ALONE, written_whole
-from distbelief.transport.addresses import joined, listen_anywhere, own_addresses
-from distbelief.transport.secure import TlsSocket
 
 MEET_SECONDS = 45.0
 """Limit in seconds for all processes to come together."""
-GREET_SECONDS = 5.0
-"""Limit in seconds for a connection to end."""
 PAUSE = 0.1
 
 
@@ -143,64 +134,7 @@ def _write(path: Path, text: bytes) -> None:
         ) from error
 
 
-def read_ticket_file(path: Path) -> Ticket | None:
-    """Return the ticket in a file; None if there is none (yet).
-
-    Raises:
-        UsageError: others could have read or written it.
-    """
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise UsageError(
-                    f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
-                    f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
-                )
-            return msgspec.json.decode(file.read(LIMIT), type=Ticket)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let a connection end when the other host has not answered for as long as a line may be silent."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-
-
-class Attendant:
-    """Another process of the launcher, as the first one sees it; its methods are those of a local process."""
-
-    def __init__(self, bridge: Bridge) -> None:
-        self.bridge, self.line = bridge, Channel(bridge.line, decode=OF_HOST)
-        self.attend: AttendMeeting | None = None
-        self.printed, self._prints = os.pipe()
-        """File descriptor for its output, which stays empty: its output goes to the launcher."""
-
-    def take(self, word: ChannelMessage) -> None:
-        """Handle a message from the process, before it is an agent."""
-        if isinstance(word, AttendMeeting):
-            self.attend = word
-
-    def poll(self) -> int | None:
-        """Return 1 when it is gone, else None."""
-        return 1 if self.bridge.over else None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until it is gone, and return 1."""
-        self.bridge.wait(0.0 if timeout is None else timeout)
-        return 1
-
-    def kill(self) -> None:
-        """Cut the connection; the process ends when its line has ended."""
-        self.bridge.cut()
-        with contextlib.suppress(OSError):
-            os.close(self._prints)
-
-
-class Meeting:
+class Meeting(Engine):
     """Meeting held by the first process, which admits the others until all are here, and chooses the hosts' agents.
 
     Args:
@@ -209,74 +143,54 @@ class Meeting:
 
     Raises:
         UsageError: no ticket can be handed out.
-        JobFailed: not all have come in time, or one has another version.
+        JobFailed: not all have come in time, or one is gone.
     """
 
     def __init__(self, invitation: Invitation, interface: str) -> None:
-        from distbelief.places.join.authority import Authority  # imports cryptography
-
+        super().__init__(interface)
         self._invitation = invitation
-        job = f"start {secrets.token_hex(8)}"
-        authority, listener = Authority(job), listen_anywhere(2 * CROWD)
-        by_interface = own_addresses()
-        addresses = by_interface.get(interface) or [address for several in by_interface.values() for address in several]
-        port = listener.getsockname()[1]
-        self._let_in: list[Attendant] = []
-        self.attendants: dict[int, Attendant] = {}
         self.hosts: tuple[Host, ...] = ()
         self.restarts = invitation.here.restarts if invitation.here else 0
         """Largest number of restarts that the launcher counts on any host."""
         self.is_over = False
-        self._agents: dict[str, tuple[Attendant | None, list[int]]] = {}
+        self._others = {rank: RemoteAgent() for rank in invitation.ranks}
+        self._agents: dict[str, tuple[RemoteAgent | None, list[int]]] = {}
         """Agent of each host, with the host's processors; None for an agent that this process starts."""
+        self._expected.update(self._others)
         atexit.register(invitation.withdraw)
-        crowd = CROWD + len(invitation.ranks)
-        server = TicketServer(listener, authority.issue(roles.SUPERVISOR), self._greet, keeps=True, crowd=crowd)
         try:
-            where = [joined(address, port) for address in addresses]
-            invitation.send(Ticket(job, where, "", authority.issue(GUEST)))
+            invitation.send(self._ticket)
             self._gather()
+        except BaseException:
+            self.dismiss(1)
+            raise
         finally:
-            server.close()
             invitation.withdraw()
             atexit.unregister(invitation.withdraw)
         self._name_hosts()
 
-    def _greet(self, far: socket.socket) -> None:
-        assert isinstance(far, TlsSocket)
-        keep_alive(far)
-        self._let_in.append(Attendant(Bridge(far)))
-
     def _gather(self) -> None:
         end = time.monotonic() + MEET_SECONDS
-        while len(self.attendants) < len(self._invitation.ranks):
+        while missing := [rank for rank, other in self._others.items() if other.attend is None]:
             self._invitation.check()
-            wait([attendant.line.connection for attendant in self._let_in if not attendant.bridge.over], PAUSE)
-            for attendant in list(self._let_in):
-                if attendant.line.hear_all(attendant.take) and attendant.attend:
-                    self._let_in.remove(attendant)
-                    self._admit(attendant, attendant.attend)
+            wait([other.line.connection for other in self._others.values()], PAUSE)
+            for other in self._others.values():
+                other.hear()
+                if other.gone:
+                    raise JobFailed(f"host {other.attend and other.attend.hostname}: {other.gone}")
             if time.monotonic() > end:
-                missing = [rank for rank in self._invitation.ranks if rank not in self.attendants]
                 raise JobFailed(f"within {MEET_SECONDS:.0f} s, {self._invitation.late(missing)}")
-
-    def _admit(self, attendant: Attendant, attend: AttendMeeting) -> None:
-        if attend.version != VERSION:
-            raise JobFailed(
-                f"host {attend.hostname} runs distbelief {attend.version}, this is {VERSION}: install the same on all"
-            )
-        self.attendants[attend.rank] = attendant
-        self.restarts = max(self.restarts, attend.restarts)
 
     def _name_hosts(self) -> None:
         """Name the hosts in the order of their ranks, each with the processors of all its processes."""
-        by_network: dict[str, list[tuple[AttendMeeting, Attendant | None]]] = {}
+        by_network: dict[str, list[tuple[AttendMeeting, RemoteAgent | None]]] = {}
         if self._invitation.here:
-            mine = _attend(self._invitation.here)
+            mine = introduction(self._invitation.here)
             by_network[mine.network] = [(mine, None)]
-        for _, attendant in sorted(self.attendants.items()):
-            assert attendant.attend
-            by_network.setdefault(attendant.attend.network, []).append((attendant.attend, attendant))
+        for _, other in sorted(self._others.items()):
+            assert other.attend
+            self.restarts = max(self.restarts, other.attend.restarts)
+            by_network.setdefault(other.attend.network, []).append((other.attend, other))
         hosts = []
         for several in by_network.values():
             several.sort(key=lambda each: (each[1] is not None, each[0].local_rank))
@@ -287,33 +201,34 @@ class Meeting:
                 name = f"{first.hostname}.{number}"
             processors = sorted({processor for attend, _ in several for processor in attend.processors})
             self._agents[name] = agent, processors
+            if agent is not None:
+                agent.name, agent.processors = name, processors
             allotted = max(attend.cores for attend, _ in several) or len(processors)
             hosts.append(Host(name, min(allotted, first.quota)))
         self.hosts = tuple(hosts)
 
-    def start(self, host: str) -> StartedAgent:
-        """Begin to start the agent of a host, as an engine does."""
+    def start(self, host: str) -> RemoteAgent:
+        """Return the agent of a host; start it, as an engine does, if this process is the host's first."""
         agent, processors = self._agents[host]
-        if agent is None:
-            before = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, processors)  # a launcher may have bound this process to one of them
-            try:
-                return spawn(["sh", "-c", agent_command()])
-            finally:
-                os.sched_setaffinity(0, before)
-        agent.line.say(Appoint(processors))
-        return StartedAgent(agent, agent.bridge.line, agent.printed, stays=True)
+        if agent is not None:
+            return agent
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)  # a launcher may have bound this process to one of them
+        try:
+            return self._spawn(host, ["sh", "-c", agent_command()])
+        finally:
+            os.sched_setaffinity(0, before)
 
     def dismiss(self, status: int) -> None:
         """Let all other processes end with a status; agents end the processes that they have started first."""
         self.is_over = True
-        for attendant in self.attendants.values():
-            attendant.line.say(Dismiss(status))
-            attendant.line.close()
-        end = time.monotonic() + GREET_SECONDS
-        for attendant in self.attendants.values():
-            attendant.bridge.wait(max(0.0, end - time.monotonic()))
-        self.attendants.clear()
+        self.close()
+        for other in self._others.values():
+            other.dismiss(status)
+        end = time.monotonic() + PARTING_SECONDS
+        for other in self._others.values():
+            other.reap(end)
+        self._others.clear()
         self._invitation.close()
 
 
@@ -350,41 +265,7 @@ def attend(start: Launched, folder: str) -> int:
     Raises:
         JobFailed: no ticket is found, or its writer does not answer.
     """
-    return _stay(start, _find(start, ticket_path(start, folder)))
-
-
-def _stay(start: Launched, far: socket.socket) -> int:
-    """Serve the first process until it dismisses this one; return the status of the job."""
-    assert isinstance(far, TlsSocket)
-    keep_alive(far)
-    bridge = Bridge(far)
-    line = Channel(bridge.line, decode=OF_HOST)
-    line.say(_attend(start))
-    try:
-        with signals.waitable():  # a launcher ends all processes: the first handles it
-            match line.hear():
-                case Appoint() as appointed:
-                    from distbelief.places.cluster.agent import serve
-
-                    os.sched_setaffinity(0, appointed.processors)
-                    os.write(bridge.line.fileno(), MARK)
-                    return serve(line)
-                case Dismiss() as dismissed:
-                    return dismissed.status
-            return 1
-    finally:
-        line.close()
-        bridge.wait(GREET_SECONDS)
-
-
-def main() -> None:
-    """Attend the meeting of the ticket on standard input."""
-    start, ticket = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT), type=tuple[Launched, Ticket])
-    try:
-        far = reach(ticket)
-    except OSError as error:
-        raise SystemExit(f"nobody answers who made the ticket: {error}") from None
-    raise SystemExit(_stay(start, far))
+    return agent.attend(_find(start, ticket_path(start, folder)), start)
 
 
 def _find(start: Launched, path: Path) -> socket.socket:
@@ -392,32 +273,12 @@ def _find(start: Launched, path: Path) -> socket.socket:
     end = time.monotonic() + MEET_SECONDS
     why = f"there is no {path}: is its folder one that all hosts share? Name one with --tickets"
     while time.monotonic() < end:
-        if (ticket := read_ticket_file(path)) is not None:
+        if path.exists():
             try:
-                return reach(ticket)
+                return reach(read_ticket(path, private=True))
             except OSError as error:
                 why = f"nobody answers who wrote {path}: {error}; open the ports between the hosts, or mend the route"
         time.sleep(PAUSE)
     raise JobFailed(
         f"process {start.rank} of the {start.size} that {start.launcher} has started does not find the first one: {why}"
     )
-
-
-def _attend(start: Launched) -> AttendMeeting:
-    """Return the introduction of this process."""
-    allowed = sorted(os.sched_getaffinity(0))
-    return AttendMeeting(
-        start.rank,
-        start.local_rank,
-        network.network_identity(),
-        hostname(),
-        allowed,
-        start.cores,
-        limits.quota(),
-        VERSION,
-        start.restarts,
-    )
-
-
-if __name__ == "__main__":
-    main()

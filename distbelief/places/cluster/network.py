@@ -76,19 +76,15 @@ class WayServer:
         self._visitors.discard(visitor)
 
 
-def try_all(others: Mapping[str, Sequence[str]], size: int = WHOLE) -> dict[str, list[str]]:
-    """Try to reach other hosts, each at some addresses `host:port`, all at once.
+def try_all(others: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Try to reach the `WayServer` of other hosts, each at some addresses `host:port`, all at once.
 
     Return "" for each address that answers, else the reason why it does not.
-
-    Args:
-        others: the addresses, by host.
-        size: the bytes to send each way, if a `WayServer` listens; 0 if it is enough that the port answers.
     """
     tried = {name: ["no answer"] * len(where) for name, where in others.items()}
 
     def note(name: str, number: int, where: str) -> None:
-        tried[name][number] = _attempt(*cut(where), size)
+        tried[name][number] = attempt(where, WHOLE)
 
     threads = [
         threading.Thread(target=note, args=(name, number, where), daemon=True)
@@ -102,9 +98,15 @@ def try_all(others: Mapping[str, Sequence[str]], size: int = WHOLE) -> dict[str,
     return tried
 
 
-def _attempt(host: str, port: int, size: int) -> str:
+def attempt(where: str, size: int = 0) -> str:
+    """Try to reach a port; return "" if it answers, else the reason why it does not.
+
+    Args:
+        where: the address, `host:port`.
+        size: the bytes to send each way, if a `WayServer` listens there.
+    """
     try:
-        connection = socket.create_connection((host, port), TRY_SECONDS)
+        connection = socket.create_connection(cut(where), TRY_SECONDS)
     except OSError as error:
         return error.strerror or f"no answer within {TRY_SECONDS:.0f} s"
     try:

@@ -12,11 +12,11 @@ from typing import Any
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.places.channel import BEAT_SECONDS
 from distbelief.places.cluster import network
-from distbelief.places.cluster.engines import Engine
+from distbelief.places.cluster.engines import Engine, passed_on
 from distbelief.places.cluster.network import HERE
 from distbelief.places.cluster.remote_agent import RemoteAgent
 from distbelief.places.join.ticket import VERSION
-from distbelief.places.messages import ReachHosts
+from distbelief.places.messages import OpenJob, ReachHosts
 from distbelief.transport.addresses import joined, own_addresses
 
 START_SECONDS = 60.0
@@ -40,9 +40,10 @@ def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, 
     """
     opened = Opened(woken)
     try:
-        for name in names:
-            opened.agents.append(RemoteAgent(name, engine.start(name), mark))
-        opened.greet()
+        with contextlib.closing(engine):
+            for name in names:
+                opened.agents.append(engine.start(name))
+            opened.greet(mark)
         opened.find_addresses(interface)
     except BaseException:
         opened.close()
@@ -68,22 +69,29 @@ class Opened:
         for agent in self.agents:
             agent.reap(until)
 
-    def greet(self) -> None:
-        """Wait for the greetings of all agents, and check their versions."""
-        self.until(lambda agent: agent.greeting, "does not answer")
+    def greet(self, mark: str) -> None:
+        """Wait until all agents have come, check their versions, and have them describe their hosts."""
+        self.until(lambda agent: agent.attend, "does not answer")
         for agent in self.agents:
-            assert agent.greeting
-            if agent.greeting.version != VERSION:
+            assert agent.attend
+            if agent.attend.version != VERSION:
                 raise UsageError(
-                    f"host {agent.name} runs distbelief {agent.greeting.version}, this is {VERSION}: "
+                    f"host {agent.name} runs distbelief {agent.attend.version}, this is {VERSION}: "
                     "install the same on all"
                 )
+        self.open(mark)
+
+    def open(self, mark: str) -> None:
+        """Open the job on all hosts, and wait for their descriptions."""
+        for agent in self.agents:
+            agent.line.say(OpenJob(mark, passed_on(), agent.processors))
+        self.until(lambda agent: agent.greeting, "does not answer")
 
     def find_addresses(self, interface: str) -> None:
         """Find the address by which the others reach each host, by trying them."""
         greetings = [agent.greeting for agent in self.agents if agent.greeting]
         here = network.network_identity()
-        same = all(greeting.network == here for greeting in greetings)
+        same = all(agent.attend.network == here for agent in self.agents if agent.attend)
         with contextlib.closing(network.WayServer()) as ways:
             logins = [greeting.login[0] for greeting in greetings if greeting.login]
             tried = {HERE: _candidates(HERE, own_addresses(), logins, same, interface)}
@@ -118,7 +126,7 @@ class Opened:
         end = time.monotonic() + START_SECONDS
         while any(not (agent.gone or done(agent)) for agent in self.agents):
             there = [agent for agent in self.agents if not agent.gone]
-            waiting: list[Any] = [self._woken, *(one.line.connection for one in there), *(one.printed for one in there)]
+            waiting: list[Any] = [self._woken, *(waitable for one in there for waitable in one.waitables)]
             multiprocessing.connection.wait(waiting, BEAT_SECONDS / 4)
             if self._woken.poll():
                 raise Interrupted("interrupted before the job began")

@@ -6,18 +6,15 @@ A task of Ray runs the agent there. The agent comes to the meeting by a ticket t
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from distbelief.errors import JobFailed, UsageError
-from distbelief.places.cluster.engines import module_command
+from distbelief.places.cluster.engines import agent_command
 from distbelief.places.cluster.launched import Launched
 from distbelief.places.join.ticket import Ticket
-
-MEETING = "distbelief.places.cluster.meeting"
 
 
 class RayInvitation:
@@ -65,13 +62,12 @@ class RayInvitation:
         """Start a task on each node, which takes the node's processors, and ends with its agent."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        name = secrets.token_hex(8)
         for rank, (node, _, cores) in zip(self.ranks, self._nodes, strict=True):
-            launched = Launched("ray", len(self._nodes) + 1, rank, 0, name, cores=cores)
-            words = msgspec.json.encode((launched, ticket)) + b"\n"
+            words = msgspec.structs.replace(ticket, holder=Launched("ray", rank=rank, cores=cores)).text
             affinity = NodeAffinitySchedulingStrategy(node, soft=False)
             task = self._ray.remote(num_cpus=cores, max_retries=0, scheduling_strategy=affinity)(_task())
-            self._tasks[rank] = task.remote(module_command(MEETING), self._ray.put(words))
+            # unlike `-`, this does not end the agent with its standard input, so that it outlives Ray
+            self._tasks[rank] = task.remote(agent_command("/dev/stdin"), self._ray.put(words))
 
     def check(self) -> None:
         """Raise if a task has ended, since its agent will not come.

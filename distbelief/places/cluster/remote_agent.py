@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
+from multiprocessing.connection import Connection
+from typing import Any
 
-from distbelief.places.channel import MARK, OF_HOST, Channel
-from distbelief.places.cluster.engines import StartedAgent, passed_on
+from distbelief.places.channel import OF_HOST, Bridge, Channel
 from distbelief.places.messages import (
+    AttendMeeting,
     ChannelMessage,
     Dismiss,
     EndRoles,
     Greeting,
     HostsReached,
     Looked,
-    OpenJob,
     TellLife,
     ToldToEnd,
     WaysMeasured,
 )
+from distbelief.transport.secure import TlsSocket
 
 REMEDIES = {
     "Permission denied": "log in there once without a password: ssh-copy-id {host}",
@@ -40,18 +43,23 @@ KEPT = 600
 
 
 class RemoteAgent:
-    """Agent of a host: the line to it, and its answers.
+    """Agent of a host, or another process of a launcher: the line to it, and its answers.
 
     Args:
-        name: the name of the host.
-        started: the agent that its engine has begun to start.
-        mark: the path of a file in the run folder.
+        name: the name of its host; "" while that is not known.
+        process: the local process that starts it, and ends with it. Without one, it stays after its part is over, until
+            it is dismissed with the status of the job.
     """
 
-    def __init__(self, name: str, started: StartedAgent, mark: str = "") -> None:
-        self._mark = mark
-        self.name, self.line = name, Channel(started.line, decode=OF_HOST)
-        self._process, self.printed, self._stays = started.process, started.printed, started.stays
+    def __init__(self, name: str = "", process: subprocess.Popen[bytes] | None = None) -> None:
+        ours, self._near = socket.socketpair()
+        self.name, self.line = name, Channel(Connection(ours.detach()), decode=OF_HOST)
+        self._process = process
+        self._bridge: Bridge | None = None
+        self.attend: AttendMeeting | None = None
+        """Its introduction; None until it has come."""
+        self.processors: list[int] = []
+        """Processors that its roles may use; none for all that it may."""
         self.greeting: Greeting | None = None
         self.reached: HostsReached | None = None
         self.looked: Looked | None = None
@@ -69,35 +77,40 @@ class RemoteAgent:
         """Reason why it is gone; "" while it is there."""
         self.leaves = False
         """True if its host leaves a job that goes on."""
-        self._before, self._last_words = b"", ""
-        os.set_blocking(self.printed, False)
+        self._last_words = ""
+        if process is not None and process.stderr is not None:
+            os.set_blocking(process.stderr.fileno(), False)
+
+    def come(self, far: TlsSocket, attend: AttendMeeting) -> None:
+        """Let it speak on its line, as it has come by its ticket; a thread of the server calls this.
+
+        Raises:
+            ConnectionError: it has come before.
+        """
+        if self._bridge is not None:
+            raise ConnectionError(f"rank {attend.rank} has come already")
+        introduced = Channel(Connection(self._near.dup().detach()))
+        introduced.say(attend)
+        introduced.close()
+        self._bridge = Bridge(far, self._near)
+
+    @property
+    def waitables(self) -> list[Any]:
+        """Objects that are ready once it, or the process that starts it, has sent something or ended."""
+        return [self.line.connection, *([self._process.stderr] if self._process else [])]
 
     def hear(self) -> None:
-        """Receive its messages, send it the job once it has begun, and note why it is gone."""
+        """Receive its messages, and note why it is gone."""
         self.read_printed()
-        before = self._before
-        begun = self._find_mark()
-        if before != MARK == self._before:
-            self.line.say(OpenJob(self._mark, passed_on()))
-        if (begun and not self.line.hear_all(self.take)) or self.over:
+        if not self.line.hear_all(self.take) or (self._process and self._process.poll() is not None):
             self.gone = self.why()
-
-    def _find_mark(self) -> bool:
-        """Skip the output of a login shell before the agent begins; return whether it has begun."""
-        try:
-            while self._before != MARK and self.line.connection.poll():
-                piece = os.read(self.line.connection.fileno(), 1)
-                if not piece:
-                    return False
-                self._before = (self._before + piece)[-len(MARK) :]
-        except OSError:
-            return False
-        return self._before == MARK
 
     def take(self, word: ChannelMessage) -> None:
         """Handle a message about the agent itself."""
         self.heard = time.monotonic()
-        if isinstance(word, Greeting):
+        if isinstance(word, AttendMeeting):
+            self.attend = word
+        elif isinstance(word, Greeting):
             self.greeting = word
             self.clock_ahead = word.clock - time.time()
         elif isinstance(word, Looked):
@@ -112,50 +125,57 @@ class RemoteAgent:
     def read_printed(self) -> list[str]:
         """Return new lines of output from it or its engine."""
         data = b""
-        with contextlib.suppress(OSError):
-            while piece := os.read(self.printed, 1 << 16):
-                data += piece
+        if self._process is not None and self._process.stderr is not None:
+            with contextlib.suppress(OSError):
+                while piece := os.read(self._process.stderr.fileno(), 1 << 16):
+                    data += piece
         lines = data.decode(errors="replace").splitlines()
         self._last_words = " ".join([self._last_words, *lines])[-KEPT:].strip()
         return lines
 
-    @property
-    def over(self) -> bool:
-        """True once the local process that started it has ended."""
-        return self._process.poll() is not None
-
     def why(self) -> str:
         """Return the reason for its end, by its output, with the remedy."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)  # its line has ended; its last output is there once it has exited
+        status = ""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)  # its line has ended; its last output is there once it has exited
+            status = f" (status {self._process.poll()})"
         self.read_printed()
-        words = self._last_words or f"its agent ended, and said nothing (status {self._process.poll()})"
+        words = self._last_words or f"its agent ended, and said nothing{status}"
         remedy = next((advice for text, advice in REMEDIES.items() if text in words), "")
         return f"{words}; {remedy.format(host=self.name)}" if remedy else words
 
     def hang_up(self) -> None:
         """End its processes and the agent itself. An agent that stays ends only when it is dismissed."""
-        if self._stays:
+        if self._process is None:
             self.line.say(EndRoles())
         else:
             self.line.close()
 
-    def let_go(self) -> None:
-        """Dismiss it, since its host leaves a job that goes on."""
-        self.gone = "it has left"
-        self.line.say(Dismiss(0))
+    def dismiss(self, status: int) -> None:
+        """Let it end with a status: the job is over, or its host leaves a job that goes on."""
+        self.gone = self.gone or "it has left"
+        self.line.say(Dismiss(status))
         self.line.close()
 
     def reap(self, until: float) -> None:
-        """Wait until a moment for the local process to end, then kill it."""
-        if self._stays and not self.gone:
-            os.close(self.printed)
+        """Wait until a moment for its end, then end it; one that stays is not waited for before it is dismissed."""
+        if self._process is None and not self.gone:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, until - time.monotonic()))
-        self._process.kill()
-        self._process.wait()
-        os.close(self.printed)
+        left = max(0.0, until - time.monotonic())
+        if self._process is not None:
+            assert self._process.stdin
+            assert self._process.stderr
+            self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(left)
+            self._process.kill()
+            self._process.wait()
+            self._process.stderr.close()
+        if self._bridge is None:
+            self._near.close()
+        elif not self._bridge.wait(left):
+            self._bridge.cut()
 
 
 class RemoteLife:

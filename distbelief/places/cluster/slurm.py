@@ -8,8 +8,9 @@ import subprocess
 from collections.abc import Mapping
 
 from distbelief.errors import UsageError
-from distbelief.places.cluster.engines import StartedAgent, agent_command, spawn
+from distbelief.places.cluster.engines import Engine, agent_command
 from distbelief.places.cluster.hosts import Host
+from distbelief.places.cluster.remote_agent import RemoteAgent
 
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 LIST_SECONDS = 20.0
@@ -69,20 +70,22 @@ def show_topology() -> str:
     return shown.stdout if not shown.returncode and "SwitchName=" in shown.stdout else ""
 
 
-class SlurmSteps:
+class SlurmSteps(Engine):
     """Engine that starts an agent as a step of the allocation, on one of its nodes.
 
     Args:
         cores: the number of cores of each node in the allocation.
+        interface: as for `Engine`.
     """
 
-    def __init__(self, cores: Mapping[str, int]) -> None:
+    def __init__(self, cores: Mapping[str, int], interface: str) -> None:
+        super().__init__(interface)
         self._cores = cores
 
-    def start(self, host: str) -> StartedAgent:
+    def start(self, host: str) -> RemoteAgent:
         """Begin to start the agent of a node. Its output is passed on as it comes, and its death ends no other step."""
         step = [
             *("srun", "--overlap", "-N1", "-n1", f"--nodelist={host}", f"--cpus-per-task={self._cores[host]}"),
             *("--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=0", "--quiet"),
         ]
-        return spawn([*step, "sh", "-c", agent_command()])
+        return self._spawn(host, [*step, "sh", "-c", agent_command()])

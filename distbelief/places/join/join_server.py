@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +34,6 @@ WAIT_SECONDS, ASK_PAUSE = 60.0, 0.5
 """Limit in seconds of the wait for a job that has not begun, and the pause between two requests."""
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 """Longest request of a guest, and longest answer, in bytes."""
-_LENGTH = struct.Struct("<I")
 
 
 _answers = msgspec.msgpack.Decoder(JoinAnswer)
@@ -85,13 +83,13 @@ class JoinServer:
         self._server.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        request = _requests.decode(_hear(connection, WORD_LIMIT))
+        request = _requests.decode(ticket.hear(connection, WORD_LIMIT))
         known = (
             hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job
         )
         same, theirs = request.version == ticket.VERSION, request.version or "older"
         wrong = "" if same else f"it runs distbelief {ticket.VERSION}, this is {theirs}: install the same everywhere"
-        _say(
+        ticket.say(
             connection,
             self._admit(request)
             if known and not wrong
@@ -184,9 +182,9 @@ def ask(holder: Ticket, word: JoinRequest) -> JoinAnswer:
     """
     try:
         with reach(holder) as connection:
-            _say(connection, msgspec.structs.replace(word, version=ticket.VERSION))
+            ticket.say(connection, msgspec.structs.replace(word, version=ticket.VERSION))
             try:
-                answer: JoinAnswer = _answers.decode(_hear(connection, ANSWER_LIMIT))
+                answer: JoinAnswer = _answers.decode(ticket.hear(connection, ANSWER_LIMIT))
             except TimeoutError:
                 raise ConnectionError(f"{holder.where[0]} ({MUTE})") from None
             return answer
@@ -194,20 +192,3 @@ def ask(holder: Ticket, word: JoinRequest) -> JoinAnswer:
         raise JobFailed(
             f"the job does not answer: {error}; is it still running, and is that its address from here?"
         ) from error
-
-
-def _say(connection: socket.socket, word: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(word)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _hear(connection: socket.socket, limit: int) -> bytes:
-    with connection.makefile("rb") as file:
-        head = file.read(_LENGTH.size)
-        [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
-        if length > limit:
-            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
-        data = file.read(length)
-    if len(data) < length:
-        raise ConnectionError("the link was closed")
-    return data

@@ -41,7 +41,7 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
     """Return the replica that this process plays in a job.
 
     In a script that a job runs, it is the script's replica there. Otherwise it is a replica of the job that was started
-    with --listen, and whose ticket is named.
+    with --listen, and whose ticket is named. A program that a replica's process starts joins only if it names a ticket.
 
     An interrupt (Ctrl-C, or of a notebook's cell) leaves that job before it is raised. A process that takes part by
     another ticket already leaves that job first.
@@ -57,7 +57,9 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
     global _participation
     path = ticket or os.environ.get(TICKET, "")
     current = _participation if _participation is not None and _participation.replica.here else None
-    if not path or (current is None and loop.PLAYED in os.environ):
+    # a loader's worker runs the lines of a script again, and must not become a replica of its own by them
+    inherited = ticket is None or multiprocessing.parent_process() is not None
+    if not path or (current is None and inherited and loop.PLAYED in os.environ):
         return loop.join()
     if current is not None and current.takes_part:
         if ticket is None:

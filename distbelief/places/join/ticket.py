@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import ssl
+import stat
+import struct
 import threading
 import time
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import UsageError
 from distbelief.places.cluster import network
+from distbelief.places.cluster.launched import Launched
 from distbelief.transport.addresses import cut
 from distbelief.transport.secure import Identity, TlsSocket, context
 
@@ -31,6 +36,7 @@ CROWD = 64
 """Most clients that are served at once; one more pushes out the one that has taken longest."""
 PAUSE = 0.1
 """Pause in seconds before the next client is accepted, if this machine is out of resources."""
+_LENGTH = struct.Struct("<I")
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -42,22 +48,35 @@ class Ticket(msgspec.Struct, frozen=True):
     secret: str
     identity: Identity | None
     """Certificate of the job's authority, with its key, if links are TLS."""
+    holder: Launched | None = None
+    """The agent that it is for, if it is for one alone."""
 
     @property
     def text(self) -> bytes:
-        """Contents of the ticket's file."""
-        return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+        """Contents of the ticket's file: one line."""
+        return msgspec.json.encode(self) + b"\n"
 
 
-def read_ticket(path: str) -> Ticket:
-    """Return the ticket in a file.
+def read_ticket(path: str | Path, private: bool = False) -> Ticket:
+    """Return the ticket in a file, or on the next line of standard input.
+
+    Args:
+        path: the path of the file; "-" for standard input.
+        private: whether to refuse a file that others than this user could have read or written. A file whose name
+            others can guess must be refused then, since this process would take part in a job of theirs.
 
     Raises:
         UsageError: there is no ticket there.
     """
     try:
-        with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(LIMIT), type=Ticket)
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
+            status = os.fstat(file.fileno())
+            if private and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077):
+                raise UsageError(
+                    f"{path} is of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}; a ticket is of user "
+                    f"{os.getuid()} alone (600): remove it, and name another shared folder with --tickets"
+                )
+            return msgspec.json.decode(file.readline(LIMIT) if path == "-" else file.read(LIMIT), type=Ticket)
     except OSError as error:
         raise UsageError(
             f"no ticket can be read from {path}: {error.strerror}; a job that was started with --listen writes it to "
@@ -75,14 +94,19 @@ def reach(ticket: Ticket) -> socket.socket:
     Raises:
         OSError: none answers; the message names the addresses that were tried.
     """
-    answers = network.try_all({"": ticket.where}, size=0)[""] if len(ticket.where) > 1 else [""]
-    for number, where in enumerate(ticket.where):
-        if not answers[number]:
-            try:
+    answers: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for where in ticket.where:
+        threading.Thread(target=lambda at: answers.put((at, network.attempt(at))), args=(where,), daemon=True).start()
+    failed = []
+    for _ in ticket.where:
+        where, why = answers.get()
+        try:
+            if not why:
                 return connect(where, ticket.identity)
-            except (OSError, ValueError) as error:  # an older ticket, or the address of another process
-                answers[number] = str(error)
-    raise ConnectionError(", ".join(f"{where} ({why})" for where, why in zip(ticket.where, answers, strict=True)))
+        except (OSError, ValueError) as error:  # an older ticket, or the address of another process
+            why = str(error)
+        failed.append(f"{where} ({why})")
+    raise ConnectionError(", ".join(failed))
 
 
 def connect(where: str, identity: Identity | None) -> socket.socket:
@@ -195,3 +219,26 @@ def _cut(connection: socket.socket) -> None:
     """End the traffic on a connection; the thread that serves it closes it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state its thread may be using
+
+
+def say(connection: socket.socket, word: msgspec.Struct) -> None:
+    """Send a message to the other end of a ticket's connection."""
+    data = msgspec.msgpack.encode(word)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def hear(connection: socket.socket, limit: int) -> bytes:
+    """Receive a message of at most so many bytes; the other end waits for the answer before it sends more.
+
+    Raises:
+        OSError: there is none, or it is longer.
+    """
+    with connection.makefile("rb") as file:
+        head = file.read(_LENGTH.size)
+        [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
+        if length > limit:
+            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+        data = file.read(length)
+    if len(data) < length:
+        raise ConnectionError("the link was closed")
+    return data

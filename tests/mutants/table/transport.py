@@ -383,7 +383,7 @@ MUTANTS = [
     Mutant("guests-are-given-parts-without-end", TICKET, "places/join/join_server.py",
         "min(MOST, replicas + most)", "MOST",
         (PARTS,)),
-    Mutant("a-word-to-a-join-server-has-no-limit", TICKET, "places/join/join_server.py",
+    Mutant("a-word-to-a-join-server-has-no-limit", TICKET, "places/join/ticket.py",
         "    if length > limit:", "    if length < 0:",
         (JOIN_SERVER + "test_no_word_is_longer_than_its_limit",)),
 ]  # fmt: skip
