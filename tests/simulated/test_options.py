@@ -223,7 +223,7 @@ ALL: dict[str, Cases] = {
         {"partitions": 2, "split": "stages", "microbatches": 3, "batch_size": 6, "drop_last": True},
     ),
     "chunks": Elsewhere("simulated/test_partitions.py::test_a_sequence_is_cut_in_as_many_chunks_as_are_named"),
-    "push_every": (Case(2), Case("auto:3", "told", LOCAL)),
+    "push_every": Case(2),
     "fetch_every": Case(2),
     "local_lr": Case(0.5, beside=LOCAL),
     "local_optimizer": (Case(optim("adamw"), beside=LOCAL), Case(None, beside=LOCAL)),
