@@ -210,11 +210,6 @@ def test_the_first_replicas_batch_size_is_the_jobs() -> None:
     assert office.said(membership.Welcome, "replica 0")[0].plan.settings.batch_size == 4
 
 
-def test_an_empty_training_set_is_refused() -> None:
-    office = Office().shards(membership.Here()).join("replica 0", samples=0)
-    assert "empty" in office.said(membership.Refused, "replica 0")[0].reason
-
-
 def test_a_latecomer_is_told_that_the_job_is_over_and_goes_in_peace() -> None:
     office = Office().training().tell("replica 0", progress(wants=True))
     office.tell("replica 0", progress(wants=True), progress(wants=True), progress(wants=True))

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from made import made
+from made import made, mixed, sends
+from made import numbers as numbers_of
 
 from distbelief.core import events
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
@@ -24,12 +25,9 @@ from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
+from distbelief.sharding.layout import Layout, Range
 
-LAYOUT = lay_out([
-    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
-    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
-], groups=({}, {"lr": 0.5}))  # fmt: skip
+LAYOUT = mixed(lr=0.5)
 MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
@@ -38,13 +36,7 @@ def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:
-    """Bytes that are finite numbers in every dtype of the layout."""
-    values = torch.zeros(size, dtype=torch.uint8)
-    chance = torch.Generator().manual_seed(seed)
-    for section in LAYOUT.sections_in(Range(0, size)):
-        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
-        view.copy_(torch.randn(view.shape, generator=chance))
-    return values
+    return numbers_of(LAYOUT, Range(0, size), seed)
 
 
 def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
@@ -400,12 +392,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
     done = [
         effect for replica in (0, 1) for effect in one.handle(f"replica {replica}", push(1), numbers(MOVING, replica))
     ]
-    answers = [
-        (send.to, send.message.floor)
-        for send in done
-        if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)
-    ]
-    assert answers == [("replica 0", 1)]
+    assert [(send.to, send.message.floor) for send in sends(done, pushing.Fetched)] == [("replica 0", 1)]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -425,5 +412,4 @@ def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_t
     confirmed = [
         effect for number in range(1, 20) for effect in one.handle("standby 0", mirroring.Confirmed(0, number), None)
     ]
-    answered = [send.to for send in confirmed if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
-    assert answered == ([] if dies else ["evaluator"])
+    assert [send.to for send in sends(confirmed, pushing.Fetched)] == ([] if dies else ["evaluator"])
