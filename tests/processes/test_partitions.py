@@ -99,7 +99,7 @@ def test_one_model_over_two_processes_ends_where_a_simulated_one_does(tmp_path: 
         ("jobs:wrongly_split", Single(partitions=2), r"the task's own split '0=stagse': unknown way .* --split names"),
         ("jobs:split_as_another", Single(partitions=2), r"'encoder=stages': unknown module .* 'encoder'.* --split nam"),
     ],
-    ids=["no such way", "more than it has", "the task's", "of another task"],
+    ids=["no such way", "more than it has", "the task's", "another's"],
 )
 def test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, strategy: Strategy, told: str
