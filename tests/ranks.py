@@ -1,11 +1,15 @@
-"""Threads that each are one rank."""
+"""Threads that each are one rank, and a vector for each."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
+import torch
 from patience import SECONDS
+
+from distbelief.fabric.buckets import Bucket
+from distbelief.strategies.grouped.whole import Whole
 
 
 def in_threads(ranks: int, act: Callable[[int, Callable[[], object]], object]) -> None:
@@ -27,3 +31,18 @@ def in_threads(ranks: int, act: Callable[[int, Callable[[], object]], object]) -
         thread.join()
     if errors:
         raise errors[0]
+
+
+class Vector(Whole):
+    """Bytes that are read and written."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
+        return self.values[start:stop].numpy().tobytes()
+
+    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
+        there = torch.frombuffer(bytearray(data), dtype=getattr(torch, bucket.dtype))
+        here = self.values[start : start + len(data)].view(there.dtype)
+        here.add_(there) if adds else here.copy_(there)

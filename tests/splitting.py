@@ -242,3 +242,17 @@ def check_way(name: str, way: str, applies: Sequence[int], samples: int = 3, ove
         else:
             with pytest.raises(UsageError, match=REFUSED.get(way, NOTHING)):
                 apply(split, own.traced, own.task.loss, own.targets)
+
+
+class Skipping(nn.Module):
+    """What one layer gives is used by three, at other partitions, and by a size that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(5)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = h = self.layers[0](x).view(x.size(0), -1)
+        for layer in self.layers[1:]:
+            h = torch.relu(layer(h)) + first
+        return h.view(first.shape[0], first.shape[1])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from made import made
+from made import made, mixed, sends
+from made import numbers as numbers_of
 
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import events, messages
@@ -45,27 +46,13 @@ from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.shard import standby as batch_standby
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 
-LAYOUT = lay_out([
-    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
-    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
-], groups=({}, {}))  # fmt: skip
+LAYOUT = mixed()
 MOVING = LAYOUT.moving
-PLAN = Plan(
-    Settings(batch_size=5, strategy=Sandblaster(shards=1)),
-    LAYOUT,
-    cut(LAYOUT, 1, 1),
-    samples=100,
-)
+PLAN = Plan(Settings(batch_size=5, strategy=Sandblaster(shards=1)), LAYOUT, cut(LAYOUT, 1, 1), samples=100)
 
 
 def numbers(seed: int) -> torch.Tensor:
-    """Bytes that are finite numbers in every dtype of the layout."""
-    values = torch.zeros(MOVING, dtype=torch.uint8)
-    chance = torch.Generator().manual_seed(seed)
-    for section in LAYOUT.sections_in(Range(0, MOVING)):
-        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
-        view.copy_(torch.randn(view.shape, generator=chance))
-    return values
+    return numbers_of(LAYOUT, Range(0, MOVING), seed)
 
 
 def trained(values: torch.Tensor) -> torch.Tensor:
@@ -85,8 +72,8 @@ def shard() -> Shard:
 
 def do(one: Shard, *commands: Any) -> tuple[float, ...]:
     effects = one.handle("coordinator", Operate(one.sums._newest.number + 1, commands), None)
-    told = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Operated)]
-    return told[0].scalars if told else ()
+    told = sends(effects, operations.Operated)
+    return told[0].message.scalars if told else ()
 
 
 def vector(one: Shard, name: str) -> torch.Tensor:
@@ -158,18 +145,11 @@ def test_parameters_follow_what_is_done_to_them_and_an_evaluator_sees_the_accept
 def test_a_work_unit_is_summed_once_whoever_sends_it_again(ordered: bool) -> None:
     one = shard()
     do(one, Gather(1, ("g",), ordered))
-    for number, seed, who in (
-        (1, 11, "replica 0"),
-        (0, 10, "replica 1"),
-        (1, 11, "replica 2"),
-        (0, 10, "replica 0"),
-        (2, 12, "replica 1"),
-    ):
-        [told] = contribute(one, number, seed, who=who)
+    for number, who in ((1, "replica 0"), (0, "replica 1"), (1, "replica 2"), (0, "replica 0"), (2, "replica 1")):
+        [told] = contribute(one, number, 10 + number, who=who)
         assert told == Send(who, operations.Contributed(0, 1, number))
-    torch.testing.assert_close(
-        vector(one, "g"), sum(trained(numbers(seed)) for seed in (10, 11, 12)), rtol=1e-5, atol=1e-5
-    )  # type: ignore[arg-type]
+    whole: Any = sum(trained(numbers(seed)) for seed in (10, 11, 12))
+    torch.testing.assert_close(vector(one, "g"), whole, rtol=1e-5, atol=1e-5)
 
 
 def test_in_order_the_sum_has_the_same_bits() -> None:
@@ -206,7 +186,7 @@ def test_parameters_are_sent_once_their_evaluation_has_begun() -> None:
     assert one.handle("replica 1", pushing.Fetch(0, 0, MOVING, 1), None) == []
     assert one.waiting() == {"replica 1": "evaluation 1 has not begun"}
     effects = one.handle("coordinator", Operate(9, (Scale(0.5, "x"), Gather(1, ("g",)))), None)
-    [fetched] = [effect for effect in effects if isinstance(effect, Send)]
+    [fetched] = sends(effects)
     assert isinstance(fetched.message, pushing.Fetched)
     assert (fetched.to, fetched.message.version) == ("replica 1", Version(0, 1))
     torch.testing.assert_close(trained(fetched.payload), 0.5 * trained(numbers(0)))  # type: ignore[arg-type]
@@ -382,33 +362,24 @@ def done(number: int, evaluation: int = 1, loss: float = 50.0) -> operations.Don
 def test_the_coordinator_takes_each_work_unit_once_and_then_asks_the_shards() -> None:
     one = coordinator()
     assert one.standing()["of"] == {"replica 0": {"minibatches": 2}}
-    assert not any(
-        isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None)
-    )
-    assert not any(
-        isinstance(e, Send) and isinstance(e.message, Operate) for e in one.handle("replica 0", done(0), None)
-    )
-    asked = [
-        e.message
-        for e in one.handle("replica 0", done(1), None)
-        if isinstance(e, Send) and isinstance(e.message, Operate)
-    ]
-    assert len(asked) == 1
-    assert asked[0].commands[0] == Scale(0.5, "g")
+    for _ in range(2):
+        assert not sends(one.handle("replica 0", done(0), None), Operate)
+    [asked] = sends(one.handle("replica 0", done(1), None), Operate)
+    assert asked.message.commands[0] == Scale(0.5, "g")
 
 
 def test_a_work_unit_says_what_it_is_of() -> None:
     one = coordinator()
     one.handle("replica 0", events.Lost("it died", 0), None)
     effects = one.handle("replica 0", membership.Join(1, LAYOUT, 100), None)
-    assigned = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, operations.Assign)]
+    assigned = [send.message for send in sends(effects, operations.Assign)]
     assert assigned == [operations.Assign(1, number, WorkUnit(Portion(0, number, 1))) for number in (0, 1)]
 
 
 def test_who_asks_where_a_shard_is_keeps_what_it_was_dealt() -> None:
     one = coordinator()
     effects = one.handle("replica 0", membership.Rejoin(), None)
-    assert [type(e.message) for e in effects if isinstance(e, Send)] == [membership.Welcome]
+    assert [type(send.message) for send in sends(effects)] == [membership.Welcome]
 
 
 def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> None:
@@ -416,20 +387,12 @@ def test_the_next_life_of_a_shard_is_told_what_the_last_may_not_have_done() -> N
     one.standbys._standing["standby 0"] = "mirrors"
     one.registry.addresses["standby 0"] = messages.Address("there", 0)
     one.handle("replica 0", done(0), None)
-    [asked] = [
-        e.message
-        for e in one.handle("replica 0", done(1), None)
-        if isinstance(e, Send) and isinstance(e.message, Operate)
-    ]
+    [asked] = sends(one.handle("replica 0", done(1), None), Operate)
     one.handle("shard 0", events.Lost("it died", 0), None)
     one.handle("shard 0", membership.Here(1, "there"), None)
-    told = [
-        e.message
-        for e in one.handle("shard 0", initialising.Restored(loaded=True), None)
-        if isinstance(e, Send) and isinstance(e.message, Operate)
-    ]
-    assert [message.number for message in told] == [asked.number - 1, asked.number]
-    assert told[-1] == asked
+    told = [send.message for send in sends(one.handle("shard 0", initialising.Restored(loaded=True), None), Operate)]
+    assert [message.number for message in told] == [asked.message.number - 1, asked.message.number]
+    assert told[-1] == asked.message
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
-from ranks import in_threads
+from ranks import Vector, in_threads
 
 from distbelief.core.conversations.grouping import ReducedPiece
 from distbelief.fabric.base import schedule_of
@@ -19,7 +19,6 @@ from distbelief.fabric.buckets import Bucket
 from distbelief.fabric.memory import SharedMemory
 from distbelief.fabric.messages import Messages
 from distbelief.schedules.allreduce import ALGORITHMS
-from distbelief.strategies.grouped.whole import Whole
 from distbelief.testing import Side, check_fabric, fabrics
 
 
@@ -62,21 +61,6 @@ class Posted:
         for send in self._messages.outgoing():
             assert isinstance(send.message, ReducedPiece)
             self._queues[self._names.index(send.to)].put((self._names[self._rank], send.message))
-
-
-class Vector(Whole):
-    """Bytes that are read and written."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-
-    def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        return self.values[start:stop].numpy().tobytes()
-
-    def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        there = torch.frombuffer(bytearray(data), dtype=getattr(torch, bucket.dtype))
-        here = self.values[start : start + len(data)].view(there.dtype)
-        here.add_(there) if adds else here.copy_(there)
 
 
 @pytest.mark.parametrize("ranks", some([3, 1, 2, 4], SEEDS // 16))

@@ -5,6 +5,7 @@ step.
 from __future__ import annotations
 
 import pytest
+from made import sends
 
 from distbelief.core import events, roles
 from distbelief.core.conversations import checkpointing, dealing, grouping, initialising, membership
@@ -61,7 +62,7 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
         return [*job.handle(role, event, None)]
 
     def assembled(effects: list[Effect]) -> list[str]:
-        return [one.to for one in effects if isinstance(one, Send) and isinstance(one.message, grouping.Assemble)]
+        return [one.to for one in sends(effects, grouping.Assemble)]
 
     def form(number: int, those: list[str]) -> list[str]:
         told = [one for role in those for one in tell(role, grouping.Halted(number, 0))]
@@ -70,7 +71,7 @@ def test_guests_whom_the_others_do_not_reach_are_sent_away_and_nobody_else_ever_
     def breaks(number: int) -> list[str]:
         """Those who are refused."""
         told = tell("replica 0", grouping.Broken(number, "nobody answers there"))
-        return [one.to for one in told if isinstance(one, Send) and isinstance(one.message, membership.Refused)]
+        return [one.to for one in sends(told, membership.Refused)]
 
     for role in ROLES:
         tell(role, join())
@@ -106,7 +107,7 @@ def test_a_checkpoint_waits_for_a_round_that_only_the_dead_had_a_minibatch_of() 
 
     def snapshots(role: str, event: Message | events.Lost | events.Woke) -> list[str]:
         told = job.handle(role, event, None)
-        return [one.to for one in told if isinstance(one, Send) and isinstance(one.message, checkpointing.Snapshot)]
+        return [one.to for one in sends(told, checkpointing.Snapshot)]
 
     for event in (nine, HOLDS, dealing.Progress(4, 8, 4, 0.0, 0, wants=False)):
         for role in ROLES[:2]:

@@ -68,6 +68,16 @@ def apart(flat: torch.Tensor, has: list[bool]) -> list[torch.Tensor | None]:
     return [value if there else None for value, there in zip(values, has, strict=True)]
 
 
+def check(held: Any, own: Range, oracle: list[torch.Tensor], rtol: float = 1e-6) -> None:
+    """What a slice holds of its range is as the oracle has it."""
+    moving = held.moving()
+    for span, value in zip(SPANS, oracle, strict=True):
+        part = span.common(own)
+        whole = value[(part.start - span.start) // 4 : (part.stop - span.start) // 4]
+        got = moving[part.start - own.start : part.stop - own.start].view(torch.float32)
+        torch.testing.assert_close(got, whole, rtol=rtol, atol=1e-7)
+
+
 NAMES = [name for name in OPTIMIZERS if name not in WHOLE_STEPS]
 
 
@@ -93,13 +103,7 @@ def test_a_parameter_without_a_gradient_is_not_stepped(name: str, shards: int) -
                 held.apply("replica", seed, payload, 1.0, ranges)
             places[seed % 2].publish(b"stepped")
         for held in (one, loaded, places[0]):
-            moving = held.moving()
-            assert isinstance(moving, torch.Tensor)
-            for span, value in zip(SPANS, oracle, strict=True):
-                part = span.common(own.moving)
-                got = moving[part.start - own.moving.start : part.stop - own.moving.start].view(torch.float32)
-                whole = value[(part.start - span.start) // 4 : (part.stop - span.start) // 4]
-                torch.testing.assert_close(got, whole, rtol=1e-6, atol=1e-7)
+            check(held, own.moving, oracle)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -123,10 +127,7 @@ def test_a_round_gives_a_parameter_the_mean_of_those_who_have_a_gradient_of_it(n
             flat, has = gradients(3 * step + replica)
             held.gather("replica", 3 * step + replica, flat, weight, True, covered(LAYOUT.only.moving, has))
         held.step(1.0, 1.0 / sum(weights))
-    moving = held.moving()
-    assert isinstance(moving, torch.Tensor)
-    for span, value in zip(SPANS, oracle, strict=True):
-        torch.testing.assert_close(moving[span.start : span.stop].view(torch.float32), value, rtol=1e-5, atol=1e-7)
+    check(held, LAYOUT.only.moving, oracle, rtol=1e-5)
 
 
 class File(dict[str, torch.Tensor]):
@@ -167,11 +168,4 @@ def test_who_goes_on_with_other_shards_has_missed_what_was_missed(name: str, bef
         held = TorchSlice(new, shard)
         held.load(SavedParts(old, files.__getitem__).cut(new, shard))
         play(new, shard, held, range(STEPS // 2, STEPS))
-        moving = held.moving()
-        assert isinstance(moving, torch.Tensor)
-        for span, value in zip(SPANS, oracle, strict=True):
-            part = span.common(own.moving)
-            got = moving[part.start - own.moving.start : part.stop - own.moving.start].view(torch.float32)
-            torch.testing.assert_close(
-                got, value[(part.start - span.start) // 4 : (part.stop - span.start) // 4], rtol=1e-6, atol=1e-7
-            )
+        check(held, own.moving, oracle)

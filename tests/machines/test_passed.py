@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from made import made
+from made import made, mixed, numbers
 from torch import nn
 
 from distbelief.core.optimizer import LEARNING_RATES, GroupOption, Optimizer
@@ -22,21 +22,8 @@ from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
 from distbelief.tasks.flat import FlatModule
 
-LAYOUT = lay_out([
-    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
-    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
-], groups=({}, {"lr": 0.5}))  # fmt: skip
+LAYOUT = mixed(lr=0.5)
 FLOATS = lay_out([Tensor("weight", (5, 7), "float32"), Tensor("frozen", (2,), "float32", "frozen")])
-
-
-def numbers(layout: Layout, part: Range, seed: int) -> torch.Tensor:
-    """Bytes of a range that are finite numbers in every dtype of the layout."""
-    values = torch.zeros(layout.total, dtype=torch.uint8)
-    chance = torch.Generator().manual_seed(seed)
-    for section in layout.sections_in(Range(0, layout.total)):
-        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
-        view.copy_(torch.randn(view.shape, generator=chance))
-    return values[part.start : part.stop].clone()
 
 
 def plan(optimizer: Optimizer, layout: Layout, shards: int) -> Plan:

@@ -4,18 +4,24 @@ know something.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from made import made
 
 from distbelief.core import events
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.effects import RECEIVE, Arrival, End, ReduceGradients
 from distbelief.core.events import BucketDue
+from distbelief.core.settings import Plan
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Worker
+from distbelief.sharding.layout import Tensor, lay_out
+from distbelief.strategies.grouped.whole import Gradients
 
 MOST = 100_000
 """Looks at a reduction that would go on for ever."""
@@ -128,3 +134,19 @@ def test_who_looks_sees_since_when_a_reduction_waits() -> None:
     assert seen[0] is None
     assert seen[1] is not None
     assert seen[1] == seen[2]
+
+
+@pytest.mark.parametrize(("bucket_mb", "count"), [(25.0, 1), (0.0003, 2)])
+def test_a_replica_adds_up_in_buckets_of_the_size_that_is_asked_for(bucket_mb: float, count: int) -> None:
+    layout = lay_out([Tensor(name, (100,), "float32") for name in "ab"])
+    opened: list[Any] = []
+
+    def open_carrier(size: int, found: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        opened.extend(found)
+        return torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+
+    plan, carrier = Plan(made("allreduce", bucket_mb=bucket_mb), layout, (), 0), SimpleNamespace(ready=None)
+    carrier.open = open_carrier
+    parameters = [torch.zeros(100, requires_grad=True) for _ in "ab"]
+    Gradients(plan, 0, parameters, torch.zeros(layout.total, dtype=torch.uint8), carrier, overlaps=False)  # type: ignore[arg-type]  # a carrier, as far as it is asked
+    assert len(opened) == count

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from made import made
+from made import made, mixed, sends
+from made import numbers as numbers_of
 
 from distbelief.core import events
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring, pushing
@@ -24,12 +25,9 @@ from distbelief.server.optimizers import OPTIMIZERS
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, TorchSlice
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import Layout, Range, Tensor, lay_out
+from distbelief.sharding.layout import Layout, Range
 
-LAYOUT = lay_out([
-    Tensor("weight", (5, 7), "float32"), Tensor("other", (3,), "float32", group=1), Tensor("half", (9,), "bfloat16"),
-    Tensor("mean", (4,), "float32", "buffer"), Tensor("frozen", (2,), "float32", "frozen"),
-], groups=({}, {"lr": 0.5}))  # fmt: skip
+LAYOUT = mixed(lr=0.5)
 MOVING, FROZEN = LAYOUT.moving, LAYOUT.total
 
 
@@ -38,13 +36,7 @@ def plan(layout: Layout = LAYOUT, shards: int = 1, **settings: Any) -> Plan:
 
 
 def numbers(size: int, seed: int) -> torch.Tensor:
-    """Bytes that are finite numbers in every dtype of the layout."""
-    values = torch.zeros(size, dtype=torch.uint8)
-    chance = torch.Generator().manual_seed(seed)
-    for section in LAYOUT.sections_in(Range(0, size)):
-        view = values[section.start : section.stop].view(getattr(torch, section.dtype))
-        view.copy_(torch.randn(view.shape, generator=chance))
-    return values
+    return numbers_of(LAYOUT, Range(0, size), seed)
 
 
 def shard(the_plan: Plan | None = None, blank: bool = False) -> Shard:
@@ -263,49 +255,32 @@ def test_buffers_are_the_latest_pushs_and_frozen_parameters_stay() -> None:
     )
 
 
+def changed(**fields: Any) -> pushing.Push:
+    """The first push, but for some fields."""
+    return msgspec.structs.replace(push(1), **fields)
+
+
+VALUES = numbers(MOVING, 0)
+
+
 @pytest.mark.parametrize(
     ("event", "payload", "says"),
     [
-        (push(2), numbers(MOVING, 0), "sent push 2 after push 0"),
-        (push(1, version=1), numbers(MOVING, 0), "pushed to version 1 of shard 0, which is at 0"),
-        (push(1, stop=MOVING - 128), numbers(MOVING - 128, 0), r"pushed \[0, \d+\) to shard 0, which holds"),
+        (push(2), VALUES, "sent push 2 after push 0"),
+        (push(1, version=1), VALUES, "pushed to version 1 of shard 0, which is at 0"),
+        (push(1, stop=MOVING - 128), VALUES[:-128], r"pushed \[0, \d+\) to shard 0, which holds"),
         (push(1), None, "to shard 0, which holds"),
+        (changed(encoding="zip"), VALUES, "'zip', which shard 0 does not know: it knows dense; install the same distb"),
+        (changed(ranges=()), VALUES, r"pushed to shard 0 what covers nothing; it holds \[0, \d+\)"),
         (
-            msgspec.structs.replace(push(1), encoding="zip"),
-            numbers(MOVING, 0),
-            "pushed in encoding 'zip', which shard 0 does not know: it knows dense; install the same distbelief",
-        ),
-        (
-            msgspec.structs.replace(push(1), ranges=()),
-            numbers(MOVING, 0),
-            r"pushed to shard 0 what covers nothing; it holds \[0, \d+\)",
-        ),
-        (
-            msgspec.structs.replace(push(1), ranges=(Range(128, MOVING), Range(0, 128))),
-            numbers(MOVING, 0),
+            changed(ranges=(Range(128, MOVING), Range(0, 128))),
+            VALUES,
             r"what covers \[128, \d+\), \[0, 128\); it holds",
         ),
-        (
-            msgspec.structs.replace(push(1), partition=1),
-            numbers(MOVING, 0),
-            "replica 0 pushed for partition 1, which it is not",
-        ),
+        (changed(partition=1), VALUES, "replica 0 pushed for partition 1, which it is not"),
         (pushing.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
-        (initialising.Initialise(0, 4, MOVING), numbers(MOVING - 4, 0), "which is not what shard 0 holds"),
+        (initialising.Initialise(0, 4, MOVING), VALUES[4:], "which is not what shard 0 holds"),
         (membership.Leave(), None, "a shard does not take Leave"),
-    ],
-    ids=[
-        "gap",
-        "later version",
-        "range",
-        "no payload",
-        "encoding",
-        "covers nothing",
-        "other ranges",
-        "partition",
-        "fetch",
-        "initialise",
-        "unknown",
     ],
 )
 def test_what_breaks_the_protocol_changes_nothing(event: Event, payload: torch.Tensor | None, says: str) -> None:
@@ -402,12 +377,7 @@ def test_a_fetch_that_waits_is_answered_once_and_asking_again_is_refused_but_to_
     done = [
         effect for replica in (0, 1) for effect in one.handle(f"replica {replica}", push(1), numbers(MOVING, replica))
     ]
-    answers = [
-        (send.to, send.message.floor)
-        for send in done
-        if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)
-    ]
-    assert answers == [("replica 0", 1)]
+    assert [(send.to, send.message.floor) for send in sends(done, pushing.Fetched)] == [("replica 0", 1)]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -427,5 +397,4 @@ def test_an_evaluator_waits_for_the_standby_and_what_it_waited_for_is_not_sent_t
     confirmed = [
         effect for number in range(1, 20) for effect in one.handle("standby 0", mirroring.Confirmed(0, number), None)
     ]
-    answered = [send.to for send in confirmed if isinstance(send, Send) and isinstance(send.message, pushing.Fetched)]
-    assert answered == ([] if dies else ["evaluator"])
+    assert [send.to for send in sends(confirmed, pushing.Fetched)] == ([] if dies else ["evaluator"])

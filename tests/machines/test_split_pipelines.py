@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from pipeline_proofs import prove
-from splitting import Played, whole_gradients
+from splitting import Played, Skipping, whole_gradients
 from torch import nn
 
 from distbelief.schedules.pipeline import pipeline
@@ -14,20 +14,6 @@ from distbelief.split.plan import apply
 from distbelief.split.play import Passes, cut_minibatch, play
 from distbelief.split.program import PartitionProgram, build
 from distbelief.split.tracing import trace
-
-
-class Skipping(nn.Module):
-    """What the first layer gives is used by all others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = h = self.layers[0](x)
-        for layer in self.layers[1:]:
-            h = torch.relu(layer(h)) + first
-        return h
 
 
 def mlp() -> nn.Module:

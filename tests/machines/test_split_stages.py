@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from splitting import check_equal, play_split
+from splitting import Skipping, check_equal, play_split
 from torch import nn
 
 from distbelief.errors import LocalProtocolError, UsageError
@@ -18,20 +18,6 @@ def mlp() -> nn.Module:
 def lenet() -> nn.Module:
     features = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten())
     return nn.Sequential(*features, nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10))
-
-
-class Skipping(nn.Module):
-    """What one layer gives is used by three, at other partitions, and by a size that is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(5)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = h = self.layers[0](x).view(x.size(0), -1)
-        for layer in self.layers[1:]:
-            h = torch.relu(layer(h)) + first
-        return h.view(first.shape[0], first.shape[1])
 
 
 SHAPES = {mlp: (784,), lenet: (1, 28, 28), Skipping: (16,)}

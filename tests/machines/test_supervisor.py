@@ -550,32 +550,24 @@ def test_neither_the_rest_of_a_replica_that_goes_nor_a_standby_on_the_same_host_
 
 
 @pytest.mark.parametrize(
-    ("saved", "standby", "replaceable", "restarts", "leaves"),
+    ("case", "saved", "standby", "replaceable", "restarts", "leaves"),
     [
-        (1, (), True, 1, True),
-        (0, (HOLDS,), False, 0, True),
-        (0, (), True, 1, False),
-        (1, (), False, 1, False),
-        (1, (), True, 0, False),
-        (0, (HOLDS, records.Vacant("shard 0", 1)), True, 1, False),
-    ],
-    ids=[
-        "a checkpoint",
-        "a standby",
-        "a standby that holds nothing yet",
-        "no other host could take it",
-        "it has had its last life",
-        "a standby of a life that is gone",
+        ("a checkpoint", 1, (), True, 1, True),
+        ("a standby", 0, (HOLDS,), False, 0, True),
+        ("a standby that holds nothing yet", 0, (), True, 1, False),
+        ("no other host could take it", 1, (), False, 1, False),
+        ("it has had its last life", 1, (), True, 0, False),
+        ("a standby of a life that is gone", 0, (HOLDS, records.Vacant("shard 0", 1)), True, 1, False),
     ],
 )
 def test_a_shard_leaves_that_has_a_standby_or_comes_again_elsewhere_from_a_checkpoint(
-    saved: int, standby: tuple[Any, ...], replaceable: bool, restarts: int, leaves: bool
+    case: str, saved: int, standby: tuple[Any, ...], replaceable: bool, restarts: int, leaves: bool
 ) -> None:
     told = Told(restarts=restarts, explanation=Explanation(saved)).training()
     for record in standby:
         told.say(record)
     did = told.at(1.0, msgspec.structs.replace(GOES, replaceable=replaceable))
-    assert (Vacate("n1") in did) == leaves
+    assert (Vacate("n1") in did) == leaves, case
     assert bool(words(did)) != leaves, "else the job ends in peace"
 
 

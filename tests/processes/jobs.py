@@ -10,7 +10,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from time import monotonic, sleep
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -26,11 +27,12 @@ from distbelief.fabric.role_links import RoleLinks
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt
 from distbelief.places.processes.local import Local
+from distbelief.places.simulated.simulated import Simulated
 from distbelief.replica import siblings
 from distbelief.runtime.direct import DirectEndpoint, SharedShard
 from distbelief.server.passed import PassedSlice
 from distbelief.strategies import Downpour
-from distbelief.tasks import Task, TensorData, as_data, mnist
+from distbelief.tasks import Task, TensorData
 from distbelief.tasks.on_disk import LARGE
 from distbelief.transport.sockets import SocketEndpoint
 
@@ -43,6 +45,8 @@ LONG = 30
 """Epochs in which there is time for a death."""
 MANY = 100_000
 """Epochs of a job that something has to end."""
+PLAIN = Simulated(keep=True)
+"""The place of what processes are held against."""
 
 
 def data(samples: int = SAMPLES) -> TensorData:
@@ -56,16 +60,6 @@ def net() -> nn.Module:
 
 def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
-
-
-WHOLE = 480
-
-
-def perceptron() -> Task:
-    """The perceptron of `mnist`, in float64, on some of its data."""
-    made = mnist()
-    inputs, targets = as_data(made.train()).batch(torch.arange(WHOLE))
-    return Task(model=lambda: made.model().double(), train=lambda: TensorData(inputs.double(), targets))
 
 
 def wrongly_split() -> Task:
@@ -261,9 +255,40 @@ def job(out: object, strategy: object = None, task: str = "jobs:tiny", **options
     return Job(task=task, strategy=strategy or Downpour(), out=str(out), **{"batch_size": BATCH, **options})  # type: ignore[arg-type]
 
 
-def run(out: object, strategy: object = None, on: Local | None = None, **options: object) -> dict[str, object]:
+def run(out: object, strategy: object = None, on: Any = None, **options: object) -> dict[str, object]:
     """Run a small job on processes of this machine."""
     return (on or Local()).run(job(out, strategy, **options))
+
+
+def launch(
+    folder: Path, source: str, strategy: object = None, *words: str, on: Local | None = None, **options: object
+) -> dict[str, object]:
+    """Launch a script of this source, with words of its own."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "script.py"
+    script.write_text(source)
+    return (on or Local()).launch(job(folder / "run", strategy, task="script", **options), [str(script), *words])
+
+
+def weights(out: object) -> dict[str, torch.Tensor]:
+    """The model that a run has ended with."""
+    return load_file(Path(str(out)) / "model.safetensors")
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two runs have ended with the same bits."""
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def assert_close(one: object, other: object, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+    """Two runs have ended with the same model, but for rounding."""
+    torch.testing.assert_close(weights(one), weights(other), rtol=rtol, atol=atol)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """In which a command finds the tasks of this file."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), **more}
 
 
 def process_of(role: str) -> int:
@@ -295,6 +320,34 @@ def descendants(process: int) -> dict[int, str]:
         below = {pid for pid, parent in parents.items() if parent in below}
         found |= {pid: _title(pid) for pid in below}
     return found
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended, or was never there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def processes_in(folder: Path) -> dict[int, str]:
+    """The processes of this machine whose working directory is a folder, and what they are called."""
+    found = {}
+    for one in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(one / "cwd") == str(folder) and not is_dead(int(one.name)):
+                found[int(one.name)] = _title(int(one.name))
+    return found
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    """Within the seconds that anything may take."""
+    from patience import SECONDS  # which is not on the path of every process that reads this file
+
+    end = monotonic() + SECONDS
+    while not reached():
+        assert monotonic() < end
+        sleep(0.01)
 
 
 def _title(pid: int) -> str:
@@ -353,13 +406,6 @@ class Watch:
                     act()
 
         self.act = look
-
-
-class Cast(nn.Module):
-    """From float64 to float32, in the middle of a model."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs.float()
 
 
 def low() -> Task:
@@ -436,27 +482,6 @@ def once() -> Task:
     return Task(model=Once, train=lambda: every, loss=lambda output, _: output)
 
 
-class _Told(nn.Linear):
-    """A layer that writes down that it is trained."""
-
-    def __init__(self) -> None:
-        super().__init__(8, 4)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            Path(os.environ["TRAINED"]).touch()
-        return super().forward(inputs)
-
-
-def _of_another_task(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (output.argmax(2) == target).sum()
-
-
-def mismeasured() -> Task:
-    """With a metric that does not fit what the model gives."""
-    return Task(model=_Told, train=data, test=lambda: data(100), metric={"words": _of_another_task})
-
-
 def unmeasured() -> Task:
     """Who measures it ends, as if that were all that there is to do."""
     return Task(model=net, train=data, test=lambda: data(100), metric=lambda *_: os._exit(0))
@@ -464,7 +489,7 @@ def unmeasured() -> Task:
 
 def times_trained(out: object) -> list[int]:
     """How often each sample was trained in a run of that task."""
-    counts: list[int] = load_file(Path(str(out)) / "model.safetensors")["count"].neg().int().tolist()
+    counts: list[int] = weights(out)["count"].neg().int().tolist()
     return counts
 
 

@@ -63,14 +63,6 @@ def loading_raises() -> Task:
     return Task(model=jobs.net, train=lambda: _raise(FileNotFoundError("no such file")))  # type: ignore[arg-type, return-value]
 
 
-def model_raises() -> Task:
-    return Task(model=lambda: _raise(RuntimeError("no model today")), train=jobs.data)  # type: ignore[arg-type, return-value]
-
-
-def no_model() -> Task:
-    return Task(model=lambda: "a model", train=jobs.data)  # type: ignore[arg-type, return-value]
-
-
 def dies_well() -> Task:
     return Task(model=lambda: _DiesWell(8, 4), train=jobs.data)
 
@@ -79,20 +71,8 @@ def exits() -> Task:
     return Task(model=lambda: _Exits(8, 4), train=jobs.data)
 
 
-def nothing_to_train() -> Task:
-    return Task(model=nn.Tanh, train=jobs.data)
-
-
 def dies() -> Task:
     return Task(model=lambda: _Dies(8, 4), train=jobs.data)
-
-
-def training_data_raise() -> Task:
-    return Task(model=jobs.net, train=lambda: _raise(FileNotFoundError("no such file")), test=jobs.data)  # type: ignore[arg-type, return-value]
-
-
-def nothing_to_test() -> Task:
-    return Task(model=jobs.net, train=jobs.data, test=list)
 
 
 def lazy() -> Task:

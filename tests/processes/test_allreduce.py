@@ -1,5 +1,5 @@
 """Allreduce on real processes: in shared memory, over role links, encrypted or not, and over torch.distributed, with
-deaths, a script, and a run that goes on.
+deaths, and a run that goes on.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jobs
 import msgspec
 import pytest
 import tally
 import torch
-from safetensors.torch import load_file
 from torch.distributed import PrefixStore, TCPStore
 
 from distbelief.core import records
@@ -25,56 +23,22 @@ from distbelief.core.messages import Address
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Record
 from distbelief.core.settings import Plan, Settings
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import UsageError
 from distbelief.fabric import process_group
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.places.processes.local import Local
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.sharding.layout import Tensor, lay_out
-from distbelief.strategies import Allreduce, Single, Synchronous
+from distbelief.strategies import Allreduce, Single
 
 PLACES = {"shared": Local(), "tcp": Local(transport="tcp"), "tls": Local(transport="tcp", tls=True)}
-SCRIPT = """
-import distbelief as db
-from torch.nn.functional import cross_entropy
-import jobs
-replica = db.join()
-model = jobs.net()
-optimizer = replica.optimizer(model)
-for x, y in replica.batches(jobs.data(), batch_size=jobs.BATCH):
-    optimizer.zero_grad()
-    for part in (slice(0, 5), slice(5, None)):  # two backward passes for one step
-        loss = cross_entropy(model(x[part]), y[part], reduction="sum") / len(x)
-        loss.backward()
-    optimizer.step()
-"""
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def assert_close(ours: Path, theirs: Path) -> None:
-    expected = weights(theirs)
-    for name, value in weights(ours).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process makes of minibatches three times as large."""
     folder = tmp_path_factory.mktemp("union") / "run"
-    plain: Any = Simulated(keep=True)
-    jobs.run(folder, Single(optimizer=optim("momentum", lr=0.05)), plain, epochs=2, batch_size=3 * jobs.BATCH)
+    jobs.run(folder, Single(optimizer=optim("momentum", lr=0.05)), jobs.PLAIN, epochs=2, batch_size=3 * jobs.BATCH)
     return folder
-
-
-def among_three(algorithm: str) -> Allreduce:
-    """Several buckets, and two hosts where the algorithm asks for hosts."""
-    hosts = 2 * algorithm.startswith("hierarchical")
-    return Allreduce(
-        replicas=3, optimizer=optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=hosts
-    )
 
 
 @pytest.mark.parametrize(
@@ -83,43 +47,15 @@ def among_three(algorithm: str) -> Allreduce:
 )
 def test_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, carrier: str, algorithm: str) -> None:
     """And the result says what was run."""
-    result = jobs.run(tmp_path / "run", among_three(algorithm), on=PLACES[carrier], epochs=2)
+    hosts = 2 * algorithm.startswith("hierarchical")
+    strategy = Allreduce(3, optim("momentum", lr=0.05), algorithm=algorithm, bucket_mb=0.0003, per_host=hosts)
+    result = jobs.run(tmp_path / "run", strategy, PLACES[carrier], epochs=2)
     assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 14)
-    assert_close(tmp_path / "run", union)
+    jobs.assert_close(tmp_path / "run", union)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (told["strategy"], told["settings"]["algorithm"], told["shards"], told["replicas"], told["carrier"]) == (
-        "allreduce",
-        algorithm,
-        0,
-        3,
-        carrier,
-    )
+    assert (told["strategy"], told["settings"]["algorithm"]) == ("allreduce", algorithm)
+    assert (told["shards"], told["replicas"], told["carrier"]) == (0, 3, carrier)
     assert 0 < told["test_accuracy"] <= 1
-
-
-def test_accumulated_gradients_are_those_of_larger_minibatches(tmp_path: Path) -> None:
-    optimizer = optim("momentum", lr=0.05)
-    plain: Any = Simulated(keep=True)
-    jobs.run(tmp_path / "single", Single(optimizer=optimizer), plain, epochs=2, batch_size=4 * jobs.BATCH)
-    strategy = Allreduce(replicas=2, optimizer=optimizer, accumulate=2, bucket_mb=0.0003)
-    jobs.run(tmp_path / "run", strategy, on=PLACES["tcp"], epochs=2)
-    assert_close(tmp_path / "run", tmp_path / "single")
-
-
-def test_layers_cut_across_shards_are_as_in_one_process(tmp_path: Path) -> None:
-    optimizer = optim("lamb", weight_decay=0.01, decay_exempt=True)
-    for folder, strategy in (("single", Single(optimizer=optimizer)), ("cut", Synchronous(1, 3, optimizer))):
-        jobs.run(tmp_path / folder, strategy, epochs=2, warmup_epochs=1.0)
-    assert_close(tmp_path / "cut", tmp_path / "single")
-
-
-def test_buffers_are_one_for_all(tmp_path: Path) -> None:
-    for transport, place in PLACES.items():
-        result = jobs.run(tmp_path / transport, Allreduce(replicas=2), on=place, task="jobs:dropped", epochs=1)
-        assert result["outcome"] == "done"
-    shared, *others = (weights(tmp_path / transport)["1.running_mean"] for transport in PLACES)
-    for other in others:
-        torch.testing.assert_close(shared, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +71,7 @@ def test_the_others_go_on_when_one_is_killed_and_every_minibatch_is_in_one_updat
     assert result["outcome"] == "done"
     assert [record.role for record in watch.of(records.Gone) if record.died] == ["replica 1"]
     assert (result["epochs"], result["samples"]) == (jobs.LONG, jobs.LONG * jobs.SAMPLES)
-    assert (tally.times(weights(tmp_path)[tally.NAME]) == 1).all()
+    assert (tally.times(jobs.weights(tmp_path)[tally.NAME]) == 1).all()
 
 
 @pytest.mark.parametrize("transport", ["tcp", "tls"])
@@ -218,43 +154,14 @@ def test_a_meeting_at_one_who_does_not_answer_ends_within_seconds(
         assert not one.form(msgspec.structs.replace(group, members=(first, group.members[0])), lambda: False)
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp", "tls"])
-def test_on_death_stop_ends_with_the_reason(tmp_path: Path, watch: jobs.Watch, transport: str) -> None:
-    """And not when those who wait for the dead would give up, which is half an hour later."""
-    watch.once(records.EpochDone, lambda: jobs.kill("replica 1"))
-    with pytest.raises(JobFailed, match="replica 1 is gone: its process was killed by SIGKILL"):
-        jobs.run(
-            tmp_path,
-            Allreduce(replicas=2, on_death="stop"),
-            on=PLACES[transport],
-            epochs=jobs.MANY,
-            evaluate_every=0,
-        )
-
-
 def test_a_run_goes_on_where_it_was_and_as_another_strategy(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"optimizer": optim("adam", lr=0.01)}
-    plain: Any = Simulated(keep=True)
-    jobs.run(tmp_path / "whole", Allreduce(replicas=2, **options), plain, epochs=2)
-    jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=1)
-    result = jobs.run(tmp_path / "halves", Allreduce(replicas=2, **options), epochs=2, resume=True)
+    adam = optim("adam", lr=0.01)
+    jobs.run(tmp_path / "whole", Allreduce(2, adam), jobs.PLAIN, epochs=2)
+    jobs.run(tmp_path / "halves", Allreduce(2, adam), epochs=1)
+    result = jobs.run(tmp_path / "halves", Allreduce(2, adam), epochs=2, resume=True)
     assert (result["samples"], result["updates"]) == (2 * jobs.SAMPLES, 22)
-    assert_close(tmp_path / "halves", tmp_path / "whole")
-    assert jobs.run(tmp_path / "halves", Single(**options), epochs=3, resume=True)["samples"] == 3 * jobs.SAMPLES
-
-
-@pytest.mark.parametrize("transport", ["shared", "tls"])
-def test_a_script_of_several_backward_passes_a_step(tmp_path: Path, transport: str) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    job = jobs.job(
-        tmp_path / "run", Allreduce(replicas=2, optimizer=optim("sgd", lr=0.1)), task="script", epochs=2, seed=3
-    )
-    result = PLACES[transport].launch(job, [str(tmp_path / "script.py")])
-    assert (result["outcome"], result["samples"], result["updates"]) == ("done", 2 * jobs.SAMPLES, 22)
-    plain: Any = Simulated(keep=True)
-    alone = Single(optimizer=optim("sgd", lr=0.1))
-    jobs.run(tmp_path / "alone", alone, plain, epochs=2, batch_size=2 * jobs.BATCH, seed=3)
-    assert_close(tmp_path / "run", tmp_path / "alone")
+    jobs.assert_close(tmp_path / "halves", tmp_path / "whole")
+    assert jobs.run(tmp_path / "halves", Single(optimizer=adam), epochs=3, resume=True)["samples"] == 3 * jobs.SAMPLES
 
 
 @pytest.mark.parametrize("place", [Local(listen="127.0.0.1"), Local(listen="0.0.0.0", insecure=True)])

@@ -13,9 +13,9 @@ from typing import Any
 import jobs
 import pytest
 import torch
+from ends import end_of, meet
 from patience import SECONDS
 from test_allreduce import PLACES
-from test_tls import end_of, meet
 from wire_tap import BEFORE, BEHIND, tap
 
 from distbelief.core.conversations.pushing import Fetched, Push, Pushed

@@ -1,5 +1,5 @@
-"""Every consistency on real processes: nobody waits for the dead, and nobody's parameters change as he computes. What
-each is, is held in tests/simulated.
+"""Rounds on real processes: nobody's parameters change as he computes. What each consistency is, and that nobody waits
+for the dead, is held in tests/simulated.
 """
 
 from dataclasses import dataclass
@@ -8,44 +8,17 @@ from pathlib import Path
 
 import jobs
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.errors import TrainingError
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 
 
 @dataclass(frozen=True)
 class OwnRounds(Synchronous):
     """A strategy from outside the package, which may have others play its replicas."""
-
-
-@pytest.mark.parametrize(
-    ("strategy", "place", "kind", "victim"),
-    [
-        (Synchronous(3, 2), Local(), records.Stepped, 0),
-        (Synchronous(3, 2, backup_workers=1), Local("tcp", tls=True), records.EpochDone, 1),
-        (Softsync(3, 2), Local("tcp"), records.Stepped, 2),
-        (Bounded(3, 2, staleness=0), Local(), records.Joined, 1),
-    ],
-    ids=["synchronous", "backup worker", "softsync", "bounded"],
-)
-def test_nobody_waits_for_a_killed_replica(
-    tmp_path: Path, watch: jobs.Watch, strategy: Strategy, place: Local, kind: type[records.Record], victim: int
-) -> None:
-    watch.once(kind, lambda: jobs.kill(f"replica {victim}"), 0 if kind is records.Joined else 3)
-    result = jobs.run(tmp_path, strategy, place, epochs=jobs.LONG, evaluate_every=0)
-    assert [record.role for record in watch.of(records.Gone) if record.died] == [f"replica {victim}"]
-    assert (result["outcome"], result["samples"]) == ("done", jobs.LONG * jobs.SAMPLES)
-    assert all(record.samples >= jobs.LONG * jobs.SAMPLES for record in watch.of(records.Applied))
-    if isinstance(strategy, Synchronous):
-        assert result["staleness"]["max"] == 0  # type: ignore[index]
-        assert result["updates"] < result["pushes"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -64,11 +37,9 @@ def test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_
     own.
     """
     job = partial(jobs.job, strategy=Synchronous(1, shards, optimizer=optim(optimizer, lr=0.05)), task=task)
-    for place, name in ((Local(), "memory"), (Simulated(keep=True), "sent")):
+    for place, name in ((Local(), "memory"), (jobs.PLAIN, "sent")):
         place.run(job(tmp_path / name, evaluate_every=0, checkpoint_every=0))
-    memory, sent = (load_file(tmp_path / name / "model.safetensors") for name in ("memory", "sent"))
-    assert memory.keys() == sent.keys()
-    assert all(torch.equal(value, sent[name]) for name, value in memory.items())
+    assert jobs.same(tmp_path / "memory", tmp_path / "sent")
 
 
 def test_replicas_find_what_the_shards_step_in_rounds_of_all_only() -> None:

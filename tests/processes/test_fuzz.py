@@ -6,23 +6,19 @@ else.
 
 import contextlib
 import dataclasses
-import gzip
 import os
 import socket
-import ssl
 import struct
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from patience import SECONDS
+from ends import Target, client_hello, closed, end_of, meet
 from spoil import LAYOUT, PLAN, Spoiler
 
 from distbelief.coordination.coordinator import Coordinator
@@ -37,13 +33,11 @@ from distbelief.core.conversations import (
     pushing,
 )
 from distbelief.core.conversations.initialising import Ready
-from distbelief.core.effects import Arrival, Send
+from distbelief.core.effects import Send
 from distbelief.core.events import Lost
 from distbelief.core.messages import Hello, Message
 from distbelief.core.portions import ANEW, Portion, Position
-from distbelief.core.protocol import MESSAGES
-from distbelief.errors import CheckpointError, DataError, RemoteProtocolError
-from distbelief.places.join.authority import Authority
+from distbelief.errors import CheckpointError, RemoteProtocolError
 from distbelief.record.checkpoints import MANIFEST, Checkpoints, read_manifest
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import goes_back, in_effect, read_metrics
@@ -57,10 +51,7 @@ from distbelief.strategies.parameter_server.players import coordinator as portio
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.shard import shard as batch_shard
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
-from distbelief.tasks.data_files import read_idx
 from distbelief.transport.base import outside
-from distbelief.transport.shared import SharedEndpoint
-from distbelief.transport.sockets import SocketEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
@@ -80,45 +71,24 @@ def told(seed: int) -> Iterator[None]:
         raise
 
 
-def test_a_spoilt_frame_is_a_message_or_the_peers_error() -> None:
-    taken = 0
-    for seed in range(COUNT):
-        frame = Spoiler(seed).frame()
-        with (
-            told(seed),
-            contextlib.suppress(
-                RemoteProtocolError, struct.error if len(frame) < wire.PREFIX.size else RemoteProtocolError
-            ),
-        ):
-            length = wire.length(frame[: wire.PREFIX.size])
-            assert length <= wire.MESSAGE_LIMIT
-            message = wire.decode(frame[wire.PREFIX.size :][:length])
-            assert isinstance(message, MESSAGES)
-            assert isinstance(wire.decode(wire.encode(message)[wire.PREFIX.size :]), type(message))
-            taken += 1
-    assert COUNT / 50 < taken < COUNT, "frames are spoilt too much, or not at all"
-
-
-def shard() -> Shard:
-    one = Shard(0, TorchSlice)
-    one.handle("coordinator", initialising.Restore(PLAN, ""), None)
-    for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle(
-            "replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8)
-        )
+def filled(one: Any, plan: Any) -> Any:
+    """A shard that has its range, and zeros in it."""
+    one.handle("coordinator", initialising.Restore(plan, ""), None)
+    for part in (plan.assignments[0].moving, plan.assignments[0].frozen):
+        initialise = initialising.Initialise(0, part.start, part.stop)
+        one.handle("replica 0", initialise, torch.zeros(part.size, dtype=torch.uint8))
     return one
+
+
+def shard() -> Any:
+    return filled(Shard(0, TorchSlice), PLAN)
 
 
 DESCENT = msgspec.structs.replace(PLAN, settings=dataclasses.replace(PLAN.settings, strategy=Sandblaster()))
 
 
-def descending_shard() -> Shard:
-    one = batch_shard(0, TorchVectorSlice)
-    one.handle("coordinator", initialising.Restore(DESCENT, ""), None)
-    for part in (PLAN.assignments[0].moving, PLAN.assignments[0].frozen):
-        one.handle(
-            "replica 0", initialising.Initialise(0, part.start, part.stop), torch.zeros(part.size, dtype=torch.uint8)
-        )
+def descending_shard() -> Any:
+    one = filled(batch_shard(0, TorchVectorSlice), DESCENT)
     one.handle("coordinator", operations.Operate(1, (operations.Gather(1, ("g",), True),)), None)
     return one
 
@@ -183,160 +153,67 @@ def test_a_spoilt_message_is_taken_or_the_peers_error(make: Callable[[], Shard |
             machine = make()
 
 
-class Target:
-    """A shard's endpoint with one good link, and what was delivered to it."""
-
-    def __init__(self, carrier: str) -> None:
-        authority = Authority("job") if carrier == "tls" else None
-        self.identity = authority.issue if authority else None
-        self.shard, good = self.end(carrier, "shard 0"), self.end(carrier, "evaluator")
-        self.got: list[Arrival] = []
-        self.shard.deliver = self.got.append
-        self.address = self.shard.listen()
-        self.meet(good, self.shard)
-        self.good = good
-
-    def end(self, carrier: str, role: str) -> SocketEndpoint:
-        if self.identity:
-            return TlsEndpoint(role, "job", identity=self.identity(role))
-        return SharedEndpoint(role, "job") if carrier == "shared" else TcpEndpoint(role, "job")
-
-    def meet(self, end: SocketEndpoint, shard: SocketEndpoint) -> None:
-        opening = threading.Thread(target=end.connect, args=("shard 0", self.address))
-        opening.start()
-        while opening.is_alive():
-            shard.poll(0.0005)
-        opening.join()
-
-    def raw(self) -> socket.socket:
-        if self.address.startswith("unix:@"):
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect("\0" + self.address.removeprefix("unix:@"))
-            return connection
-        host, _, port = self.address.removeprefix("tcp:").rpartition(":")
-        return socket.create_connection((host, int(port)))
-
-    def until(self, reached: Callable[[], object]) -> None:
-        end = monotonic() + SECONDS
-        while not reached():
-            assert monotonic() < end, self.got
-            self.shard.poll(0.0005)
-
-    def check_the_good_link(self) -> None:
-        self.got.clear()
-        self.good.send("shard 0", Ready(()))
-        self.good.poll(0)
-        self.until(lambda: self.got)
-        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("evaluator", Ready(()))]
-
-    def close(self) -> None:
-        self.good.close()
-        self.shard.close()
-
-
-@pytest.fixture(params=["shared", "tcp"])
+@pytest.fixture(params=["shared", "tcp", "tls"])
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     target = Target(request.param)
     yield target
     target.close()
 
 
-def test_spoilt_frames_cost_the_link_they_came_on_and_no_other(target: Target) -> None:
-    hello, tried, seed = (
-        wire.encode(Hello("job", "replica 0", 0, 4096, 0 if isinstance(target.shard, SharedEndpoint) else 2, 0)),
-        0,
-        0,
-    )
-    while tried < COUNT:
-        seed += 1
-        spoiler, before = Spoiler(seed), len(target.got)
-        with told(seed), target.raw() as peer:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                peer.sendall(hello + b"".join(spoiler.frame() for _ in range(BURST)))
-                peer.shutdown(socket.SHUT_WR)
-            target.until(lambda: any(isinstance(arrival.event, Lost) for arrival in target.got[before:]))  # noqa: B023
-            assert all(
-                isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0"
-                for arrival in target.got[before:]
+@contextlib.contextmanager
+def linked(target: Target) -> Iterator[socket.socket]:
+    """A link of replica 0, on which anything can be said."""
+    if isinstance(target.endpoint, TlsEndpoint):
+        replica = end_of("replica 0")
+        meet(replica, target.endpoint, target.address)
+        yield replica._links["shard 0"].socket
+        replica.close()
+    else:
+        with target.raw() as peer:
+            peer.sendall(
+                wire.encode(Hello("job", "replica 0", 0, 4096, 2 * isinstance(target.endpoint, TcpEndpoint), 0))
             )
-        tried += len(target.got) - before
+            yield peer
+
+
+def test_spoilt_frames_cost_the_link_they_came_on_and_no_other(target: Target) -> None:
+    tried, seed, secret = 0, 0, isinstance(target.endpoint, TlsEndpoint)
+    while tried < (COUNT // 10 if secret else COUNT):
+        seed += 1
+        target.got.clear()
+        spoiler = Spoiler(seed)
+        with told(seed):
+            with linked(target) as peer, contextlib.suppress(OSError):
+                peer.sendall(b"".join(spoiler.frame() for _ in range(BURST)))
+            target.until(lambda: any(isinstance(arrival.event, Lost) for arrival in target.got))
+            for arrival in target.got:
+                assert isinstance(arrival.event, Message | Lost)
+                assert arrival.sender == "replica 0"
+        tried += len(target.got)
         if seed % 100 == 0:
-            target.check_the_good_link()
-    target.check_the_good_link()
+            target.got.clear()
+            target.goes_on()
+    target.got.clear()
+    target.goes_on()
 
 
 def test_a_spoilt_introduction_is_a_stranger_dropped_or_a_role(target: Target) -> None:
-    hello = wire.encode(Hello("job", "replica 0", 0, 64, 0, 0))
+    """Over TLS it is a handshake, and nobody has a role who has not made it."""
+    secret = isinstance(target.endpoint, TlsEndpoint)
+    first = client_hello() if secret else wire.encode(Hello("job", "replica 0", 0, 64, 0, 0))
     for seed in range(COUNT):
+        spoiler = Spoiler(seed)
         with told(seed), target.raw() as peer:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                peer.sendall(Spoiler(seed).frame([hello]))
+                peer.sendall(spoiler.data(first) if secret else spoiler.frame([first]))
                 peer.shutdown(socket.SHUT_WR)
             target.until(lambda: closed(peer))
-            assert all(
-                isinstance(arrival.event, Lost | Message) and arrival.sender != "evaluator" for arrival in target.got
-            )
+            for arrival in target.got:
+                assert isinstance(arrival.event, Lost | Message)
+                assert arrival.sender != "evaluator"
+                assert not secret
             target.got.clear()
-    target.check_the_good_link()
-
-
-def test_spoilt_handshakes_cost_nobody_but_the_stranger() -> None:
-    target = Target("tls")
-    replica = target.end("tls", "replica 0")
-    real = client_hello(replica)
-    for seed in range(COUNT):
-        with told(seed), target.raw() as peer:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                peer.sendall(Spoiler(seed).data(real))
-                peer.shutdown(socket.SHUT_WR)
-            target.until(lambda: closed(peer))
-            assert not target.got
-    target.check_the_good_link()
-    replica.close()
-    target.close()
-
-
-def test_a_role_of_the_job_that_speaks_spoilt_frames_under_tls_costs_its_link() -> None:
-    target = Target("tls")
-    tried, seed = 0, 0
-    while tried < COUNT // 10:
-        seed += 1
-        spoiler, before, replica = Spoiler(seed), len(target.got), target.end("tls", "replica 0")
-        with told(seed):
-            target.meet(replica, target.shard)
-            with contextlib.suppress(OSError):
-                replica._links["shard 0"].socket.sendall(b"".join(spoiler.frame() for _ in range(BURST)))
-            replica.close()
-            target.until(lambda: any(isinstance(arrival.event, Lost) for arrival in target.got[before:]))  # noqa: B023
-            assert all(
-                isinstance(arrival.event, Message | Lost) and arrival.sender == "replica 0"
-                for arrival in target.got[before:]
-            )
-        tried += len(target.got) - before
-    target.check_the_good_link()
-    target.close()
-
-
-def closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed; what it has said before (an alert, say) is passed over."""
-    connection.setblocking(False)
-    try:
-        while connection.recv(4096):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def client_hello(end: Any) -> bytes:
-    """What a handshake begins with."""
-    sent = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        end._dialling.sslsocket_class = ssl.SSLSocket
-        end._dialling.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
-    return sent.read()
+    target.goes_on()
 
 
 # files
@@ -443,12 +320,3 @@ def test_spoilt_metrics_lose_lines_and_nothing_else(run: Path) -> None:
             for seconds, record in in_effect(path, [*goes_back(path), sys.maxsize]):
                 summary.take(seconds, record)
             msgspec.json.encode(summary.result())
-
-
-def test_a_spoilt_data_file_is_refused_or_read(run: Path) -> None:
-    plain = bytes((0, 0, 8, 3)) + struct.pack(">3I", 5, 2, 3) + bytes(range(30))
-    packed = gzip.compress(plain, mtime=0)
-    for seed in range(COUNT):
-        (run / "data").write_bytes(Spoiler(seed).data(packed if seed % 2 else plain))
-        with told(seed), contextlib.suppress(DataError):
-            assert read_idx(run / "data", (2, 3)).shape == (5, 2, 3)

@@ -6,16 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import jobs
 import pytest
-import torch
 from patience import SECONDS
-from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -24,7 +21,6 @@ from distbelief.errors import UsageError
 from distbelief.places import status
 from distbelief.places.evaluate import evaluate
 from distbelief.places.processes.local import Local
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Hogwild, Locking
 from distbelief.transport.shared import Locks
 
@@ -32,16 +28,6 @@ LOCKED = [
     Locking(replicas=3, shards=5),
     Locking(replicas=3, locks="round-robin"),
 ]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same(ours: Path, theirs: Path) -> None:
-    expected = weights(theirs)
-    for name, value in weights(ours).items():
-        assert torch.equal(value, expected[name])
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), [(Hogwild, "adagrad"), (Locking, "momentum")])
@@ -56,10 +42,10 @@ def test_one_replica_makes_what_the_simulated_one_does_also_where_it_was_interru
     watch.rest()
     epochs = int(broken["epochs"]) + 2  # type: ignore[call-overload]
     result = jobs.run(tmp_path / "real", strategy, epochs=epochs, resume=True)
-    Simulated(keep=True).run(jobs.job(tmp_path / "simulated", strategy, epochs=epochs))
+    jobs.run(tmp_path / "simulated", strategy, jobs.PLAIN, epochs=epochs)
     assert (result["outcome"], result["updates"], result["samples"]) == ("done", 21 * epochs, epochs * jobs.SAMPLES)
     assert result["staleness"]["max"] == 0  # type: ignore[index]
-    assert_same(tmp_path / "real", tmp_path / "simulated")
+    assert jobs.same(tmp_path / "real", tmp_path / "simulated")
 
 
 def test_sparse_gradients_and_their_evaluation(tmp_path: Path) -> None:
@@ -74,7 +60,7 @@ def test_under_locks_no_update_is_lost(tmp_path: Path, strategy: Locking) -> Non
     sgd = strategy.with_options(optimizer=optim("sgd", lr=1.0))
     result = jobs.run(tmp_path / "run", sgd, task="jobs:counting", epochs=6)
     assert result["updates"] == 126
-    assert weights(tmp_path / "run")["count"].unique().tolist() == [-126.0]
+    assert jobs.weights(tmp_path / "run")["count"].unique().tolist() == [-126.0]
 
 
 def test_kill_9_of_who_is_waited_for_gives_its_turn_to_the_next(
@@ -110,25 +96,7 @@ def test_kill_9_of_who_is_waited_for_gives_its_turn_to_the_next(
     assert result["staleness"]["max"] <= 2  # type: ignore[index]
 
 
-@contextlib.contextmanager
-def beside(does: Any) -> Iterator[tuple[int, Any]]:
-    """A file, and another process, which has done something with it, and waits."""
-    descriptor, context = os.memfd_create("shared"), multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    other = context.Process(target=does, args=(os.getpid(), descriptor, theirs))
-    other.start()
-    try:
-        assert ours.recv()
-        yield descriptor, other
-    finally:
-        other.kill()
-        other.join()
-        ours.close()
-        theirs.close()
-        os.close(descriptor)
-
-
-def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
+def hold(supervisor: int, descriptor: int, connection: Any) -> None:
     locks = Locks(os.open(f"/proc/{supervisor}/fd/{descriptor}", os.O_RDWR))
     connection.send(locks.take(0, lambda: False))
     connection.recv()
@@ -136,7 +104,12 @@ def _hold(supervisor: int, descriptor: int, connection: Any) -> None:
 
 def test_locks_are_the_kernels() -> None:
     """Another process has it until it dies."""
-    with beside(_hold) as (descriptor, other):
+    descriptor, context = os.memfd_create("shared"), multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    other = context.Process(target=hold, args=(os.getpid(), descriptor, theirs))
+    other.start()
+    try:
+        assert ours.recv()
         locks = Locks(descriptor)
         assert not locks.take(0, lambda: True)
         assert locks.holder(0) == other.pid
@@ -144,6 +117,12 @@ def test_locks_are_the_kernels() -> None:
         other.kill()
         other.join()
         assert locks.take(0, lambda: True)
+    finally:
+        other.kill()
+        other.join()
+        ours.close()
+        theirs.close()
+        os.close(descriptor)
 
 
 def test_a_killed_replica_costs_nothing_but_time_and_others_begin_again(tmp_path: Path, watch: jobs.Watch) -> None:

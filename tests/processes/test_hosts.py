@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import jobs
@@ -44,25 +44,6 @@ def shell(tmp_path: Path) -> str:
     return str(script)
 
 
-def _is_dead(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def processes_in(folder: Path) -> dict[int, str]:
-    """The processes of this machine whose working directory is a folder, and what they are called."""
-    found = {}
-    for one in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(one / "cwd") == str(folder) and not _is_dead(int(one.name)):
-                found[int(one.name)] = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.long
 def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
     """Roles begin where the plan says, an end is told of with how it was, and nothing is left."""
@@ -89,7 +70,7 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
 
         def there() -> list[tuple[str, int]]:
             seen.update({(life.role, life.incarnation): life.pid for life in processes.children if life.pid})
-            return [life for life, pid in seen.items() if not _is_dead(pid)]
+            return [life for life, pid in seen.items() if not jobs.is_dead(pid)]
 
         def pump() -> None:
             ready = multiprocessing.connection.wait(processes.waitables, 0.01)
@@ -116,11 +97,9 @@ class Told:
         self.folder = out.parent
         command = [sys.executable, "-m", "distbelief", "train", task, strategy, "--batch-size", "16", "--json"]
         command += ["--remote-shell", shlex.quote(shell), "--out", str(out), *words]
-        path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": path}, cwd=self.folder,
-        )  # fmt: skip
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=jobs.environment(), cwd=self.folder
+        )
 
     def until(self, reached: Callable[[dict[str, object]], bool]) -> dict[str, object]:
         """The first record that is so."""
@@ -133,18 +112,15 @@ class Told:
 
     def agents(self) -> list[int]:
         """The agents, in the order in which they were started."""
-        return sorted(pid for pid, called in processes_in(self.folder).items() if called == "distbelief: agent")
+        return sorted(pid for pid, called in jobs.processes_in(self.folder).items() if called == "distbelief: agent")
 
     def pid(self, role: str) -> int:
         """The process of a role."""
-        return next(pid for pid, called in processes_in(self.folder).items() if called == f"distbelief: {role}")
+        return next(pid for pid, called in jobs.processes_in(self.folder).items() if called == f"distbelief: {role}")
 
     def leaves_nobody(self) -> None:
         """Within seconds."""
-        end = monotonic() + SECONDS
-        while left := processes_in(self.folder):
-            assert monotonic() < end, left
-            sleep(0.05)
+        jobs.wait_until(lambda: not jobs.processes_in(self.folder))
 
 
 @pytest.fixture
@@ -228,7 +204,7 @@ def test_a_host_that_cannot_be_used_is_told_of(
     woken, wake = multiprocessing.Pipe(duplex=False)
     with woken, wake, pytest.raises(JobFailed, match=told):
         opening.open_hosts(RemoteShell(shell), list(names), "", "", woken)
-    wait_until(lambda: not {*processes_in(tmp_path)} - {os.getpid()})
+    assert not {*jobs.processes_in(tmp_path)} - {os.getpid()}
 
 
 def test_a_host_of_another_version_is_refused(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +236,7 @@ def test_hosts_are_checked_and_what_is_wrong_with_one_keeps_nobody_from_the_othe
         assert 0 < one["ways"][other]["latency"] < 1
         assert one["ways"][other]["bandwidth"] > 1e6
         assert ["nowhere" in problem for problem in one["problems"]] == [True]
-    wait_until(lambda: not {*processes_in(tmp_path)} - {os.getpid()})
+    jobs.wait_until(lambda: not {*jobs.processes_in(tmp_path)} - {os.getpid()})
 
 
 @pytest.mark.long
@@ -274,15 +250,17 @@ def test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment(
     keys = [json.loads(path.read_bytes())["identity"]["key"] for path in tmp_path.glob("ticket.*")]
     lines = [line.encode() for key in keys for line in key.splitlines()[1:-1]]
     shown = [
-        Path(f"/proc/{pid}/{what}").read_bytes() for pid in processes_in(tmp_path) for what in ("cmdline", "environ")
+        Path(f"/proc/{pid}/{what}").read_bytes()
+        for pid in jobs.processes_in(tmp_path)
+        for what in ("cmdline", "environ")
     ]
     assert len(keys) == 2, keys
     assert len(lines) >= 2 * len(keys)
     assert len(shown) > 2 * 4, "the command, the agents, and the roles"
     assert not any(line in text for line in lines for text in shown)
     assert len(told.agents()) == 2
-    os.kill(next(pid for pid, called in processes_in(tmp_path).items() if called == "cat"), signal.SIGKILL)
-    wait_until(lambda: len(told.agents()) == 1)
+    os.kill(next(pid for pid, called in jobs.processes_in(tmp_path).items() if called == "cat"), signal.SIGKILL)
+    jobs.wait_until(lambda: len(told.agents()) == 1)
 
 
 @pytest.mark.long
@@ -329,25 +307,11 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on(train: Callable[..
     died: set[str] = set()
     gone = told.until(lambda one: one.get("event") == "Gone" or _died(one, died))
     assert (gone["role"], gone["died"]) == ("replica 1", False), gone
-    result = told.until(lambda one: "per_replica" in one or (_agent_is_gone(second) and _died(one, died)))
-    assert _is_dead(second)
+    jobs.wait_until(lambda: jobs.is_dead(second))
+    result = told.until(lambda one: "per_replica" in one or _died(one, died))
     assert died == {"shard 1"}
     assert (result["outcome"], result["samples"]) == ("done", 60 * jobs.SAMPLES)
     assert told.process.wait(SECONDS) == 0
-
-
-def _agent_is_gone(agent: int) -> bool:
-    """Wait for its end."""
-    wait_until(lambda: _is_dead(agent))
-    return True
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    """Within seconds."""
-    end = monotonic() + SECONDS
-    while not reached():
-        assert monotonic() < end
-        sleep(0.05)
 
 
 def catches_sigterm(process: int) -> bool:
@@ -365,7 +329,7 @@ def test_a_host_that_is_told_to_go_before_the_job_has_begun_ends_it(shell: str, 
         f'#!/bin/sh\n[ $1 = a ] || while [ -e {tmp_path}/held ]; do sleep 0.1; done\nshift\nexec sh -c "$*"\n'
     )
     told = train("--hosts", "a:1,b:1", "--shards", "1")
-    wait_until(lambda: any(map(catches_sigterm, told.agents())))
+    jobs.wait_until(lambda: any(map(catches_sigterm, told.agents())))
     os.kill(told.agents()[0], signal.SIGTERM)
     _, printed = told.process.communicate(timeout=SECONDS)
     assert told.process.returncode == 130

@@ -45,6 +45,13 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
     opened.server.close()
 
 
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[Opened]:
+    opened = Opened(tmp_path, AUTHORITY)
+    yield opened
+    opened.server.close()
+
+
 def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_not(opened: Opened) -> None:
     assert join_server.ask(opened.ticket, JoinRequest("job", opened.ticket.secret)) == PART
     for wrong in (
@@ -57,18 +64,15 @@ def test_who_has_the_ticket_is_let_in_and_who_guesses_or_is_of_another_job_is_no
     assert len(opened.admitted) == 1
 
 
-def test_who_runs_another_version_is_not_let_in(tmp_path: Path) -> None:
-    opened = Opened(tmp_path, None)
-    try:
-        for version, called in (("", "older"), ("0.0.1", "0.0.1")):
-            with socket.create_connection(cut(opened.ticket.where[0]), 10) as link:
-                ticket.say(link, JoinRequest("job", opened.ticket.secret, version=version))
-                answer = join_server._answers.decode(ticket.hear(link, 1000))
-            told = f"it runs distbelief {ticket.VERSION}, this is {called}: install the same everywhere"
-            assert answer == JoinRefusal(told)
-        assert opened.admitted == []
-    finally:
-        opened.server.close()
+@pytest.mark.parametrize("opened", [None], indirect=True)
+def test_who_runs_another_version_is_not_let_in(opened: Opened) -> None:
+    for version, called in (("", "older"), ("0.0.1", "0.0.1")):
+        with socket.create_connection(cut(opened.ticket.where[0]), 10) as link:
+            ticket.say(link, JoinRequest("job", opened.ticket.secret, version=version))
+            answer = join_server._answers.decode(ticket.hear(link, 1000))
+        told = f"it runs distbelief {ticket.VERSION}, this is {called}: install the same everywhere"
+        assert answer == JoinRefusal(told)
+    assert opened.admitted == []
 
 
 def test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes(
@@ -106,38 +110,30 @@ WRONG: dict[str, Identity] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_where_links_are_tls_a_secret_alone_lets_nobody_in(tmp_path: Path, name: str) -> None:
-    opened = Opened(tmp_path, AUTHORITY)
-    try:
-        wrong = msgspec.structs.replace(opened.ticket, identity=WRONG[name])
-        with pytest.raises(JobFailed, match="does not answer"):
-            join_server.ask(wrong, JoinRequest("job", wrong.secret))
-        with pytest.raises(JobFailed, match="does not answer"):
-            join_server.ask(msgspec.structs.replace(wrong, identity=None), JoinRequest("job", wrong.secret))
-        bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
-        with (
-            socket.create_connection(cut(wrong.where[0]), 10) as plain,
-            contextlib.suppress(OSError),
-            bare.wrap_socket(plain) as link,
-        ):
-            ticket.say(link, JoinRequest("job", wrong.secret))
-            assert link.recv(1) == b""
-        assert opened.admitted == []
-    finally:
-        opened.server.close()
+def test_where_links_are_tls_a_secret_alone_lets_nobody_in(secret: Opened, name: str) -> None:
+    wrong = msgspec.structs.replace(secret.ticket, identity=WRONG[name])
+    with pytest.raises(JobFailed, match="does not answer"):
+        join_server.ask(wrong, JoinRequest("job", wrong.secret))
+    with pytest.raises(JobFailed, match="does not answer"):
+        join_server.ask(msgspec.structs.replace(wrong, identity=None), JoinRequest("job", wrong.secret))
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(cut(wrong.where[0]), 10) as plain,
+        contextlib.suppress(OSError),
+        bare.wrap_socket(plain) as link,
+    ):
+        ticket.say(link, JoinRequest("job", wrong.secret))
+        assert link.recv(1) == b""
+    assert secret.admitted == []
 
 
-def test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job(tmp_path: Path) -> None:
+def test_a_guest_gives_its_ticket_to_nobody_but_the_gate_of_its_job(secret: Opened) -> None:
     """Whoever else listens there, were he a role of the job, is not told the secret."""
-    opened = Opened(tmp_path, AUTHORITY)
-    opened.server._server._context = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue("replica 1"))
-    try:
-        with pytest.raises(JobFailed, match="the certificate there is of 'replica 1'"):
-            join_server.ask(opened.ticket, JoinRequest("job", opened.ticket.secret))
-        assert opened.admitted == []
-    finally:
-        opened.server.close()
+    secret.server._server._context = context(ssl.PROTOCOL_TLS_SERVER, AUTHORITY.issue("replica 1"))
+    with pytest.raises(JobFailed, match="the certificate there is of 'replica 1'"):
+        join_server.ask(secret.ticket, JoinRequest("job", secret.ticket.secret))
+    assert secret.admitted == []
 
 
 def test_the_ticket_is_its_owners_only_and_goes_with_the_server(opened: Opened) -> None:

@@ -6,11 +6,8 @@ from typing import Any
 
 import jobs
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from distbelief.core.optimizer import optim
-from distbelief.places.processes.local import Local
 from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Strategy, Synchronous
 
 LOOP = """
@@ -48,21 +45,13 @@ SCHEDULED = {
     "kept = replica.keep(minibatches=0, scheduler=scheduler, epochs=[])",
     "steps": "scheduler.step()",
 }
-FIELDS = {
-    "model": "jobs.net()",
-    "kept": "kept = replica.keep(minibatches=0, epochs=[])",
-    "begins": "",
-    "steps": "",
-}
+FIELDS = {"model": "jobs.net()", "kept": "kept = replica.keep(minibatches=0, epochs=[])", "begins": "", "steps": ""}
 
 
 def launch(folder: Path, strategy: Strategy, stops: Any = (), epochs: int = 4, **options: Any) -> dict[str, Any]:
     """Run a script that keeps something, up to some minibatches or ends of epochs at which it stops the job."""
-    folder.mkdir(exist_ok=True)
     fields = {**FIELDS, **{key: options.pop(key) for key in FIELDS if key in options}}
-    (folder / "script.py").write_text(LOOP.format(epochs=epochs, **fields))
-    job = jobs.job(folder / "run", strategy, task="script", **options)
-    return Local().launch(job, [str(folder / "script.py"), json.dumps(stops)])
+    return jobs.launch(folder, LOOP.format(epochs=epochs, **fields), strategy, json.dumps(stops), **options)
 
 
 def said(folder: Path) -> list[list[Any]]:
@@ -96,8 +85,7 @@ def test_a_script_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, name: st
     launch(parts, ONE[name], **SCHEDULED, resume=True)
     assert steps(parts) == steps(tmp_path / "whole")
     if name != "prefetch":  # which fetches its first parameters as often as it begins
-        one, other = (load_file(folder / "run" / "model.safetensors") for folder in (tmp_path / "whole", parts))
-        assert all(torch.equal(value, other[key]) for key, value in one.items())
+        assert jobs.same(tmp_path / "whole" / "run", parts / "run")
 
 
 def test_a_split_replica_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import jobs
 import pytest
@@ -33,26 +32,27 @@ class Start:
 
     def __init__(self, folder: Path, restarts: tuple[int, ...], words: tuple[str, ...], now: int) -> None:
         self.folder, self.restarts = folder, restarts
-        path = os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])
         command = ["train", "jobs:tiny", "downpour", "--batch-size", "16", "--json", "--shards", "1", *words]
-        common = dict(os.environ, PYTHONPATH=path, WORLD_SIZE=str(SIZE), TORCHELASTIC_RUN_ID="a start")
-        self._common, self._command = common, command
+        self._common = jobs.environment(WORLD_SIZE=str(SIZE), TORCHELASTIC_RUN_ID="a start")
+        self._command = command
         self.processes: list[subprocess.Popen[str]] = []
         self.begin(now)
 
     def begin(self, ranks: int) -> None:
         """Start the next ones, up to so many."""
-        self.processes += [self._begin(rank, self._command, self._common) for rank in range(len(self.processes), ranks)]
-
-    def _begin(self, rank: int, command: list[str], common: dict[str, str]) -> subprocess.Popen[str]:
-        program = ["-c", ELSEWHERE] if rank == 2 else ["-m", "distbelief"]
-        told = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
-        own["TORCHELASTIC_RESTART_COUNT"] = str(self.restarts[rank])
-        return subprocess.Popen(
-            [sys.executable, *program, *command], env=own, cwd=self.folder, text=True, stdout=told,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        for rank in range(len(self.processes), ranks):
+            program = ["-c", ELSEWHERE] if rank == 2 else ["-m", "distbelief"]
+            own = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % 2),
+                "TORCHELASTIC_RESTART_COUNT": str(self.restarts[rank]),
+            }
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, *program, *self._command], env={**self._common, **own}, cwd=self.folder, text=True,
+                    stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.PIPE,
+                )
+            )  # fmt: skip
 
     def until(self, name: str) -> dict[str, object]:
         """The first record that has a field, or is of an event, of a name."""
@@ -72,23 +72,13 @@ class Start:
 
     def shown(self) -> dict[str, bytes]:
         """All command lines and environments of its processes."""
-        several = [one / what for one in Path("/proc").glob("[0-9]*") if self._is_ours(one) for what in SHOWN]
+        several = [Path(f"/proc/{pid}/{what}") for pid in jobs.processes_in(self.folder) for what in SHOWN]
         return {str(one): one.read_bytes() for one in several}
 
     def leaves_nobody(self) -> None:
         """Within seconds."""
-        end = monotonic() + SECONDS
-        while left := [one for one in Path("/proc").glob("[0-9]*") if self._is_ours(one)]:
-            assert monotonic() < end, left
-            sleep(0.05)
+        jobs.wait_until(lambda: not jobs.processes_in(self.folder))
         assert not list(self.folder.glob(".distbelief-*"))
-
-    def _is_ours(self, process: Path) -> bool:
-        try:
-            alive = (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            return alive and os.readlink(process / "cwd") == str(self.folder)
-        except OSError:
-            return False
 
 
 @pytest.fixture

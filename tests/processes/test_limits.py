@@ -31,15 +31,10 @@ from distbelief.strategies import Allreduce, Downpour
 
 def train(tmp_path: Path, before: str, words: str) -> subprocess.CompletedProcess[str]:
     """Train behind other words of a shell."""
-    line = (
-        f"{before} {shlex.quote(sys.executable)} -m distbelief train {words} --out {shlex.quote(str(tmp_path / 'run'))}"
-    )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")]),
-    }
+    out = shlex.quote(str(tmp_path / "run"))
+    line = f"{before} {shlex.quote(sys.executable)} -m distbelief train {words} --out {out}"
     return subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+        ["bash", "-c", line], capture_output=True, text=True, timeout=SECONDS, env=jobs.environment(), check=False
     )
 
 

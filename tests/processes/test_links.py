@@ -40,21 +40,27 @@ def never() -> bool:
     return False
 
 
-def open_end(index: int, incarnation: int = 0, clear: bool = False) -> tuple[TcpEndpoint, str]:
-    role = f"replica {index}"
-    endpoint = (
-        TcpEndpoint(role, "job", incarnation)
-        if clear
-        else TlsEndpoint(role, "job", incarnation, identity=IDENTITIES[role])
-    )
-    return endpoint, endpoint.listen()
+Make = Callable[..., RoleLinks]
 
 
-def links(index: int, replicas: int, algorithm: str = "ring", incarnation: int = 0, clear: bool = False) -> RoleLinks:
-    per_host = 2 * algorithm.startswith("hierarchical")
-    endpoint, address = open_end(index, incarnation, clear)
-    lines = role_links.ChunkedLinks(endpoint, index, replicas)
-    return RoleLinks(lines, index, torch.device("cpu"), algorithm, per_host, address)
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes role links of replicas by number; all are closed at the end."""
+    made: list[RoleLinks] = []
+
+    def links(
+        index: int, replicas: int, algorithm: str = "ring", incarnation: int = 0, clear: bool = False
+    ) -> RoleLinks:
+        role, per_host = f"replica {index}", 2 * algorithm.startswith("hierarchical")
+        secret = TlsEndpoint(role, "job", incarnation, identity=IDENTITIES[role])
+        endpoint = TcpEndpoint(role, "job", incarnation) if clear else secret
+        lines = role_links.ChunkedLinks(endpoint, index, replicas)
+        made.append(RoleLinks(lines, index, torch.device("cpu"), algorithm, per_host, endpoint.listen()))
+        return made[-1]
+
+    yield links
+    for one in made:
+        one.close()
 
 
 def group_of(number: int, several: Sequence[RoleLinks], incarnations: Sequence[int] = ()) -> Assemble:
@@ -89,12 +95,12 @@ def reduced(one: RoleLinks) -> bool:
 
 
 @pytest.mark.parametrize(("ranks", "clear"), [(1, False), (3, False), (3, True)])
-def test_role_links_are_a_fabric(ranks: int, clear: bool) -> None:
+def test_role_links_are_a_fabric(make: Make, ranks: int, clear: bool) -> None:
     made: dict[tuple[str, int], RoleLinks] = {}
 
     def rank(own: int, meet: Callable[[], object]) -> None:
         def side(algorithm: str, size: int, found: Sequence[Bucket]) -> Side:
-            one = made[algorithm, own] = links(own, ranks, algorithm, clear=clear)
+            one = made[algorithm, own] = make(own, ranks, algorithm, clear=clear)
             meet()
             several = [made[algorithm, other] for other in range(ranks)]
             slot, total = one.open(size, found)
@@ -103,47 +109,37 @@ def test_role_links_are_a_fabric(ranks: int, clear: bool) -> None:
 
         check_fabric(side, own, ranks, meet, [*ALGORITHMS, "auto"])
 
-    try:
-        in_threads(ranks, rank)
-    finally:
-        for one in made.values():
-            one.close()
+    in_threads(ranks, rank)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
-def test_each_rank_sends_and_receives_its_share_of_the_least(algorithm: str) -> None:
+def test_each_rank_sends_and_receives_its_share_of_the_least(make: Make, algorithm: str) -> None:
     """2 (p - 1) / p of a vector, as the table of the algorithms says, and no more than 1 % of headers beside it."""
     ranks, size = 4, 8 << 20
-    several = [links(i, ranks, algorithm, clear=True) for i in range(ranks)]
-    try:
-        for one in several:
-            one.open(size, [Bucket(0, size, "float32")])
-        form(0, several)
-        ends = [one._links._endpoint.traffic for one in several]
-        before = [(sum(end.sent.values()), sum(end.received.values())) for end in ends]
-        for one in several:
-            one.ready(0)
-        assert all(map(reduced, several))
-        least = 2 * (ranks - 1) * size // ranks
-        for end, (sent, received) in zip(ends, before, strict=True):
-            assert least <= sum(end.sent.values()) - sent < 1.01 * least
-            assert least <= sum(end.received.values()) - received < 1.01 * least
-    finally:
-        for one in several:
-            one.close()
+    several = [make(i, ranks, algorithm, clear=True) for i in range(ranks)]
+    for one in several:
+        one.open(size, [Bucket(0, size, "float32")])
+    form(0, several)
+    ends = [one._links._endpoint.traffic for one in several]
+    before = [(sum(end.sent.values()), sum(end.received.values())) for end in ends]
+    for one in several:
+        one.ready(0)
+    assert all(map(reduced, several))
+    least = 2 * (ranks - 1) * size // ranks
+    for end, (sent, received) in zip(ends, before, strict=True):
+        assert least <= sum(end.sent.values()) - sent < 1.01 * least
+        assert least <= sum(end.received.values()) - received < 1.01 * least
 
 
 @pytest.fixture
-def pair() -> Iterator[list[RoleLinks]]:
+def pair(make: Make) -> list[RoleLinks]:
     """Two replicas with one long vector each, in a group; the tree has the second send all of it to the first."""
-    both = [links(i, 2, "tree") for i in range(2)]
+    both = [make(i, 2, "tree") for i in range(2)]
     for i, one in enumerate(both):
         slot, _ = one.open(4 * LENGTH, [Bucket(0, 4 * LENGTH, "float32")])
         slot.view(torch.float32).fill_(i + 1.0)
     form(0, both)
-    yield both
-    for one in both:
-        one.close()
+    return both
 
 
 def sums(one: RoleLinks) -> set[float]:
@@ -246,66 +242,51 @@ def test_a_peer_whose_host_is_silent_ends_the_wait_with_its_name(
     assert "nothing came from the host of replica 1 for 1000 s" in first.fault
 
 
-def test_another_life_of_a_peer_is_linked_anew_in_the_next_group(pair: list[RoleLinks]) -> None:
+def test_another_life_of_a_peer_is_linked_anew_in_the_next_group(make: Make, pair: list[RoleLinks]) -> None:
     first, second = pair
     first.ready(0)
     second.close()
     assert not reduced(first)
-    again = links(1, 2, "tree", incarnation=1)
-    try:
-        slot, _ = again.open(4 * LENGTH, [Bucket(0, 4 * LENGTH, "float32")])
-        slot.view(torch.float32).fill_(2.0)
-        form(1, [first, again], [0, 1])
-        first._views[0].fill_(1.0)
-        for one in (first, again):
-            one.ready(0)
-        assert reduced(first)
-        assert reduced(again)
-        assert sums(first) == sums(again) == {3.0}
-    finally:
-        again.close()
+    again = make(1, 2, "tree", incarnation=1)
+    slot, _ = again.open(4 * LENGTH, [Bucket(0, 4 * LENGTH, "float32")])
+    slot.view(torch.float32).fill_(2.0)
+    form(1, [first, again], [0, 1])
+    first._views[0].fill_(1.0)
+    for one in (first, again):
+        one.ready(0)
+    assert reduced(first)
+    assert reduced(again)
+    assert sums(first) == sums(again) == {3.0}
 
 
-def test_a_meeting_ends_as_soon_as_another_group_is_named() -> None:
+def test_a_meeting_ends_as_soon_as_another_group_is_named(make: Make) -> None:
     """One that waits for who never comes; and the group after it is formed."""
-    both = [links(i, 2) for i in range(2)]
-    try:
-        for one in both:
-            one.open(64, [])
-        asked: list[bool] = []
-        group = group_of(0, both)
-        assert not both[1].form(group, lambda: asked.append(True) or len(asked) == 3)  # type: ignore[func-returns-value]
-        assert len(asked) == 3
-        form(1, both)
-    finally:
-        for one in both:
-            one.close()
+    both = [make(i, 2) for i in range(2)]
+    for one in both:
+        one.open(64, [])
+    asked: list[bool] = []
+    assert not both[1].form(group_of(0, both), lambda: asked.append(True) or len(asked) == 3)  # type: ignore[func-returns-value]
+    assert len(asked) == 3
+    form(1, both)
 
 
-def test_a_meeting_with_one_who_is_dead_ends_at_once_with_his_name() -> None:
-    both = [links(i, 2) for i in range(2)]
+def test_a_meeting_with_one_who_is_dead_ends_at_once_with_his_name(make: Make) -> None:
+    both = [make(i, 2) for i in range(2)]
     both[1].close()
-    try:
-        assert not both[0].form(group_of(0, both), never)
-        assert "cannot reach replica 1" in both[0].fault
-    finally:
-        both[0].close()
+    assert not both[0].form(group_of(0, both), never)
+    assert "cannot reach replica 1" in both[0].fault
 
 
-def test_a_peer_that_goes_by_another_schedule_is_told_of() -> None:
-    both = [links(0, 2, "ring"), links(1, 2, "tree")]
-    try:
-        for one in both:
-            one.open(4096, [Bucket(0, 4096, "float32")])
-        form(0, both)
-        for one in both:
-            one.ready(0)
-        assert not reduced(both[0])
-        assert "replica 1 has sent elements from 0 on" in both[0].fault
-        assert "another schedule" in both[0].fault
-    finally:
-        for one in both:
-            one.close()
+def test_a_peer_that_goes_by_another_schedule_is_told_of(make: Make) -> None:
+    both = [make(0, 2, "ring"), make(1, 2, "tree")]
+    for one in both:
+        one.open(4096, [Bucket(0, 4096, "float32")])
+    form(0, both)
+    for one in both:
+        one.ready(0)
+    assert not reduced(both[0])
+    assert "replica 1 has sent elements from 0 on" in both[0].fault
+    assert "another schedule" in both[0].fault
 
 
 def test_a_peer_that_sends_more_than_the_window_holds_loses_its_link(pair: list[RoleLinks]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,19 +13,17 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.utils.data import TensorDataset
 
 from distbelief.core import records, roles
 from distbelief.core.optimizer import optim
-from distbelief.core.records import Record
 from distbelief.core.settings import Plan
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.processes import process, running
 from distbelief.places.processes.local import Local, check_model
 from distbelief.places.processes.running import Running
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.runtime.player import cannot
 from distbelief.strategies import Allreduce, Downpour, Single, Strategy
 from distbelief.strategies.context import Context
@@ -37,115 +34,79 @@ from distbelief.tasks.on_disk import build_on_disk
 from distbelief.tasks.worker import measure
 from distbelief.transport.base import plain_arena
 
-PLAIN: Any = Simulated(keep=True)
-
-
-def ends(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    return load_file(folder / name / "model.safetensors")
-
 
 @pytest.mark.parametrize(("transport", "split"), [("shared", "neurons"), ("tcp", "stages")])
 def test_one_split_replica_ends_where_the_whole_one_does(tmp_path: Path, transport: str, split: str) -> None:
     """Which is simulated."""
     whole = Downpour(replicas=1, shards=3, optimizer=optim("adagrad", lr=0.05))
-    result = jobs.run(tmp_path / "whole", whole, PLAIN, epochs=2)
+    result = jobs.run(tmp_path / "whole", whole, jobs.PLAIN, epochs=2)
     parts = dataclasses.replace(whole, partitions=2, split=split)
     other: dict[str, Any] = jobs.run(tmp_path / "split", parts, Local(transport=transport), epochs=2)
-    pieces = ends(tmp_path, "split")
-    for name, tensor in ends(tmp_path, "whole").items():
-        torch.testing.assert_close(pieces[name], tensor, rtol=1e-4, atol=1e-5)
-        assert split != "stages" or torch.equal(pieces[name], tensor), "stages compute the same, bit for bit"
+    jobs.assert_close(tmp_path / "split", tmp_path / "whole", atol=1e-5)
+    assert split != "stages" or jobs.same(tmp_path / "split", tmp_path / "whole"), "stages compute the same bits"
     assert other["test_accuracy"] == pytest.approx(result["test_accuracy"], abs=0.01)
     [replica] = other["per_replica"]
     times = replica.pop("times")
     assert replica == {"id": 0, "steps": 42, "samples": 2 * jobs.SAMPLES, "pushes": 42, "lost": 0}
     assert min(times["compute"], times["wait"]) > 0
-    crossed = jobs.run(tmp_path / "simulated", parts, PLAIN, epochs=2)["bytes"]["sent"]["partitions"]
+    crossed = jobs.run(tmp_path / "simulated", parts, jobs.PLAIN, epochs=2)["bytes"]["sent"]["partitions"]
     way = "shared_memory" if transport == "shared" else "sent"
     assert other["bytes"][way]["partitions"] == pytest.approx(crossed, rel=0.1)
 
 
-def test_a_replica_of_which_a_partition_is_killed_is_started_anew(tmp_path: Path, watch: jobs.Watch) -> None:
-    """Whichever partition it is, all of its replica come again; what that held is dealt again, and the others go on."""
-    joined: list[str] = []
-    killed: list[int] = []
-
-    def act(record: Record) -> None:
-        if isinstance(record, records.Joined):
-            joined.append(record.role)
-            if joined.count("replica 1.0") == 2:
-                watch.interrupt()
-        elif isinstance(record, records.EpochDone) and len(joined) == 2 and not killed:
-            killed.append(jobs.kill("replica 1.1"))
-
-    watch.act = act
-    strategy = Downpour(replicas=2, partitions=2, optimizer=optim("sgd", lr=0.05), restarts=2)
-    result = jobs.run(tmp_path, strategy, epochs=jobs.MANY, evaluate_every=0)
-    assert result["outcome"] == "interrupted"
-    assert [one.role for one in watch.of(records.Gone) if one.died] == ["replica 1.0"]
-    watch.rest()
-    epochs = int(result["epochs"]) + 1  # type: ignore[call-overload]  # a number
-    whole = jobs.run(tmp_path, strategy, epochs=epochs, evaluate_every=0, resume=True)
-    assert (whole["outcome"], whole["samples"]) == ("done", epochs * jobs.SAMPLES)
+MOMENTUM = optim("momentum", lr=0.05)
 
 
-def test_split_replicas_that_add_up_among_themselves_end_where_whole_ones_do(tmp_path: Path) -> None:
-    """In stages bit for bit: what they hold, and what is measured. The whole ones are simulated."""
-    whole = Allreduce(replicas=2, optimizer=optim("momentum", lr=0.05))
-    result = jobs.run(tmp_path / "whole", whole, PLAIN, epochs=2)
-    parts = dataclasses.replace(whole, partitions=2, split="stages")
-    other = jobs.run(tmp_path / "split", parts, Local(transport="tcp"), epochs=2)
-    assert all(torch.equal(ends(tmp_path, "split")[name], one) for name, one in ends(tmp_path, "whole").items())
-    assert (other["test_loss"], other["steps"]) == (result["test_loss"], result["steps"])
-
-
-def test_parts_of_the_samples_end_where_simulated_ones_do(tmp_path: Path) -> None:
-    """Bit for bit, of minibatches of 13 over three homes, the last one of 5."""
-    strategy = Single(optimizer=optim("momentum", lr=0.05), partitions=3, split="0=samples,2=neurons")
-    jobs.run(tmp_path / "simulated", strategy, PLAIN, epochs=1, batch_size=13)
-    jobs.run(tmp_path / "processes", strategy, Local(transport="tcp"), epochs=1, batch_size=13)
-    here = ends(tmp_path, "processes")
-    assert all(torch.equal(here[name], tensor) for name, tensor in ends(tmp_path, "simulated").items())
+@pytest.mark.parametrize(
+    ("strategy", "epochs", "batch_size"),
+    [
+        (Allreduce(2, MOMENTUM, partitions=2, split="stages"), 2, jobs.BATCH),
+        (Single(optimizer=MOMENTUM, partitions=3, split="0=samples,2=neurons"), 1, 13),  # the last minibatch has 5
+    ],
+    ids=["all-reduce", "samples"],
+)
+def test_split_models_end_where_simulated_ones_do(
+    tmp_path: Path, strategy: Strategy, epochs: int, batch_size: int
+) -> None:
+    """Bit for bit, and measure the same."""
+    told = [
+        jobs.run(tmp_path / str(number), strategy, place, epochs=epochs, batch_size=batch_size)
+        for number, place in enumerate((jobs.PLAIN, Local(transport="tcp")))
+    ]
+    assert jobs.same(tmp_path / "0", tmp_path / "1")
+    assert told[0]["test_loss"] == told[1]["test_loss"]
 
 
 def test_one_model_over_two_processes_ends_where_a_simulated_one_does(tmp_path: Path, watch: jobs.Watch) -> None:
     """In stages bit for bit, also where a partition is killed, so that both come again, from the newest checkpoint, and
     where the job is ended and gone on with: what is computed with which weights depends on nobody's speed.
     """
-    strategy = Single(optimizer=optim("momentum", lr=0.05), partitions=2, split="stages", schedule="gpipe")
-    jobs.run(tmp_path / "simulated", strategy, PLAIN, epochs=4, evaluate_every=0)
+    strategy = Single(optimizer=MOMENTUM, partitions=2, split="stages", schedule="gpipe")
+    jobs.run(tmp_path / "simulated", strategy, jobs.PLAIN, epochs=4, evaluate_every=0)
     killed: list[int] = []
     watch.once(records.Checkpointed, lambda: killed.append(jobs.kill("replica 0.1")))
     jobs.run(tmp_path / "processes", strategy, epochs=3, evaluate_every=0)
     assert killed
     jobs.run(tmp_path / "processes", strategy, Local(transport="tcp"), epochs=4, evaluate_every=0, resume=True)
-    here = ends(tmp_path, "processes")
-    assert all(torch.equal(here[name], tensor) for name, tensor in ends(tmp_path, "simulated").items())
+    assert jobs.same(tmp_path / "processes", tmp_path / "simulated")
 
 
-def test_a_way_that_there_is_not_is_refused_before_a_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Running, "__init__", None)  # who would start them
-    with pytest.raises(UsageError, match="unknown way to split 'stage'; did you mean 'stages'"):
-        jobs.run(tmp_path, Single(partitions=2, split="stage"))
-
-
-IMPOSSIBLE: list[tuple[Strategy, str]] = [
-    (Single(partitions=400), "fc1 has 300 neurons; split it over at most 300, or another way"),
-    (Downpour(partitions=4, shards=4, split="stages"), "there are 3 layers with parameters .*; name at most 3"),
-    (Single(partitions=2, split="fc9=neurons"), "no name fits 'fc9'; did you mean 'fc[123]'"),
-    (Allreduce(partitions=2, split="filters"), "fc1, fc2, fc3 can be split by filters .*columns, groups, rows"),
-]
-
-
+@pytest.mark.parametrize(
+    ("task", "strategy", "told"),
+    [
+        ("jobs:tiny", Single(partitions=2, split="stage"), "unknown way to split 'stage'; did you mean 'stages'"),
+        ("mnist", Single(partitions=400), "fc1 has 300 neurons; split it over at most 300, or another way"),
+        ("jobs:wrongly_split", Single(partitions=2), r"the task's own split '0=stagse': unknown way .* --split names"),
+        ("jobs:split_as_another", Single(partitions=2), r"'encoder=stages': unknown module .* 'encoder'.* --split nam"),
+    ],
+    ids=["no such way", "more than it has", "the task's", "another's"],
+)
 def test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, strategy: Strategy, told: str
 ) -> None:
     monkeypatch.setattr(Running, "__init__", None)  # who would start them
-    for strategy, reason in IMPOSSIBLE:
-        with pytest.raises(UsageError, match=reason):
-            jobs.run(tmp_path, strategy, task="mnist")
+    with pytest.raises(UsageError, match=told):
+        jobs.run(tmp_path, strategy, task=task)
 
 
 class Untraceable(torch.nn.Module):
@@ -204,12 +165,10 @@ def test_what_only_replicas_can_build_is_left_to_them() -> None:
     check_model(of_four(WithValues), settings)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "limit"), [(Downpour(replicas=1, partitions=2, split="stages"), 30), (Downpour(), 30)]
-)
-def test_more_than_sixteen_shards_are_held_against_the_parameters(strategy: Downpour, limit: int) -> None:
+@pytest.mark.parametrize("strategy", [Downpour(replicas=1, partitions=2, split="stages"), Downpour()])
+def test_more_than_sixteen_shards_are_held_against_the_parameters(strategy: Downpour) -> None:
     """Of a split model, any number."""
-    task = of_four(WithValues)
+    task, limit = of_four(WithValues), 30
     check_model(task, Job(task="mine", strategy=dataclasses.replace(strategy, shards=limit)).settings())
     with pytest.raises(UsageError, match=f"--shards {limit + 1} is more than the model's {limit} parameters"):
         check_model(task, Job(task="mine", strategy=dataclasses.replace(strategy, shards=limit + 1)).settings())
@@ -277,25 +236,9 @@ assert result["outcome"] == "done"
 @pytest.mark.long
 def test_partitions_have_what_torch_traces_with_from_the_forkserver(tmp_path: Path) -> None:
     """Each by itself would take 0.7 s and 70 MB for it. The model says whether it is there."""
-    path = os.pathsep.join([str(Path(jobs.__file__).parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", PRELOADED, str(tmp_path / "run")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=jobs.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("task", "told"),
-    [
-        ("jobs:wrongly_split", r"the task's own split '0=stagse': unknown way .* --split names another"),
-        ("jobs:split_as_another", r"'encoder=stages': unknown module .* 'encoder'.* --split names another"),
-    ],
-)
-def test_a_split_that_a_task_brings_is_refused_before_a_process_is_started(
-    task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Running, "__init__", None)  # who would start them
-    with pytest.raises(UsageError, match=told):
-        jobs.run(tmp_path, Single(partitions=2), task=task)
 
 
 @pytest.mark.parametrize(("split", "begins"), [("stages", "named"), ("neurons", "seeded")])
@@ -311,7 +254,7 @@ def test_a_partition_begins_with_its_own_part_of_the_whole_model(tmp_path: Path,
     torch.manual_seed(99)
     expected = jobs.wide().model().state_dict()
     assert "dropped the rest" not in result["split"]["told"]  # type: ignore[index]  # a dict
-    found = load_file(tmp_path / "run" / "model.safetensors")
+    found = jobs.weights(tmp_path / "run")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -333,7 +276,7 @@ def test_who_measures_a_split_model_has_none_of_it_in_memory_of_its_own(
     strategy = dataclasses.replace(strategy, partitions=2, split=split, optimizer=optim("sgd", lr=0.05))  # type: ignore[call-arg]  # which each of them has
     result = jobs.run(tmp_path, strategy, Local(transport=transport), task="jobs:wide_and_mapped", epochs=1, seed=99)
     model = jobs.wide().model()
-    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    model.load_state_dict(jobs.weights(tmp_path))
     measured = measure(dataclasses.replace(jobs.wide(), test=jobs.data), model)
     assert result["test_loss"] == pytest.approx(measured.loss, rel=1e-6)
     assert result["test_accuracy"] == measured.accuracy

@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
 import torch
 from plain.play import WAYS, Outcome
 from plain.scripts import FEATURES
 from plain.table import Cell, difference, plainly
-from safetensors.torch import load_file
 
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
@@ -68,7 +68,7 @@ def test_a_script_of_one_replica_is_the_plain_one(cell: Cell, tmp_path: Path, mo
     plain = plainly(cell.name, tmp_path / "plain")
     ours = Outcome(state, seen, saved, plain.messages)
     assert not (found := difference(plain, ours, cell.feature.within)), found
-    kept = load_file(tmp_path / "run" / "model.safetensors")
+    kept = jobs.weights(tmp_path / "run")
     assert cell.name.startswith("two") or not difference(ours, ours._replace(state={**state, **kept}))
     assert len(kept) == len(state)
 
@@ -85,6 +85,6 @@ def test_a_script_that_goes_on_is_the_plain_one_of_all_epochs(tmp_path: Path, mo
     launch(cell, tmp_path, epochs=2)
     launch(cell, tmp_path, resume=True)
     plain = plainly(cell.name, tmp_path / "plain").state
-    kept = load_file(tmp_path / "run" / "model.safetensors")
+    kept = jobs.weights(tmp_path / "run")
     assert all(torch.equal(value, kept[name]) for name, value in plain.items())
     assert FEATURES[cell.name].epochs == 4

@@ -8,8 +8,6 @@ import pytest
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
-from distbelief.core.records import Record
-from distbelief.errors import JobFailed
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 
@@ -61,18 +59,3 @@ def test_a_killed_coordinator_goes_on_by_its_journal_and_nothing_is_lost(
     assert not any(record.died for record in watch.of(records.Gone)), "the others did not notice"
     said = "coordinator is gone: its process was killed by SIGKILL; another takes its place, and goes on by its journal"
     assert [note.text for note in watch.of(records.Note)].count(said) == 1
-
-
-def test_a_coordinator_that_dies_in_every_life_ends_the_job_with_the_remedy(tmp_path: Path, watch: jobs.Watch) -> None:
-    def kill(record: Record) -> None:
-        if isinstance(record, records.Stepped) and watch.of(records.Checkpointed) and not watch.of(records.Finished):
-            jobs.kill("coordinator")
-
-    watch.act = kill
-    with pytest.raises(
-        JobFailed,
-        match=r"^coordinator is gone: its process was killed by SIGKILL; go on from checkpoint \d+ with --resume",
-    ):
-        jobs.run(tmp_path, Downpour(2, 2, restarts=1), epochs=jobs.MANY)
-    assert len(watch.of(records.Started)) == 1
-    assert sum("another takes its place" in record.text for record in watch.of(records.Note)) == 1

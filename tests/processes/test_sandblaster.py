@@ -8,8 +8,6 @@ from typing import Any
 
 import jobs
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.records import Record
@@ -17,17 +15,10 @@ from distbelief.errors import CheckpointError
 from distbelief.job import Job
 from distbelief.places.evaluate import evaluate
 from distbelief.places.processes.local import Local
-from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Downpour, Sandblaster
 
 ITERATIONS = 12
-SAME: dict[str, Any] = {
-    "iterations": ITERATIONS,
-    "portion_size": 16,
-    "send_every": 2,
-    "deterministic": True,
-    "tolerance": 0.0,
-}
+SAME = {"iterations": ITERATIONS, "portion_size": 16, "send_every": 2, "deterministic": True, "tolerance": 0.0}
 
 
 def job(out: Path, resume: bool = False, **options: Any) -> Job:
@@ -39,20 +30,11 @@ def run(out: Path, place: Local | None = None, resume: bool = False, **options: 
     return (place or Local()).run(job(out, resume, **options))
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(one: Path, other: Path) -> bool:
-    whole = weights(one)
-    return all(torch.equal(value, whole[name]) for name, value in weights(other).items())
-
-
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbs."""
     folder = tmp_path_factory.mktemp("calm") / "run"
-    result = Simulated(keep=True).run(job(folder, replicas=1))
+    result = jobs.PLAIN.run(job(folder, replicas=1))
     assert (result["outcome"], result["epochs"]) == ("done", ITERATIONS)
     return folder
 
@@ -60,7 +42,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_end_with_the_bits_of_a_simulation(tmp_path: Path, calm: Path) -> None:
     result = run(tmp_path / "run", Local("tcp"), replicas=3)
     assert result["outcome"] == "done"
-    assert same(calm, tmp_path / "run")
+    assert jobs.same(calm, tmp_path / "run")
     assert evaluate(tmp_path / "run")["test_accuracy"] == result["test_accuracy"]
     assert result["history"][-1]["epoch"] == ITERATIONS
 
@@ -81,11 +63,11 @@ def killer(watch: jobs.Watch, *victims: str) -> list[str]:
 def test_split_replicas_end_with_the_bits_of_a_simulation_whoever_is_killed(tmp_path: Path, watch: jobs.Watch) -> None:
     """In stages, of which each sends its part to shards of its own."""
     split: dict[str, Any] = {"partitions": 2, "split": "stages"}
-    Simulated(keep=True).run(job(tmp_path / "simulated", replicas=1, **split))
+    jobs.PLAIN.run(job(tmp_path / "simulated", replicas=1, **split))
     killed = killer(watch, "replica 1.1")
     assert run(tmp_path / "run", **split)["outcome"] == "done"
     assert killed == ["replica 1.1"]
-    assert same(tmp_path / "simulated", tmp_path / "run")
+    assert jobs.same(tmp_path / "simulated", tmp_path / "run")
 
 
 def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Watch, calm: Path) -> None:
@@ -93,7 +75,7 @@ def test_whoever_is_killed_the_bits_are_the_same(tmp_path: Path, watch: jobs.Wat
     killed = killer(watch, "replica 0", "shard 0", "coordinator")
     result = run(tmp_path / "run")
     assert (result["outcome"], result["epochs"], len(killed)) == ("done", ITERATIONS, 3)
-    assert same(calm, tmp_path / "run")
+    assert jobs.same(calm, tmp_path / "run")
 
 
 def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(
@@ -113,7 +95,7 @@ def test_a_standby_takes_the_place_of_a_killed_shard_and_nobody_goes_back(
     assert [record.role for record in watch.of(records.Succeeded)] == killed == ["shard 0", "shard 1"]
     assert not watch.of(records.Rewound)
     assert not any(record.died for record in watch.of(records.Gone)), "a replica did not outlive its shard"
-    assert same(calm, tmp_path / "run")
+    assert jobs.same(calm, tmp_path / "run")
     assert [record.iteration for record in watch.of(records.Iterated)] == list(range(1, ITERATIONS + 1))
     assert result["descent"]["loss"] == json.loads((calm / "result.json").read_text())["descent"]["loss"]
 
@@ -125,7 +107,7 @@ def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
     """What each method goes on with is in its checkpoints, for other numbers of replicas and shards too."""
     if options:
         calm = tmp_path / "calm"
-        Simulated(keep=True).run(job(calm, **options))
+        jobs.PLAIN.run(job(calm, **options))
     watch.once(records.EpochDone, watch.interrupt, after=3)
     broken = run(tmp_path / "run", **options)
     assert broken["outcome"] == "interrupted"
@@ -133,16 +115,15 @@ def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
     watch.rest()
     result = run(tmp_path / "run", resume=True, replicas=1, shards=3, **options)
     assert (result["outcome"], result["epochs"]) == ("done", ITERATIONS)
-    assert same(calm, tmp_path / "run")
+    assert jobs.same(calm, tmp_path / "run")
 
 
 def test_a_run_of_another_kind_is_not_resumed_but_begun_from(tmp_path: Path) -> None:
-    simulated = Simulated(keep=True)
-    simulated.run(jobs.job(tmp_path / "run", Downpour(1, 1)))
+    jobs.PLAIN.run(jobs.job(tmp_path / "run", Downpour(1, 1)))
     with pytest.raises(
         CheckpointError, match=r"was trained with downpour, and sandblaster counts its data otherwise: .* --init-from"
     ):
         run(tmp_path / "run", resume=True)
     strategy, begin = Sandblaster(2, 2, 1, portion_size=16), str(tmp_path / "run")
-    begun = simulated.run(Job("jobs:tiny", strategy, out=str(tmp_path / "next"), init_from=begin))
+    begun = jobs.PLAIN.run(Job("jobs:tiny", strategy, out=str(tmp_path / "next"), init_from=begin))
     assert begun["outcome"] == "done"

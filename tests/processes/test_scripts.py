@@ -10,7 +10,6 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
@@ -50,9 +49,8 @@ LOADS = "assert len(list(DataLoader(Pairs(), jobs.BATCH, num_workers=1{}))) == 2
 
 
 def launch(folder: Path, *arguments: str, replicas: int = 2, epochs: int = 1, **fields: str) -> object:
-    (folder / "script.py").write_text(SCRIPT.format(**{**FIELDS, **fields}))
-    job = jobs.job(folder / "run", Downpour(replicas=replicas), task="script", epochs=epochs)
-    return Local().launch(job, [str(folder / "script.py"), *arguments])["outcome"]
+    source = SCRIPT.format(**{**FIELDS, **fields})
+    return jobs.launch(folder, source, Downpour(replicas=replicas), *arguments, epochs=epochs)["outcome"]
 
 
 def test_a_script_is_the_main_program_with_workers_as_its_platform_has_them(tmp_path: Path) -> None:
@@ -143,174 +141,99 @@ assert seen == {{(epoch, number): 1 for epoch in range(2) for number in range(jo
 assert workers == {{0, 1}}
 print(drawn, file=open({str(tmp_path / "drawn")!r}, "a"))
 """
-    (tmp_path / "script.py").write_text(script)
     for name in "ab":
-        job = jobs.job(tmp_path / name, Downpour(replicas=1), task="script", epochs=2)
-        assert Local().launch(job, [str(tmp_path / "script.py")])["outcome"] == "done"
+        assert jobs.launch(tmp_path / name, script, Downpour(replicas=1), epochs=2)["outcome"] == "done"
     one, other = (tmp_path / "drawn").read_text().splitlines()
     assert one == other
 
 
 LOOP = """
 import sys, torch, distbelief as db, jobs
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-def train(model, optimizer, epochs, batches):
+def train(model, optimizer, epochs):
     {before}
     for epoch in epochs:
-        for number, (x, y) in enumerate(batches(epoch)):
+        for number, (x, y) in enumerate(replica.batches(jobs.data(), jobs.BATCH)):
             {inside}
         {after}
 
-if __name__ == "__main__":
-    replica = db.join()
-    seen = []
-    def batches(epoch):
-        for batch in replica.batches(jobs.data(), jobs.BATCH):
-            seen[epoch:] = [[*(seen[epoch] if seen[epoch:] else []), batch]]
-            yield batch
-    model = jobs.net()
-    train(model, replica.optimizer(model), replica.epochs(3), batches)
-    torch.save(seen, sys.argv[1])
+replica = db.join()
+model = {model}
+train(model, replica.optimizer(model), replica.epochs({epochs}))
+{last}
 """
 STEP = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()"
-HALF = "torch.nn.functional.cross_entropy(model(x), y).backward()"
-LOOPS: dict[str, dict[str, str]] = {
-    "a scheduler": {"before": "schedule = StepLR(optimizer, 1, 0.5)", "inside": STEP, "after": "schedule.step()"},
-    "a state that is taken back": {
-        "before": "schedule = StepLR(optimizer, 1, 0.5)",
-        "inside": STEP,
-        "after": "schedule.step(); kept = optimizer.state_dict(); optimizer.param_groups[0]['lr'] = 9.0"
-        "; optimizer.load_state_dict(kept)",
-    },
-    "frozen at first": {
-        "before": "model[0].weight.requires_grad_(False)",
-        "inside": STEP,
-        "after": "model[0].weight.requires_grad_(True)",
-    },
-    "accumulated": {
-        "inside": f"{HALF}; number % 2 and (optimizer.step(), optimizer.zero_grad())",
-        "after": "optimizer.zero_grad()",
-    },
-    "passed over": {"inside": f"if number % 3 == 1: continue\n            {STEP}"},
-    "clipped weights": {"inside": f"model[0].weight.data.clamp_(-0.1, 0.1); {STEP}"},
-    "scaled": {
-        "before": "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)",
-        "inside": "optimizer.zero_grad(); scaler.scale(torch.nn.functional.cross_entropy(model(x), y) / (number != 4)"
-        ").backward(); scaler.step(optimizer); scaler.update()",
-    },
-}
+MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close()"
+"""Both replicas have a minibatch before either goes on."""
+LEAVES = f"{STEP}\n            if replica.index: return"
+PARTS = {"before": "", "inside": STEP, "after": "", "model": "jobs.net()", "epochs": "3", "last": ""}
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_of_any_shape_trains_as_the_plain_one(tmp_path: Path, name: str) -> None:
-    source = LOOP.format(**{"before": "", "after": "", **LOOPS[name]})
-    (tmp_path / "script.py").write_text(source)
-    job = jobs.job(tmp_path / "run", Downpour(replicas=1, shards=2, optimizer=optim("momentum", lr=0.1)), task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
-    assert (result["outcome"], result["epochs"], result["steps"]) == ("done", 3, 63)
-    # neither what is passed over has samples, nor what is accumulated and zeroed, nor a step that is skipped
-    without = {"passed over": 7 * jobs.BATCH, "accumulated": jobs.SAMPLES % jobs.BATCH, "scaled": jobs.BATCH}
-    assert result["samples"] == 3 * (jobs.SAMPLES - without.get(name, 0))
-    seen = torch.load(tmp_path / "seen")
-    assert [sum(len(y) for _, y in epoch) for epoch in seen] == [jobs.SAMPLES] * 3
-    space: dict[str, Any] = {"__name__": "plain"}
-    exec(source, space)
-    torch.manual_seed(0)
-    model = jobs.net()
-    before = [value.clone() for value in model.parameters()]
-    space["train"](
-        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), range(3), lambda epoch: seen[epoch]
-    )
-    trained = load_file(tmp_path / "run" / "model.safetensors")
-    for (key, value), first in zip(model.named_parameters(), before, strict=True):
-        assert not torch.equal(value, first)
-        torch.testing.assert_close(trained[key], value.detach(), rtol=1e-5, atol=1e-6)
+def loop(folder: Path, strategy: Any = None, on: Local | None = None, resume: bool = False, **parts: str) -> Any:
+    """Launch the loop with some parts changed; its replicas have a pipe to meet at."""
+    if not resume:
+        os.mkfifo(folder / "seen.met")
+    source = LOOP.format(**{**PARTS, **parts})
+    return jobs.launch(folder, source, strategy, str(folder / "seen"), on=on, resume=resume)
 
 
 @pytest.mark.parametrize("strategy", [Synchronous(), Allreduce()], ids=lambda one: one.name)
 def test_a_script_stops_the_job_for_all(tmp_path: Path, strategy: Any) -> None:
-    source = LOOP.format(
-        before="", inside=f"{STEP}; number == 3 and db.join().index == 0 and db.join().stop()", after=""
-    )
-    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(100_000)"))
-    job = jobs.job(tmp_path / "run", strategy, task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    stops = f"{STEP}; number == 3 and replica.index == 0 and replica.stop()"
+    result = loop(tmp_path, strategy, inside=stops, epochs="100_000")
     assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
     assert 4 <= result["steps"] < 100_000
 
 
 def test_no_replica_waits_for_the_others_epoch(tmp_path: Path) -> None:
     """One is in its second before the other has done its first minibatch."""
-    for pipe in ("seen.met", "seen.second"):
-        os.mkfifo(tmp_path / pipe)
-    first = "(epoch == 1 and number == 0) if db.join().index == 0 else (epoch == 0 == number)"
-    waits = f"({first}) and open(sys.argv[1] + '.second', 'r' if db.join().index else 'w').close()"
-    source = LOOP.format(before="", inside=f"{MEET}; {waits}; {STEP}", after="")
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", ""))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    os.mkfifo(tmp_path / "seen.second")
+    first = "(epoch == 1 and number == 0) if replica.index == 0 else (epoch == 0 == number)"
+    waits = f"({first}) and open(sys.argv[1] + '.second', 'r' if replica.index else 'w').close()"
+    result = loop(tmp_path, inside=f"{MEET}; {waits}; {STEP}")
     assert (result["outcome"], result["samples"], result["epochs"]) == ("done", 3 * jobs.SAMPLES, 3)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(push_every=2, fetch_every=3), Allreduce()], ids=str)
 def test_after_the_last_epoch_each_replica_has_the_servers_model(tmp_path: Path, strategy: Any) -> None:
-    os.mkfifo(tmp_path / "seen.met")
-    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
-    last = "    torch.save(model.state_dict(), sys.argv[1] + str(replica.index))"
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
-    job = jobs.job(tmp_path / "run", strategy, task="script")
-    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
-    kept = load_file(tmp_path / "run" / "model.safetensors")
+    last = "torch.save(model.state_dict(), sys.argv[1] + str(replica.index))"
+    assert loop(tmp_path, strategy, inside=f"{MEET}; {STEP}", last=last)["outcome"] == "done"
+    kept = jobs.weights(tmp_path / "run")
     for index in range(2):
         held = torch.load(tmp_path / f"seen{index}")
         assert all(torch.equal(value, kept[name]) for name, value in held.items())
 
 
-STOPS = "if epoch and db.join().index == 0: db.join().stop(); break"
-
-
 def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_training(tmp_path: Path) -> None:
     """Between epochs: the other has to be done before who has stopped the job goes on."""
-    os.mkfifo(tmp_path / "seen.met")
-    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after=STOPS).replace("epochs(3)", "epochs(100_000)")
-    last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
+    stops = "if epoch and replica.index == 0: replica.stop(); break"
+    last = "open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
     with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after the training"):
-        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+        loop(tmp_path, inside=f"{MEET}; {STEP}", after=stops, epochs="100_000", last=last)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
 
 
 def test_a_script_that_leaves_its_loop_is_said_to(tmp_path: Path, watch: jobs.Watch) -> None:
-    source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: return", after="")
-    (tmp_path / "script.py").write_text(source.replace("epochs(3)", "epochs(10)"))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    result = loop(tmp_path, inside=LEAVES, epochs="10")
     assert (result["outcome"], result["samples"]) == ("done", 10 * jobs.SAMPLES)
+    assert not any(record.died for record in watch.of(records.Gone))
     assert "replica 1 ends its part here: its script has left the loop" in {one.text for one in watch.of(records.Note)}
 
 
 def test_a_model_whose_script_has_left_its_loop_is_changed_by_nobody_who_goes_on(tmp_path: Path) -> None:
     """Also in rounds, where a job's own replicas compute on what the shards step."""
-    os.mkfifo(tmp_path / "seen.met")
-    source = LOOP.format(before="", inside=f"{STEP}\n            if db.join().index: return", after="")
-    last = """    kept = [parameter.clone() for parameter in model.parameters()]
-    open(sys.argv[1] + '.met', 'r' if replica.index else 'w').close()
-    assert all(map(torch.equal, kept, model.parameters()))"""
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
-    job = jobs.job(tmp_path / "run", Synchronous(2, 1), task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+    last = """kept = [parameter.clone() for parameter in model.parameters()]
+open(sys.argv[1] + '.met', 'r' if replica.index else 'w').close()
+assert all(map(torch.equal, kept, model.parameters()))"""
+    result = loop(tmp_path, Synchronous(2, 1), inside=LEAVES, last=last)
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
 
 
-MEET = "epoch == 0 == number and open(sys.argv[1] + '.met', 'w' if db.join().index else 'r').close()"
-"""Both replicas have a minibatch before either goes on."""
 AFTER = {
     "raises": (
         "1 / 0",
-        r"^replica 1: .*script.py, line 21, raised ZeroDivisionError.* after the training.* kept in .*run",
+        r"^replica 1: .*script.py, line 14, raised ZeroDivisionError.* after the training.* kept in .*run",
     ),
     "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
@@ -321,67 +244,46 @@ AFTER = {
 def test_what_a_script_does_after_its_loop_costs_nobody_the_training(tmp_path: Path, name: str) -> None:
     """Of one replica."""
     after, says = AFTER[name]
-    os.mkfifo(tmp_path / "seen.met")
-    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
-    last = f"    if replica.index == 1: {after}"
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
     with pytest.raises(DistbeliefError, match=f"(?s){says}") if says else contextlib.nullcontext():
-        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+        loop(tmp_path, inside=f"{MEET}; {STEP}", last=f"if replica.index == 1: {after}")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["samples"]) == ("done", 3 * jobs.SAMPLES)
-    jobs.net().load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    jobs.net().load_state_dict(jobs.weights(tmp_path / "run"))
 
 
 def test_a_script_that_stumbles_over_an_epoch_that_is_done_is_told_of_it(tmp_path: Path) -> None:
     """A run that was done goes through its last epoch once more, without a minibatch."""
-    (tmp_path / "script.py").write_text(LOOP.format(before="", inside=f"{STEP}; last = y", after="len(last)"))
+    told = r"UnboundLocalError: .*'last'.*; it had no minibatch in epoch 2, which the others had finished"
     for resume in (False, True):
-        job = jobs.job(tmp_path / "run", Downpour(replicas=1), task="script", resume=resume)
-        told = r"UnboundLocalError: .*'last'.*; it had no minibatch in epoch 2, which the others had finished"
         with pytest.raises(DistbeliefError, match=told) if resume else contextlib.nullcontext():
-            Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
+            loop(tmp_path, Downpour(replicas=1), inside=f"{STEP}; last = y", after="len(last)", resume=resume)
 
 
 def test_a_script_ends_as_a_main_program_does(tmp_path: Path) -> None:
     """With what it has registered for its end, and all that it has written; also one that raises."""
     log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
     log += "; atexit.register(log.write, 'two'); replica.index and 1 / 0"
-    os.mkfifo(tmp_path / "log.met")
-    source = LOOP.format(before="", inside=f"{MEET}; {STEP}", after="")
-    (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", f"    {log}"))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
     with pytest.raises(DistbeliefError, match=r"replica 1: .*after the training"):
-        Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "log")])
-    assert [(tmp_path / f"log{index}").read_text() for index in range(2)] == ["onetwo"] * 2
+        loop(tmp_path, inside=f"{MEET}; {STEP}", last=log)
+    assert [(tmp_path / f"seen{index}").read_text() for index in range(2)] == ["onetwo"] * 2
 
 
 def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
-    source = LOOP.format(before="", inside=STEP, after="").replace(
-        "replica.optimizer(model)", "replica.optimizer(model)".replace("model", "compiled")
-    )
-    source = source.replace(
-        "    train(model,", "    compiled = torch.compile(model, backend='eager')\n    train(compiled,"
-    )
-    (tmp_path / "script.py").write_text(source)
-    job = jobs.job(tmp_path / "run", Downpour(replicas=1, optimizer=optim("sgd", lr=0.1)), task="script")
-    assert Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
-    plain = jobs.net()
-    plain.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    data = jobs.data()
+    compiled = "torch.compile(jobs.net(), backend='eager')"
+    strategy = Downpour(replicas=1, optimizer=optim("sgd", lr=0.1))
+    assert loop(tmp_path, strategy, model=compiled)["outcome"] == "done"
+    plain, data = jobs.net(), jobs.data()
+    plain.load_state_dict(jobs.weights(tmp_path / "run"))
     assert (plain(data.inputs).argmax(1) == data.targets).float().mean() > 0.5
 
 
-SPEAKS = "import os; print('out', db.join().index, flush=True); os.write(2, b'10 %\\r20 %\\nerr')"
+SPEAKS = "import os; print('out', replica.index, flush=True); os.write(2, b'10 %\\r20 %\\nerr')"
 
 
 @pytest.mark.parametrize("logs", [False, True])
 def test_what_replicas_print_is_labelled_or_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str], logs: bool) -> None:
     """In whole lines, the last one too; of a line that is written over, its end."""
-    os.mkfifo(tmp_path / "seen.met")
-    (tmp_path / "script.py").write_text(LOOP.format(before=SPEAKS, inside=f"{MEET}; {STEP}", after=""))
-    job = jobs.job(tmp_path / "run", Downpour(), task="script")
-    assert Local(logs=logs).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])["outcome"] == "done"
+    assert loop(tmp_path, on=Local(logs=logs), before=SPEAKS, inside=f"{MEET}; {STEP}")["outcome"] == "done"
     shown, kept = capfd.readouterr().out, tmp_path / "run" / "logs"
     for index in range(2):
         said = [f"out {index}", "20 %", "err"]
@@ -393,18 +295,13 @@ def test_what_replicas_print_is_labelled_or_kept(tmp_path: Path, capfd: pytest.C
     assert ("out" in shown, kept.exists()) == (not logs, logs)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_the_last_words_of_a_replica_are_not_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], before: bool
-) -> None:
+@pytest.mark.parametrize("part", ["before", "inside"])
+def test_the_last_words_of_a_replica_are_not_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
     """Of one that is killed in the midst of a line; a job that never begins keeps nothing, and shows what it has."""
-    dies = "import os; os.write(1, b'last'); os.abort()"
-    fields = {"before": dies, "inside": STEP} if before else {"before": "", "inside": f"{STEP}; {dies}"}
-    (tmp_path / "script.py").write_text(LOOP.format(after="", **fields))
-    job = jobs.job(tmp_path / "run", Downpour(replicas=1, restarts=0), task="script")
+    dies = {part: f"{STEP if part == 'inside' else 'import os'}; import os; os.write(1, b'last'); os.abort()"}
     with pytest.raises(DistbeliefError, match="SIGABRT"):
-        Local(logs=True).launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
-    if before:
+        loop(tmp_path, Downpour(replicas=1, restarts=0), on=Local(logs=True), **dies)
+    if part == "before":
         assert "[replica-0] last" in capfd.readouterr().out
     else:
         assert "last" in (tmp_path / "run" / "logs" / "replica-0.log").read_text()
@@ -414,35 +311,21 @@ def test_the_last_words_of_a_replica_are_not_lost(
 def test_a_parameter_without_a_gradient_is_named_where_it_is_stepped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], replicas: int
 ) -> None:
-    inside = "optimizer.zero_grad(); torch.nn.functional.cross_entropy(model(x), y).backward()"
-    inside += "; number > 4 and setattr(model[0].weight, 'grad', None); optimizer.step()"
-    (tmp_path / "script.py").write_text(LOOP.format(before="", inside=inside, after=""))
+    inside = STEP.replace("optimizer.step()", "number > 4 and setattr(model[0].weight, 'grad', None); optimizer.step()")
     strategy = Downpour(replicas=replicas, optimizer=optim("nadam", lr=0.01))
-    job, words = (
-        jobs.job(tmp_path / "run", strategy, task="script"),
-        [str(tmp_path / "script.py"), str(tmp_path / "seen")],
-    )
     says = "0.weight has no gradient in step 5, which counts as zero: nadam steps all parameters of a shard together"
-    if replicas == 1:
-        with pytest.raises(UsageError, match=says):
-            Local().launch(job, words)
-    else:
-        assert Local().launch(job, words)["outcome"] == "done"
-        warned = [line for line in capfd.readouterr().out.splitlines() if "has no gradient" in line]
-        assert len(warned) == len({line.partition("]")[0] for line in warned}) <= 2
+    with pytest.raises(UsageError, match=says) if replicas == 1 else contextlib.nullcontext():
+        loop(tmp_path, strategy, inside=inside)
+    warned = [line for line in capfd.readouterr().out.splitlines() if "has no gradient" in line]
+    assert len(warned) == len({line.partition("]")[0] for line in warned}) <= 2
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_a_script_writes_to_a_parameter_ends_the_job_where_it_cannot_be_followed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], replicas: int
 ) -> None:
-    source = LOOP.format(before="", inside=f"{STEP}; model[0].weight.data.clamp_(-0.01, 0.01)", after="")
-    (tmp_path / "script.py").write_text(source)
-    job = jobs.job(tmp_path / "run", Downpour(replicas=replicas), task="script")
-    words = [str(tmp_path / "script.py"), str(tmp_path / "seen")]
-    if replicas > 1:
-        with pytest.raises(UsageError, match=r"written to '0.weight' .*the other replicas do not see it: have the"):
-            Local().launch(job, words)
-    else:
-        assert Local().launch(job, words)["outcome"] == "done"
+    says = r"written to '0.weight' .*the other replicas do not see it: have the"
+    with pytest.raises(UsageError, match=says) if replicas > 1 else contextlib.nullcontext():
+        loop(tmp_path, Downpour(replicas=replicas), inside=f"{STEP}; model[0].weight.data.clamp_(-0.01, 0.01)")
+    if replicas == 1:
         assert "written to '0.weight' after its last step: the run's model.safetensors" in capfd.readouterr().out

@@ -140,7 +140,7 @@ def test_a_job_in_the_background_of_a_shell_trains_on_at_a_ctrl_c(tmp_path: Path
     process = subprocess.Popen(
         [sys.executable, "-m", "distbelief", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(jobs.__file__).parent), *sys.path])},
+        env=jobs.environment(),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     with process, contextlib.ExitStack() as stack:

@@ -10,7 +10,6 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.core import records
@@ -56,21 +55,14 @@ def data(samples: int = 10 * jobs.BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def launch(folder: Path, strategy: Any, on: Local | None = None, **fields: Any) -> Any:
-    folder.mkdir(exist_ok=True)
     own = {**FIELDS, **{name: fields.pop(name) for name in FIELDS if name in fields}}
     own["inside"] = own["inside"].replace("{more}", own.pop("more"))
-    (folder / "script.py").write_text(SCRIPT.format(**own))
-    job = jobs.job(folder / "run", strategy, task="script", **fields)
-    return (on or Local()).launch(job, [str(folder / "script.py")])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "run" / "model.safetensors")
+    return jobs.launch(folder, SCRIPT.format(**own), strategy, on=on, **fields)
 
 
 def differ(folder: Path, other: Path) -> float:
     """By how much the models of two runs differ at most."""
-    some, others = weights(folder), weights(other)
+    some, others = jobs.weights(folder / "run"), jobs.weights(other / "run")
     assert some.keys() == others.keys() == net().state_dict().keys()
     return max(float((some[name] - others[name]).abs().max()) for name in some)
 
@@ -165,7 +157,7 @@ def test_the_job_ends_in_peace_where_the_scripts_leave_their_loops(tmp_path: Pat
     result = launch(tmp_path, dataclasses.replace(strategy, partitions=2), epochs=jobs.MANY, inside=inside)
     assert result["samples"] > 0
     assert (result["outcome"] == "left") is (act == "break")
-    assert weights(tmp_path).keys() == net().state_dict().keys()
+    assert jobs.weights(tmp_path / "run").keys() == net().state_dict().keys()
 
 
 LEFT: dict[str, tuple[Any, str, str]] = {

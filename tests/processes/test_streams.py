@@ -9,14 +9,10 @@ from typing import Any
 
 import jobs
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import nn
 
 from distbelief.core.optimizer import optim
 from distbelief.errors import DistbeliefError
-from distbelief.places.processes.local import Local
-from distbelief.strategies import Allreduce, Downpour, Softsync, Strategy, Synchronous
+from distbelief.strategies import Downpour, Strategy, Synchronous
 
 SCRIPT = """
 import itertools, os, pathlib, signal, torch, distbelief as db
@@ -64,9 +60,7 @@ def launch(
     folder: Path, loop: str, strategy: Strategy = ROUNDS, dies: int = 0, **options: Any
 ) -> tuple[dict[str, Any], Seen]:
     """Run a script with this loop; in its third step replica 1 dies so often."""
-    (folder / "script.py").write_text(SCRIPT.format(loop=loop, dies=dies))
-    job = jobs.job(folder / "run", strategy, task="script", **options)
-    result = Local().launch(job, [str(folder / "script.py")])
+    result = jobs.launch(folder, SCRIPT.format(loop=loop, dies=dies), strategy, **options)
     seen: Seen = {}
     for path in sorted(folder.glob("replica *"), key=lambda path: path.stat().st_mtime):
         seen.setdefault(path.name.partition(".")[0], []).append(ast.literal_eval(path.read_text()))
@@ -134,38 +128,7 @@ def test_a_replica_that_comes_again_goes_on_with_its_own(tmp_path: Path, data: s
     assert len(flat(before)) + len(flat(after)) >= len(part)
 
 
-def test_what_is_left_to_a_replica_that_does_not_come_again_is_told(tmp_path: Path) -> None:
-    loop = ONCE.format(data="Numbers(41)", more=", num_workers=0")
-    result, seen = launch(tmp_path, loop, Synchronous(restarts=0, optimizer=PLAIN), dies=2)
-    assert result["outcome"] == "done"
-    assert result["per_replica"][1]["given_up"] == -1
-    assert flat(seen["replica 0"][0]) == [*range(0, 41, 2)]
-
-
 SEQUENTIAL = "for _ in replica.epochs(2):\n    for rows in replica.batches({data}, 2, order='sequential'): step(rows)"
-
-
-def test_a_sequential_order_gives_each_replica_a_contiguous_part(tmp_path: Path) -> None:
-    result, seen = launch(tmp_path, SEQUENTIAL.format(data="list(Numbers(41))"), Softsync(optimizer=PLAIN))
-    assert {role: [flat(one) for one in lives] for role, lives in seen.items()} == {
-        "replica 0": [[*range(20)] * 2], "replica 1": [[*range(20, 41)] * 2]
-    }  # fmt: skip
-    assert (result["outcome"], result["epochs"]) == ("done", 2)
-
-
-def test_two_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(tmp_path: Path) -> None:
-    """The gradient of the bias is one whatever the samples; that of the weight is their mean."""
-    loop = ONCE.format(data="list(Numbers(4 + 7 * replica.index))", more=", order='sequential'")
-    result, seen = launch(tmp_path, loop, data="own")
-    assert [seen[f"replica {index}"] for index in range(2)] == [
-        [[[0, 1], [2, 3]]],
-        [[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]],
-    ]
-    rounds = [[0, 1, 0, 1], [2, 3, 2, 3], [4, 5], [6, 7], [8, 9], [10]]
-    weights = load_file(tmp_path / "run" / "model.safetensors")
-    assert weights["weight"].item() == pytest.approx(-0.5 * sum(sum(one) / len(one) for one in rounds))
-    assert weights["bias"].item() == pytest.approx(-0.5 * len(rounds))
-    assert (result["samples"], result["epochs"]) == (15, 1)
 
 
 @pytest.mark.parametrize("said", ["", "replica.report(samples=len(rows))"])
@@ -178,7 +141,7 @@ def test_a_round_weighs_minibatches_by_what_is_left_of_them(tmp_path: Path, said
     loop += f"    if rows is None or not len(rows): continue\n    {said or 'pass'}\n    step(rows)"
     result, seen = launch(tmp_path, loop, checkpoint_every=0)
     assert seen == {"replica 0": [[[1]]], "replica 1": [[[2, 3], [5, 6]]]}
-    weight = load_file(tmp_path / "run" / "model.safetensors")["weight"].item()
+    weight = jobs.weights(tmp_path / "run")["weight"].item()
     assert weight == pytest.approx(-0.5 * ((1 + 2 + 3) / 3 + (5 + 6) / 2))
     assert result["samples"] == 5
 
@@ -189,15 +152,10 @@ def test_the_rate_of_a_round_is_the_mean_of_what_replicas_bring_by_their_samples
     loop = halved + ONCE.format(data="list(Numbers(3 + 8 * replica.index))", more=", order='sequential'")
     launch(tmp_path, loop, data="own", checkpoint_every=0)
     rates = [(2 * 1.0 + 2 * 0.5) / 4, (1 * 1.0 + 2 * 0.5) / 3, 0.5, 0.5, 0.5, 0.5]
-    assert load_file(tmp_path / "run" / "model.safetensors")["bias"].item() == pytest.approx(-0.5 * sum(rates))
+    assert jobs.weights(tmp_path / "run")["bias"].item() == pytest.approx(-0.5 * sum(rates))
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "allreduce": (
-        ONCE.format(data="Numbers(9)", more=""),
-        {"strategy": Allreduce()},
-        "a stream means nothing to strategy allreduce",
-    ),
     "streams that differ": (
         ONCE.format(data="Numbers(9 + replica.index)", more="").replace("Numbers", "Drawn"),
         {},
@@ -230,13 +188,8 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path, what: str) -> None:
         ({"lr_schedule": "cosine"}, "a stream: the number of samples, which --lr-schedule"),
         ({"order": "sequential"}, "order sequential of a stream: it has one order, which is kept"),
         ({"order": "shuffle"}, "unknown order 'shuffle'; did you mean"),
-        (
-            {"strategy": Allreduce(), "order": "sequential"},
-            "order sequential means nothing to strategy allreduce; the minibatches of a round are dealt to its whole "
-            "group: use synchronous",
-        ),
     ],
-    ids=["a warm start", "a schedule", "an order of a stream", "no such order", "allreduce in order"],
+    ids=["a warm start", "a schedule", "an order of a stream", "no such order"],
 )
 def test_what_has_no_meaning_with_a_stream_is_refused(tmp_path: Path, options: dict[str, Any], told: str) -> None:
     with pytest.raises(DistbeliefError, match=re.escape(told)):
@@ -277,43 +230,3 @@ def test_a_stream_does_not_go_on_with_other_parts(tmp_path: Path) -> None:
     launch(tmp_path, loop.format("if replica.index == 0 and len(seen) == 3: replica.stop()"))
     with pytest.raises(DistbeliefError, match="made with 2 replicas, each with a part of the data, this job has 3"):
         launch(tmp_path, loop.format(""), Synchronous(replicas=3, optimizer=PLAIN), resume=True)
-
-
-CARRIED = """
-import torch, distbelief as db
-from torch import nn
-torch.manual_seed(0)
-model, text = nn.RNN(1, 3), torch.sin(torch.arange(48.0)).view(12, 4, 1, 1)
-replica = db.join()
-optimizer = replica.optimizer(model)
-for _ in replica.epochs(2):
-    hidden = None
-    for ((piece,),) in replica.batches((text,), 1, order="sequential"):
-        optimizer.zero_grad()
-        out, hidden = model(piece, hidden)
-        hidden = hidden.detach()
-        out.square().mean().backward()
-        optimizer.step()
-"""
-
-
-def test_hidden_state_that_is_carried_is_that_of_the_plain_script_at_the_same_global_batch(tmp_path: Path) -> None:
-    """Of two columns of a text, each replica has one: their rounds are the plain script's updates with both."""
-    (tmp_path / "script.py").write_text(CARRIED)
-    # a checkpoint would break up a round: who is held back sits out
-    job = jobs.job(tmp_path / "run", ROUNDS, task="script", checkpoint_every=0)
-    Local().launch(job, [str(tmp_path / "script.py")])
-    torch.manual_seed(0)
-    model, text = nn.RNN(1, 3), torch.sin(torch.arange(48.0)).view(2, 6, 4, 1).permute(1, 2, 0, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(2):
-        hidden = None
-        for piece in text:
-            optimizer.zero_grad()
-            out, hidden = model(piece, hidden)
-            hidden = hidden.detach()
-            out.square().mean().backward()
-            optimizer.step()
-    ours = load_file(tmp_path / "run" / "model.safetensors")
-    for name, value in model.state_dict().items():
-        assert torch.allclose(ours[name], value, atol=1e-6), name

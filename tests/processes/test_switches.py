@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import jobs
 import pytest
 import wide
 from patience import SECONDS
 
 import distbelief as db
+from benchmarks.parts.lines import ip
 from distbelief.network.slurm import parse_topology
 
 HOSTS = {"h0": "s0", "h1": "s0", "h2": "s1", "h3": "s1", "home": "top"}
@@ -60,7 +62,7 @@ class Network:
     def build(self) -> None:
         """Lay the cables."""
         for name in self.names:
-            run("ip", "netns", "add", self.prefix + name)
+            ip("netns", "add", self.prefix + name)
             self.ip(name, "link", "set", "lo", "up")
         for bridge in ("s0", "s1", "top"):
             self.ip("bridges", "link", "add", "name", bridge, "type", "bridge")
@@ -81,18 +83,17 @@ class Network:
 
     def ip(self, name: str, *words: str) -> None:
         """Run `ip` in a namespace."""
-        run("ip", "-n", self.prefix + name, *words)
+        ip("-n", self.prefix + name, *words)
 
     def limit(self, name: str, device: str, mbit: int) -> None:
         """Let no more leave by a device."""
         bucket = ("tbf", "rate", f"{mbit}mbit", "burst", BURST, "limit", QUEUE)
-        run("ip", "netns", "exec", self.prefix + name, "tc", "qdisc", "add", "dev", device, "root", *bucket)
+        ip("netns", "exec", self.prefix + name, "tc", "qdisc", "add", "dev", device, "root", *bucket)
 
     def distbelief(self, *words: str) -> str:
         """Run a command at home to its end; returns what it says, on both."""
-        path = os.pathsep.join([str(Path(wide.__file__).parent), *filter(None, sys.path)])
         command = ["ip", "netns", "exec", f"{self.prefix}home", sys.executable, "-m", "distbelief", *words]
-        own = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        own = jobs.environment(OMP_NUM_THREADS="1")
         made = subprocess.run(
             [*command, "--remote-shell", str(self.shell)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=own, cwd=self.folder, timeout=SECONDS, check=False,
@@ -121,14 +122,7 @@ class Network:
         """Take all away."""
         for name in self.names:
             with contextlib.suppress(OSError):  # it was never made
-                run("ip", "netns", "delete", self.prefix + name)
-
-
-def run(*words: str) -> None:
-    """Run a tool."""
-    made = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
-    if made.returncode:
-        raise OSError(f"{' '.join(words)}: {made.stderr.strip()}")
+                ip("netns", "delete", self.prefix + name)
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,14 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
 import jobs
 import pytest
 import torch
+from ends import AUTHORITY, IDENTITIES, Target, client_hello, closed, end_of, meet, stranger
 from patience import SECONDS
 from wire_tap import BEFORE, BEHIND, TLS_1_3, agreed, tap
 
@@ -28,107 +29,15 @@ from distbelief.places.join.authority import Authority
 from distbelief.places.processes.local import Local
 from distbelief.sharding.layout import Range
 from distbelief.strategies import Downpour
-from distbelief.testing import Pair, check_transport
-from distbelief.transport import sockets, tls
+from distbelief.transport import sockets
 from distbelief.transport.secure import Identity, _chunks
-from distbelief.transport.tls import TlsEndpoint
-
-AUTHORITY = Authority("job")
-IDENTITIES = {role: AUTHORITY.issue(role) for role in ("shard 0", "shard 1", "replica 0", "replica 1")}
-
-
-def end_of(role: str, identity: Identity | None = None) -> TlsEndpoint:
-    return TlsEndpoint(role, "job", identity=identity or IDENTITIES[role])
-
-
-def meet(opener: TlsEndpoint, listener: TlsEndpoint, address: str, role: str = "shard 0") -> None:
-    """Open a link; the other end is polled meanwhile, as its driver would."""
-    failed: list[Exception] = []
-
-    def connect() -> None:
-        try:
-            opener.connect(role, address)
-        except Exception as error:
-            failed.append(error)
-
-    opening = threading.Thread(target=connect)
-    opening.start()
-    while opening.is_alive():
-        listener.poll(0.001)
-    opening.join()
-    if failed:
-        raise failed[0]
-
-
-def test_conformance() -> None:
-    def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
-        a, b = end_of("replica 0"), end_of("shard 0")
-        a.allocate(held, gradients, parameters)
-        meet(a, b, b.listen())
-
-        def pump() -> None:
-            a.poll(0)
-            b.poll(0.001)
-
-        return Pair(a, b, pump)
-
-    check_transport(make_pair)
-
-
-class Shard:
-    """A listening shard with a link to replica 1, which must outlive whatever a stranger does."""
-
-    def __init__(self) -> None:
-        self.endpoint, self.good = end_of("shard 0"), end_of("replica 1")
-        self.got: list[Arrival] = []
-        self.endpoint.deliver = self.got.append
-        self.address = self.endpoint.listen()
-        meet(self.good, self.endpoint, self.address)
-
-    def raw(self) -> socket.socket:
-        host, _, port = self.address.removeprefix("tcp:").rpartition(":")
-        return socket.create_connection((host, int(port)), SECONDS)
-
-    def until(self, reached: Callable[[], object]) -> None:
-        end = monotonic() + SECONDS
-        while not reached():
-            assert monotonic() < end, self.got
-            self.endpoint.poll(0.002)
-
-    def goes_on(self) -> None:
-        """Nobody was told of the stranger, and the good link works."""
-        assert self.got == []
-        self.good.send("shard 0", Ready(()))
-        self.good.poll(0)
-        self.until(lambda: self.got)
-        assert [(arrival.sender, arrival.event) for arrival in self.got] == [("replica 1", Ready(()))]
 
 
 @pytest.fixture
-def shard() -> Iterator[Shard]:
-    shard = Shard()
+def shard() -> Iterator[Target]:
+    shard = Target()
     yield shard
-    shard.good.close()
-    shard.endpoint.close()
-
-
-def closed(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        while connection.recv(4096):
-            pass
-    except (BlockingIOError, ssl.SSLWantReadError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def stranger(identity: Identity | None) -> ssl.SSLContext:
-    """What a stranger opens a link with, who believes everybody."""
-    made = tls.context(ssl.PROTOCOL_TLS_CLIENT, identity) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    made.sslsocket_class, made.check_hostname, made.verify_mode = ssl.SSLSocket, False, ssl.CERT_NONE
-    return made
+    shard.close()
 
 
 OTHERS = Authority("job").issue("replica 0")
@@ -143,7 +52,7 @@ STRANGERS: dict[str, tuple[Identity | None, str]] = {
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
+def test_who_cannot_prove_his_role_is_refused(shard: Target, name: str) -> None:
     identity, role = STRANGERS[name]
 
     def speak(plain: socket.socket) -> None:
@@ -158,7 +67,7 @@ def test_who_cannot_prove_his_role_is_refused(shard: Shard, name: str) -> None:
     speaking.join()
 
 
-def test_a_role_of_the_job_that_speaks_tls_1_2_only_is_refused(shard: Shard) -> None:
+def test_a_role_of_the_job_that_speaks_tls_1_2_only_is_refused(shard: Target) -> None:
     old = stranger(IDENTITIES["replica 0"])
     old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
     failed: list[Exception] = []
@@ -179,7 +88,7 @@ def test_a_role_of_the_job_that_speaks_tls_1_2_only_is_refused(shard: Shard) -> 
     shard.goes_on()
 
 
-def test_a_role_that_proves_itself_is_heard(shard: Shard) -> None:
+def test_a_role_that_proves_itself_is_heard(shard: Target) -> None:
     replica = end_of("replica 0")
     meet(replica, shard.endpoint, shard.address)
     replica.send("shard 0", Ready(()))
@@ -213,7 +122,7 @@ def test_only_who_has_the_ticket_of_a_start_meets_its_first_process_and_nobody_w
         one.close()
 
 
-def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(shard: Shard) -> None:
+def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(shard: Target) -> None:
     with pytest.raises(JobFailed, match=r"cannot reach shard 1 at .*the certificate there is of 'shard 0'"):
         meet(end_of("replica 0"), shard.endpoint, shard.address, "shard 1")
     with pytest.raises(JobFailed, match=r"cannot reach shard 0 at .*certificate verify failed"):
@@ -229,58 +138,51 @@ def test_who_opens_a_link_is_not_fooled_by_another_role_or_another_authority(sha
         b"\x16\x03\x01\xff\xff" * 9,
     ],
 )
-def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Shard, said: bytes) -> None:
-    with shard.raw() as stranger:
-        stranger.sendall(said)
-        shard.until(lambda: closed(stranger))
+def test_plain_bytes_to_a_port_of_tls_cost_their_link(shard: Target, said: bytes) -> None:
+    with shard.raw() as link:
+        link.sendall(said)
+        shard.until(lambda: closed(link))
     shard.goes_on()
-
-
-def client_hello() -> bytes:
-    sent = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        stranger(IDENTITIES["replica 0"]).wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
-    return sent.read()
 
 
 @pytest.mark.parametrize(
     "said", [b"", client_hello()[:9], client_hello()], ids=["nothing", "half a greeting", "a greeting"]
 )
 def test_who_stays_silent_in_his_handshake_is_dropped_in_time(
-    shard: Shard, said: bytes, monkeypatch: pytest.MonkeyPatch
+    shard: Target, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with shard.raw() as stranger:
-        stranger.sendall(said)
+    with shard.raw() as link:
+        link.sendall(said)
         shard.until(lambda: shard.endpoint._strangers)
         shard.endpoint.poll(0.001)
-        assert not closed(stranger)
+        assert not closed(link)
         now = monotonic()
         for passed, gone in ((4.8, False), (5.1, True)):
             monkeypatch.setattr(sockets, "monotonic", lambda passed=passed: now + passed)
             shard.endpoint.poll(0)
-            assert closed(stranger) is gone
+            assert closed(link) is gone
     monkeypatch.undo()
     shard.goes_on()
 
 
-def test_a_handshake_that_trickles_gains_no_time(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    with shard.raw() as stranger:
+def test_a_handshake_that_trickles_gains_no_time(shard: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shard.raw() as link:
         shard.until(lambda: shard.endpoint._strangers)
         start, passed = monotonic(), 0.0
         monkeypatch.setattr(sockets, "monotonic", lambda: start + passed)
         for byte in client_hello()[: 5 * 20]:
-            assert not closed(stranger)
-            stranger.sendall(bytes([byte]))
+            assert not closed(link)
+            link.sendall(bytes([byte]))
             shard.endpoint.poll(0)
             passed += 0.05
         passed += 0.1
         shard.endpoint.poll(0)
-        assert closed(stranger)
+        assert closed(link)
     monkeypatch.undo()
     shard.goes_on()
 
 
-def test_of_strangers_in_their_handshakes_there_are_at_most_64(shard: Shard) -> None:
+def test_of_strangers_in_their_handshakes_there_are_at_most_64(shard: Target) -> None:
     strangers = []
     for _ in range(66):
         strangers.append(shard.raw())
@@ -288,8 +190,8 @@ def test_of_strangers_in_their_handshakes_there_are_at_most_64(shard: Shard) -> 
         shard.endpoint.poll(0)
     shard.until(lambda: closed(strangers[0]) and closed(strangers[1]))
     assert not any(map(closed, strangers[2:]))
-    for stranger in strangers:
-        stranger.close()
+    for one in strangers:
+        one.close()
     shard.until(lambda: not shard.endpoint._strangers)
     shard.goes_on()
 
@@ -313,7 +215,7 @@ def test_what_is_written_at_once_begins_the_same_when_it_is_tried_again(sizes: t
         assert bytes(next(iter(_chunks([*whole, b"more"])))).startswith(chunks[count])
 
 
-def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Shard) -> None:
+def test_an_answer_settled_while_its_record_waits_arrives_as_it_was(shard: Target) -> None:
     """OpenSSL holds half a record when the socket is full; the copy that `settle` makes goes on where it left off."""
     size = 32 << 20
     replica = end_of("replica 0")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from ends import CARRIERS, closed, meet, raw
 from patience import SECONDS
 
 from distbelief.core import wire
@@ -70,39 +68,17 @@ def make(carrier: Carrier) -> Iterator[Callable[..., End]]:
         end.endpoint.close()
 
 
-def raw(address: str) -> socket.socket:
-    """A bare connection to where an endpoint listens."""
-    if address.startswith("unix:@"):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect("\0" + address.removeprefix("unix:@"))
-    else:
-        host, _, port = address.removeprefix("tcp:").rpartition(":")
-        connection = socket.create_connection((host, int(port)))
-    connection.settimeout(SECONDS)
-    return connection
-
-
-def closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed; nothing ever comes from an acceptor that nobody told to speak."""
-    connection.setblocking(False)
-    try:
-        return connection.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        return True
-
-
 def hello(**changes: object) -> bytes:
     fields: dict[str, object] = {"job": "job", "role": "replica 0", "incarnation": 0, **changes}
     return wire.encode(Hello(**fields))
 
 
-def test_conformance(carrier: Carrier) -> None:
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_conformance(carrier: str) -> None:
     def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
-        a, b = carrier("replica 0", "job"), carrier("shard 0", "job")
+        a, b = (CARRIERS[carrier](role, "job") for role in ("replica 0", "shard 0"))
         a.allocate(held, gradients, parameters)
-        a.connect("shard 0", b.listen())
+        meet(a, b, b.listen())
 
         def pump() -> None:
             a.poll(0)
@@ -234,29 +210,6 @@ def test_a_link_that_ends_inside_a_message_is_lost(make: Callable[..., End]) -> 
             peer.sendall(stream[: len(hello(size=64, gradients=0)) + cut])
         shard.until(lambda: shard.lost)
         assert len(shard.got) == cut // len(wire.encode(Pushed(0, 1, NONE))) + 1
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    pieces=st.lists(
-        st.one_of(
-            st.binary(min_size=1, max_size=64), st.sampled_from([wire.encode(Ready(())), wire.encode(Fetch(0, 0, 0))])
-        ),
-        max_size=6,
-    )
-)
-def test_no_bytes_stop_an_endpoint(carrier: Carrier, pieces: list[bytes]) -> None:
-    shard = End(carrier("shard 0", "job"))
-    try:
-        with raw(shard.endpoint.listen()) as peer:
-            peer.sendall(hello())
-            for piece in pieces:
-                peer.sendall(piece)
-        shard.until(lambda: shard.lost)
-        assert isinstance(shard.got[-1].event, Lost)
-        assert len(shard.lost) == 1
-    finally:
-        shard.endpoint.close()
 
 
 def test_silent_strangers_are_dropped_after_5_s_and_when_there_are_more_than_64(

@@ -6,13 +6,12 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import UsageError
 from distbelief.places.processes.local import Local
-from distbelief.strategies import Allreduce, Bounded, Downpour, Softsync, Synchronous
+from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 
 SCRIPT = """
 import torch, distbelief as db, jobs
@@ -54,10 +53,9 @@ def step(real: torch.Tensor, critic: nn.Module, maker: nn.Module, of_critic: Any
 
 
 def launch(folder: Path, strategy: Any, path: str = "auto", epochs: int = 2, **fields: str) -> Any:
-    (folder / "script.py").write_text(SCRIPT.format(**{**FIELDS, **fields}))
     options = {name: fields.pop(name) for name in ("lr_schedule",) if name in fields}
-    job = jobs.job(folder / "run", strategy, task="script", epochs=epochs, **options)
-    return Local(path=path).launch(job, [str(folder / "script.py")])
+    source = SCRIPT.format(**{**FIELDS, **fields})
+    return jobs.launch(folder, source, strategy, on=Local(path=path), epochs=epochs, **options)
 
 
 OPTIMIZERS = {
@@ -90,7 +88,7 @@ def test_one_replica_trains_two_models_as_the_plain_script(tmp_path: Path, strat
     for real in torch.load(tmp_path / "seen"):
         step(real, *pair, *steppers)
     expected = {**pushed, **{f"1.{key}": value for key, value in pair[1].state_dict().items()}}
-    kept = load_file(tmp_path / "run" / "model.safetensors")
+    kept = jobs.weights(tmp_path / "run")
     assert kept.keys() == expected.keys()
     for key, value in expected.items():
         same = torch.equal(kept[key], value) if name == "sgd" else torch.allclose(kept[key], value, 1e-4, 1e-5)
@@ -102,9 +100,8 @@ def test_two_replicas_train_two_models_in_epochs(tmp_path: Path) -> None:
     loop = "for real, _ in replica.batches(jobs.data(), 15):\n"
     script = SCRIPT.format(**FIELDS).replace(loop, f"for epoch in replica.epochs(2):\n    {loop}")
     script = script.replace("    seen.append(real)\n", "        seen.append(real)\n    ")
-    (tmp_path / "script.py").write_text(script + "    of_maker.param_groups[0]['lr'] /= 2\n")
-    job = jobs.job(tmp_path / "run", Synchronous(replicas=2, shards=2), task="script")
-    result = Local().launch(job, [str(tmp_path / "script.py")])
+    script += "    of_maker.param_groups[0]['lr'] /= 2\n"
+    result = jobs.launch(tmp_path, script, Synchronous(replicas=2, shards=2))
     assert (result["outcome"], result["steps"], result["pushes"], result["epochs"]) == ("done", 44, 88, 2)
 
 
@@ -122,7 +119,6 @@ def test_a_minibatch_in_which_the_loop_is_left_is_done(
 
 REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
     "an optimizer for one": (Downpour, {"critic": "db.optim('adam')"}, "for one model and not for another"),
-    "another strategy": (Allreduce, {}, "strategy allreduce trains one; use downpour, bounded or synchronous"),
     "a job's optimizer": (
         lambda **own: Downpour(optimizer=Optimizer("adam", 0.1), **own),
         dict(zip(("critic", "maker"), OPTIMIZERS["sgd"], strict=True)),
@@ -138,7 +134,6 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
         {"critic": "db.optim('sgd', lr=0.1 + replica.index)", "maker": "db.optim('sgd', lr=0.1)", "epochs": 10**5},
         "names other optimizers than the job has",
     ),
-    "the direct path": (Downpour, {"path": "direct"}, "--path direct: the script has several models"),
     "a schedule of the job": (
         Downpour, {"lr_schedule": "linear"}, "--lr-schedule and --warmup-epochs are of one optimizer"
     ),
@@ -148,9 +143,8 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_two_models_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
     strategy, fields, says = REFUSED[name]
-    own = {"replicas": 1} if name == "another strategy" else {"replicas": 1, "shards": 2}
     with pytest.raises(UsageError, match=says):
-        launch(tmp_path, strategy(**own), **fields)
+        launch(tmp_path, strategy(replicas=1, shards=2), **fields)
 
 
 TRIES = """

@@ -36,13 +36,9 @@ MUTANTS = [
     Mutant("hogwild-clips-nothing", OPTIONS, "strategies/parameter_server/players.py",
         "context.computes(context.settings.clip_norm)", "context.computes(0.0)",
         (f"{PLAYED}[hogwild clip_norm]",)),
-    Mutant(
-        "buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/whole.py",
+    Mutant("buckets-of-real-replicas-are-of-one-size", OPTIONS, "strategies/grouped/whole.py",
         "trained_buckets = buckets(layout, options.bucket_mb, partition)", "trained_buckets = buckets(layout, 25.0)",
-        (
-            "tests/processes/test_knobs.py::test_smaller_buckets_are_more_of_them_and_buffers_are_the_first_ones_or_each_ones_own",
-        ), seconds=15,
-    ),
+        ("tests/machines/test_reducing.py::test_a_replica_adds_up_in_buckets_of_the_size_that_is_asked_for",)),
     Mutant("a-short-minibatch-is-dealt-with-drop-last", OPTIONS, "coordination/admission.py",
         "left_out = event.samples % settings.batch_size if settings.drop_last else 0", "left_out = 0",
         ("tests/simulated/test_drop_last.py::test_what_is_left_out_is_not_counted",)),

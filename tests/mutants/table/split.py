@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant("nobody-says-that-a-split-is-the-task-s", OWN, "split/plan.py",
         "    with blamed_on_task(split.own):\n", '    with blamed_on_task(""):\n',
-        (f"{PARTITIONS}::test_a_split_that_a_task_brings_is_refused_before_a_process_is_started",)),
+        (f"{PARTITIONS}::test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started[another's]",)),
     Mutant("a-buffer-is-what-it-was-in-the-example", "traced-model", "split/tracing.py",
         "proxy_buffer_attributes = True", "proxy_buffer_attributes = False",
         (f"{SCRIPTS}::test_a_buffer_that_is_written_in_place_is_that_of_the_whole_model",)),
