@@ -418,7 +418,7 @@ class Looks(nn.Module):
 def test_a_way_back_that_looks_at_values_is_followed_as_it_computes() -> None:
     task = task_of(lambda: [nn.Linear(8, 10), Looks()], shape=(8,))
     tracer = tracer_of(task)
-    assert "the way back through the model raised DataDependentOutputException" in tracer.note
+    assert "the backward pass raised DataDependentOutputException" in tracer.note
     assert tracer.follow(4, optim("sgd")).peak > 0
 
 
@@ -498,7 +498,7 @@ def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
 
 def test_what_cannot_be_trained_is_told_in_one_line() -> None:
     task = task_of(lambda: [nn.Linear(8, 10).requires_grad_(False)], shape=(8,))
-    with pytest.raises(TrainingError, match="the way back through the model raised RuntimeError: element 0 of tensors"):
+    with pytest.raises(TrainingError, match="the backward pass raised RuntimeError: element 0 of tensors"):
         tracer_of(task)
 
 

@@ -228,7 +228,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     study = msgspec.structs.replace(found.study, arms=arms)
     told = make_report(study, [msgspec.structs.replace(one, value=0.1) for one in (*trials[:-1], broken)], {"cores": 2})
     assert len(told.sentences) == 10
-    assert any("took up to 50 %: the measurement is not clean" in one for one in told.sentences)
+    assert any("took up to 50 % of it: the measurement is not clean" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
 

@@ -47,7 +47,7 @@ STRAGGLER = "a straggler"
 
 
 class Counted:
-    """Data without values, for phantoms."""
+    """Data set of some length without values, for phantom models."""
 
     def __init__(self, samples: int, examples: Data | None = None) -> None:
         self._samples, self._examples = samples, examples
@@ -205,9 +205,7 @@ class Pricing:
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
-    """Return the seconds of a minibatch's gradient: for a split replica, of all its processes, as timed beside the
-    whole model.
-    """
+    """Return the seconds of a minibatch's gradient; those of a split replica cover all its processes."""
     split = cluster.splits.get(candidate.partitions)
     if not isinstance(split, SplitCost):
         return cluster.step
