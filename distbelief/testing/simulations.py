@@ -1,4 +1,4 @@
-"""Observed simulations: a run of a job with checkers beside it, random faults, and the endings that these allow."""
+"""Observed simulations: a job's run with checkers attached, random faults, and the endings that these faults allow."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Checker(Protocol):
     """Observer of the messages of a network."""
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role has sent."""
+        """Handle a message that a living role has sent."""
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role is about to handle."""
+        """Handle a message that a living role is about to receive."""
 
 
 def attach(network: VirtualNetwork, *checkers: Checker) -> None:
-    """Attach checkers to a network, after those that are attached already."""
+    """Attach checkers to a network, after any attached earlier."""
     before, watch = network.before_send, network.watch
     known: dict[int, Message] = {}
 
@@ -57,7 +57,7 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
 
 
 class Observed:
-    """Simulated run with checkers beside it.
+    """Simulated run with checkers attached.
 
     Args:
         job: the job; nothing is kept on disk.
@@ -106,7 +106,7 @@ class Observed:
         return next(record.outcome for record in self.records if isinstance(record, records.Finished))
 
     def vector(self) -> bytes:
-        """Concatenate the moving ranges of the shards; empty for a phantom."""
+        """Concatenate the shards' trained ranges and buffers; return nothing for a phantom."""
         return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
 
 
@@ -172,7 +172,7 @@ def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Seque
 
 
 DONE = frozenset({Cause.EPOCHS_DONE, Cause.CONVERGED, Cause.NO_DESCENT})
-"""Causes of the end of a job that has reached its aim."""
+"""Causes for which a successful job ends."""
 
 
 class Death(NamedTuple):
@@ -184,7 +184,7 @@ class Death(NamedTuple):
     saved: bool
     """True if there was a checkpoint."""
     ending: bool
-    """True if the replicas had been told to leave."""
+    """True if the replicas had been asked to leave."""
     covered: bool | None = False
     """True if the coordinator knew that a standby had the state of this shard; None if it was about to learn it."""
     lasts: bool = False
@@ -192,7 +192,7 @@ class Death(NamedTuple):
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
-    """Return the causes for which a job on shards may end.
+    """Return the allowed causes of the end of a job on shards.
 
     Args:
         replicas: number of replicas.
@@ -231,7 +231,7 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
 
 
 class Endings:
-    """Checker of the end of a run: it notes deaths, and compares the end with those that they allow."""
+    """Checker of a run's end: it notes deaths, and compares the end with those that the deaths allow."""
 
     def __init__(self, run: Observed) -> None:
         self.deaths: list[Death] = []
@@ -243,7 +243,7 @@ class Endings:
         self._lasting: set[str] = set()
         """Shards whose state survives their processes, as far as the coordinator has heard."""
         self._heard: dict[str, tuple[int, int]] = {}
-        """Those of `_told` that the coordinator has heard."""
+        """Entries of `_told` that the coordinator has heard."""
         simulation: Any = run.simulation
         self._kill_one, simulation.kill = simulation.kill, self._kill
         self._stopped, simulation.stopped = simulation.stopped, self._asked
@@ -307,7 +307,7 @@ class Endings:
         self.deaths.append(self._death(role, self._incarnation_of(role), covered))
 
     def _bereave(self, shard: str) -> None:
-        """Count the death of a standby also as that of its shard, if the shard is dead and it was to succeed."""
+        """Count a standby's death as its shard's death too, if the shard is dead and the standby was to succeed it."""
         if self._dead(shard):
             incarnation = self._incarnation_of(shard)
             self.deaths = [
@@ -327,7 +327,7 @@ class Endings:
         settings = self._run.simulation.settings
         allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
         assert finished.cause in allowed, (
-            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
+            f"it ended because {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
             f"{self.interrupted}"
         )
         assert finished.outcome is finished.cause.outcome
@@ -335,7 +335,7 @@ class Endings:
 
 
 def ways(run: Observed, cause: Cause) -> Counter[str]:
-    """Name the ways in which a job has ended; a sweep counts them, and so shows a way that no seed takes."""
+    """Name the ways in which a job has ended. A sweep counts them, which shows ways that no seed takes."""
     counts = Counter([cause.name])
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
