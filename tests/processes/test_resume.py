@@ -148,7 +148,7 @@ def test_a_run_that_still_runs_is_not_resumed(tmp_path: Path, watch: jobs.Watch,
     assert found
     assert found[1:] in (
         [],
-        [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that just begins or ends"]],
+        [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that is just beginning or ending"]],
     )
 
 
@@ -262,9 +262,9 @@ def test_a_damaged_checkpoint_is_one_clear_error(
 
 OTHER: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "task": ({"task": "digits"}, CheckpointError, "trained task 'jobs:tiny'"),
-    "seed": ({"seed": 3}, CheckpointError, "made with seed 0, this job asks for 3"),
+    "seed": ({"seed": 3}, CheckpointError, "made with seed 0, but this job has 3"),
     "batch size": ({"batch_size": 17}, CheckpointError, "made with batch_size 16"),
-    "optimizer": ({"strategy": downpour(1, "sgd")}, CheckpointError, "made by optimizer adam, this job's is sgd"),
+    "optimizer": ({"strategy": downpour(1, "sgd")}, CheckpointError, "made by optimizer adam, but this job's is sgd"),
     "no resume": ({"resume": False}, UsageError, "is not empty.*--resume"),
     "nowhere": ({"out": "nowhere"}, UsageError, "not a run folder"),
 }

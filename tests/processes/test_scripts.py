@@ -277,7 +277,7 @@ def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_trai
     last = "    open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
     (tmp_path / "script.py").write_text(source.replace("    torch.save(seen, sys.argv[1])", last))
     job = jobs.job(tmp_path / "run", Downpour(), task="script")
-    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after the training"):
+    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after its part of the training"):
         Local().launch(job, [str(tmp_path / "script.py"), str(tmp_path / "seen")])
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
@@ -312,7 +312,7 @@ AFTER = {
         "1 / 0",
         r"^replica 1: .*script.py, line 21, raised ZeroDivisionError.* after the training.* kept in .*run",
     ),
-    "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
+    "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after its part of the training"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
 }
 
