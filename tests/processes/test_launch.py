@@ -388,7 +388,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "two numbers of epochs": (
         {"before": "epoch = next(db.join().epochs(2))", "epochs": 7},
         UsageError,
-        r"--epochs 7: the script goes through replica.epochs\(2\); leave one of them off",
+        r"--epochs 7: the script calls replica.epochs\(2\); leave one of them off",
     ),
     "a minibatch without a step": (
         {"inside": "if number == 1: continue", "strategy": Allreduce()},

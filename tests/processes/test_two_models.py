@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
     ),
     "the direct path": (Downpour, {"path": "direct"}, "--path direct: the script has several models"),
     "a schedule of the job": (
-        Downpour, {"lr_schedule": "linear"}, "--lr-schedule and --warmup-epochs are of one optimizer"
+        Downpour, {"lr_schedule": "linear"}, "--lr-schedule and --warmup-epochs are for one optimizer"
     ),
 }  # fmt: skip
 
