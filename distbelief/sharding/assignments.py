@@ -61,7 +61,7 @@ def check_shards(shards: int, parameters: int) -> None:
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:
-    """Return the number of shards of each partition: one, and each further one where shards hold most."""
+    """Return the number of shards of each partition: one each, then every further one where shards hold most."""
     counts = [1] * len(sizes)
     for _ in range(shards - len(sizes)):
         most = max(range(len(sizes)), key=lambda partition: sizes[partition] / counts[partition])

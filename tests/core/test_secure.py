@@ -119,7 +119,7 @@ def test_who_may_link_is_let_in(hello: Hello) -> None:
     ("first", "why"),
     [
         (Go(), "the first message of a link was a Go, not a Hello"),
-        (changed(job="another"), "replica 0 is of job 'another', this is 'job'"),
+        (changed(job="another"), "replica 0 is of job 'another', but this is 'job'"),
         (changed(role=""), "cannot come from incarnation 2 of ''"),
         (changed(role="shard 0"), "cannot come from incarnation 2 of 'shard 0'"),
         (changed(incarnation=-1), "cannot come from incarnation -1 of 'replica 0'"),

@@ -226,16 +226,16 @@ W = Tensor("w", (6, 4), "float32")
 @pytest.mark.parametrize(
     ("pieces", "says"),
     [
-        ([Piece(0, 0, 2, 0), Piece(0, 3, 6, 1)], "does not go on from index 2"),
-        ([Piece(0, 0, 3, 0), Piece(0, 2, 6, 1)], "does not go on from index 3"),
-        ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not go on from index 3 of one dimension"),
-        ([Piece(2, 0, 4, 0)], "does not go on from index 0"),
-        ([Piece(-1, 0, 4, 0)], "does not go on from index 0"),
+        ([Piece(0, 0, 2, 0), Piece(0, 3, 6, 1)], "does not continue from index 2"),
+        ([Piece(0, 0, 3, 0), Piece(0, 2, 6, 1)], "does not continue from index 3"),
+        ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not continue from index 3 of one dimension"),
+        ([Piece(2, 0, 4, 0)], "does not continue from index 0"),
+        ([Piece(-1, 0, 4, 0)], "does not continue from index 0"),
         ([Piece(0, 0, 6, -1)], "partition=-1"),
         ([Piece(0, 0, 5, 0)], "which end at index 5"),
         ([Piece(0, 0, 7, 0)], "which end at index 7"),
-        ([Piece(0, 0, -1, 0)], "does not go on from index 0"),
-        ([Piece(0, 0, 0, 0), Piece(0, 0, 6, 1)], "does not go on from index 0"),
+        ([Piece(0, 0, -1, 0)], "does not continue from index 0"),
+        ([Piece(0, 0, 0, 0), Piece(0, 0, 6, 1)], "does not continue from index 0"),
         ([], "which end at index 0"),
     ],
     ids=[
@@ -264,7 +264,7 @@ def test_a_partition_without_a_trained_parameter_is_refused() -> None:
 
 def test_a_model_that_is_split_otherwise_does_not_fit() -> None:
     halves = [lay_out([W], split={"w": [Piece(0, 0, at, 0), Piece(0, at, 6, 1)]}) for at in (2, 3)]
-    with pytest.raises(LayoutError, match="its parameters are split otherwise than the server's"):
+    with pytest.raises(LayoutError, match="its parameters are split differently from the server's"):
         check_same(*halves, "replica 1")
 
 
