@@ -64,8 +64,7 @@ def run(options: AllreduceOptions) -> Measured:
     """
     if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
         raise UsageError(
-            f"--rate {options.rate}: is that of a network between --namespaces or --encrypted, and there is none: name "
-            "one"
+            f"--rate {options.rate}: is for a network between --namespaces or --encrypted, and there is none: name one"
         )
     measured = {str(ranks): _on_one_host(ranks, options.sizes, options.repeats) for ranks in options.ranks}
     within = (4_000,) if options.quick else LIMITED
@@ -152,9 +151,7 @@ def _figures(measured: Json) -> list[Figure]:
         for size, one in by_size.items():
             where = f"{int(size) / MB:g} MB, {ranks} ranks"
             for name, promised in ((COPY, 3.0), (PLACE, 6.0)):
-                figures.append(
-                    figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised)
-                )
+                figures.append(figure(f"{where}: {name}, relative to gloo", one["faster_than_gloo"][name], promised))
     return figures
 
 

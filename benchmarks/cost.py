@@ -27,7 +27,7 @@ SMALL, SMALL_ERROR, SMALL_BYTES = 200e6, 0.15, 8e6
 
 
 class Sizes(NamedTuple):
-    """The batch sizes of a model."""
+    """Batch sizes of a model."""
 
     task: str
     seen: Sequence[int]

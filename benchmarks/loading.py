@@ -1,4 +1,4 @@
-"""The cost of data transforms that a loader runs ahead of the step."""
+"""Cost of data transforms that a loader runs ahead of the step."""
 
 from __future__ import annotations
 

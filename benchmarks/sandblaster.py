@@ -140,7 +140,7 @@ def _torch(options: SandblasterOptions) -> Json:
 
 
 def _torchs(options: SandblasterOptions, target: float) -> float:
-    """Measure torch in a process of its own."""
+    """Measure torch in a separate process."""
     with Peers() as peers:
         return float(peers.start("torch", 2, _lbfgs, options.task, target).hear(PATIENCE))
 

@@ -199,7 +199,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
         TWO: partial(loops.independent, workload, 1, 2),
         SPLIT: partial(partitions.split, workload, model.how),
     }
-    if options.device != "cpu":  # it computes equally fast with any number of threads
+    if options.device != "cpu":  # a device computes equally fast with any number of threads
         del contenders[TWO]
     taken = interleave(contenders, options.repeats)
     return {

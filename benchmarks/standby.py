@@ -1,4 +1,4 @@
-"""The cost of standbys, and the time until one succeeds its killed shard."""
+"""Cost of standbys, and the time until one succeeds its killed shard."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ FIGURES = (
     ("lenet", (SYNCHRONOUS,), LOCKSTEP, 0.95),
     *((model, ours, DDP, 1.0) for model in TASKS for ours in (SERVED, (ALLREDUCE,))),
 )
-"""Model, our contenders, of which the fastest counts, the loop to compare with, and the target ratio."""
+"""Model, our contenders, the loop to compare with, and the target ratio; the fastest of our contenders counts."""
 
 
 @dataclass(frozen=True)

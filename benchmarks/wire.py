@@ -123,7 +123,7 @@ def _figures(measured: Json) -> list[Figure]:
                     figure(f"{ours}, {told}: relative to the direct update", one["of_direct"][ours], promised)
                     for ours, promised in (("shared, landed", landed), ("shared, in place", in_place))
                 ),
-                figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
+                figure(f"shared, landed, {told}: relative to gloo", one["of_gloo"]["shared, landed"], 4.0),
                 figure(f"tcp, {told}: relative to a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
             ]
             if size == MIDDLE:

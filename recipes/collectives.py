@@ -1,4 +1,4 @@
-"""How long an all-reduce takes, against the size and against the ranks: simulated, and measured on this machine; needs
+"""Time of an all-reduce against its size and the number of ranks: simulated, and measured on this machine; needs
 matplotlib.
 
 python recipes/collectives.py docs/collectives.png

@@ -1,4 +1,4 @@
-"""What fewer bits cost and save: seconds and bytes of a training step and of inference, beside float32, as tables.
+"""Cost and savings of fewer bits: tables of seconds and bytes of a training step and of inference, relative to float32.
 
 python recipes/few_bits.py
 

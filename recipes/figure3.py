@@ -83,7 +83,7 @@ class Speech(nn.Module):
         self.softmax = Scored(torch.exp)
 
     def forward(self, sample: Sample) -> Tensor:
-        """What the loss of each sample is made of."""
+        """Return the parts of each sample's loss."""
         return self.softmax(self.layers(sample[0]), sample[1])
 
 
@@ -211,7 +211,7 @@ class Images(nn.Module):
         self.tiles = nn.ModuleList(Tile(maps, rows, columns, number) for number in range(rows * columns))
 
     def forward(self, sample: Sample) -> Tensor:
-        """What the loss of each sample is made of."""
+        """Return the parts of each sample's loss."""
         maps = self.maps(sample[0])
         last = [(tile, self._brought(maps, SIDE, tile, tile.places)) for tile in self.tiles if tile.places]
         parts = [tile.last(places) for tile, places in last]

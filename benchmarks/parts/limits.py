@@ -199,7 +199,7 @@ class Gloo(Limit):
 
 
 def answer_gloo(_: Connection, size: int, store: str) -> None:
-    """Apply each received gradient and send the parameters back, until told to end."""
+    """Apply each received gradient and send the parameters back, until asked to end."""
     group = _gloo(store, 1)
     gradient, parameters = _ones(size), torch.zeros(size // 4)
     while True:

@@ -64,7 +64,7 @@ def serve_shard(
     index: int,
     identity: Identity | None,
 ) -> None:
-    """Play a shard until told to stop; `memory` is the supervisor's descriptor of memory for reads in place, or -1."""
+    """Play a shard until asked to stop; `memory` is the supervisor's descriptor of memory for reads in place, or -1."""
     role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
         descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)

@@ -316,11 +316,11 @@ CONFIG = "--config"
 
 
 class Configured(NamedTuple):
-    """The words of a command, with those of its `--config` file."""
+    """Words of a command, together with those of its `--config` file."""
 
     words: list[str]
     places: dict[str, str]
-    """By option that the file sets: the file and the line."""
+    """File and line of each option that a file sets."""
 
 
 def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured:

@@ -176,7 +176,7 @@ COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB
 PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
 """Columns of a plan in which some rows are priced."""
 SCALED = ("step, ms", "measured", "simulated", "error", "speed-up", "efficiency", "one more", "binds")
-"""Columns after that of the number of replicas or partitions."""
+"""Columns after the one with the number of replicas or partitions."""
 
 
 def show_plan(plan: TrainingPlan) -> None:

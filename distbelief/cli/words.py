@@ -65,7 +65,7 @@ def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -
         return 0.0, 1.0
     folded = {unit.lower(): scale for unit, scale in units.items()}
     if not match[2]:
-        raise UsageError(f"{where} {text!r}: its unit is missing, such as in {example}")
+        raise UsageError(f"{where} {text!r}: its unit is missing, as in {example}")
     if match[2].lower() not in folded:
         raise unknown(f"unit in {where}", match[2], units)
     return number, folded[match[2].lower()]

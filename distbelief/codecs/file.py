@@ -120,11 +120,11 @@ def read(path: Path) -> ModelFile:
 
 
 def decoded(data: bytes, name: str) -> ModelFile:
-    """Decode the bytes of a file with a name, or raise a `DataError`."""
+    """Decode the bytes of a file, named in messages, or raise a `DataError`."""
     if data[:4] == EARLIER:
         raise DataError("was written by an earlier version, and can no longer be read: compress its run again")
     if data[:4] != MAGIC:
-        raise DataError(f"begins with {data[:4]!r} where a compressed model begins with {MAGIC!r}")
+        raise DataError(f"begins with {data[:4]!r}, but a compressed model begins with {MAGIC!r}")
     length = int.from_bytes(data[4:8], "little")
     if length > HEADER_LIMIT or 12 + length > len(data):
         raise DataError(f"has {len(data):,} bytes and a header of {length:,}: it was truncated or spoilt")

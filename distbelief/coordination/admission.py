@@ -71,8 +71,8 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
         raise UsageError("the training set is empty: there is nothing to train on")
     if left_out == samples:
         raise UsageError(
-            f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
-            f"{settings.batch_size}: lower --batch-size"
+            f"--drop-last: the {left_out} training samples do not fill one minibatch of {settings.batch_size}: "
+            f"lower --batch-size"
         )
     batches = -(-(samples - left_out) // settings.batch_size)
     parted = settings.keeps_parts or (settings.order == SEQUENTIAL and not settings.own_data)
@@ -111,7 +111,7 @@ def _refused_by_several(settings: Settings) -> str:
     # a gathered push is acknowledged with the next update, which may be another model's
     if not isinstance(strategy, Accruing) or (policy.gathers and not policy.rounds):
         return f"strategy {strategy.name}"
-    # a round without some replica would leave it between the steps of two models
+    # a round without a replica would leave that replica between the steps of two models
     changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
     cadence = ("push_every", "fetch_every", "local_lr", "prefetch", "warm_start_steps")
     changed += [name for name in cadence if getattr(strategy.pushing, name) != getattr(Pushing, name)]

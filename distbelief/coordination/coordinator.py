@@ -55,7 +55,7 @@ class Holders(Protocol):
         ...
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Give the initial state to the holders that are there, as far as it is known."""
+        """Give the initial state, as far as it is known, to the holders that have joined."""
         ...
 
     def initialise(self, job: Coordinator) -> list[Effect]:
@@ -113,7 +113,7 @@ class DealtWork(Protocol):
 
 
 # Two rules of this machine:
-# 1. The phase says which acts are allowed (`ALLOWED`), and each act asks it. So a late event, such as a report while
+# 1. The phase says which acts are allowed (`ALLOWED`), and each act checks it. So a late event, such as a report while
 # the job closes, does only what the phase still allows. 2. Each answer ends with `go_on`, `deal`, `write` or `close`.
 # These look at the whole state and do the next thing, if any. So the order of events from different links does not
 # matter, and an extra call does no harm.
@@ -291,7 +291,7 @@ class Coordinator(Answering):
     # training
 
     def begin(self) -> list[Effect]:
-        """Begin to train: the parameters are there."""
+        """Begin to train, now that the shards have the parameters."""
         assert self.plan is not None
         assert self.data is not None
         self.enter(Phase.TRAINING)
@@ -528,7 +528,7 @@ class Coordinator(Answering):
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
         return [WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
-    # who goes
+    # roles that leave or die
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if not self.membership.heeds(sender) and not event.for_good:
@@ -569,7 +569,7 @@ class Coordinator(Answering):
         member = role in self.membership.members
         self.membership.members.discard(role)
         effects = self.saving.gone(role, self.plan)
-        # minibatches of a replica that leaves after the end of dealing are not lost: nobody needs them any more
+        # minibatches of a replica that leaves after the end of dealing are not lost: no replica needs them any more
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
         leads = roles.leads(self.settings.mesh)

@@ -45,11 +45,11 @@ class DataDealer(Protocol):
         ...
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica is there, and the size of its training set."""
+        """Note that a replica has joined, and the size of its training set."""
         return  # all have the same data
 
     def lost(self, role: str) -> int:
-        """Deal the units of a replica that is gone again; return how many there are."""
+        """Put back the units that a lost replica held, to be dealt again; return their number."""
         ...
 
     def give_up(self, role: str) -> int:
@@ -221,7 +221,7 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def differs(self, sender: str, start: dealing.StreamStart) -> str:
-        """Return why a replica's stream, which differs from the others', cannot be shared; "" if they are alike."""
+        """Return the refusal of a replica whose stream differs from the others'; "" if the streams are alike."""
         first, digest = self._starts.setdefault(start.epoch, (sender, start.digest))
         if start.digest == digest:
             return ""
@@ -232,7 +232,7 @@ class Dealing(DataDealer):
         )
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica is there, and the size of its training set.
+        """Note that a replica has joined, and the size of its training set.
 
         Raises:
             UsageError: it had another size before.

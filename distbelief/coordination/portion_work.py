@@ -38,8 +38,7 @@ class PortionWork(DealtWork):
         if job.data.finished:  # the replica with the last minibatches was given up, or has joined with none left
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         if job.shards.counts_gone:
-            # a coming round may hold a push from a replica that is gone, whose minibatches, dealt again, would count
-            # twice
+            # a coming round may hold a push from a lost replica; dealt again, its minibatches would count twice
             return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
         before = job.until_due(job.data, job.settings.strategy.pushing.push_every)

@@ -118,7 +118,7 @@ class Shards:
         for role, standing in self._standing.items():
             there = standing is not ShardStanding.AWAY
             present, granted = self._registry.incarnation_at(role), self._registry.granted(role)
-            assert not there or present >= granted, f"{role} is there as {present}, and is to be {granted}"
+            assert not there or present >= granted, f"{role} is present as {present}, and granted as {granted}"
         for role, _ in self._doubted:
             assert self._standing[role] is ShardStanding.READY, f"{role} is doubted, and is {self._standing[role]}"
 
@@ -176,7 +176,7 @@ class Shards:
         ]
 
     def holds(self, role: str, lasts: bool = False) -> bool:
-        """Note that a shard holds its range, in memory that `lasts` or not; return whether it was told to.
+        """Note that a shard holds its range, in memory that `lasts` or not; return whether it was asked to.
 
         Raises:
             RemoteProtocolError: the job has no such shard.

@@ -97,7 +97,7 @@ class ProcessGroup(InOrder):
         view, moved = self._views[bucket], self.traffic
         if self._buckets[bucket].adds:
             work = dist.all_reduce(view, async_op=True)
-            # gloo and NCCL send as many bytes as a ring
+            # gloo and NCCL send the same number of bytes as a ring
             sent = received = 2 * (self._ranks - 1) * view.nbytes // self._ranks
         else:
             work = dist.broadcast(view, 0, async_op=True)

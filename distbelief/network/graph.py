@@ -40,8 +40,8 @@ class Topology:
         self.cables = tuple(cables)
         if not 1 <= len(self.hosts) <= MOST_HOSTS or len(self.switches) > MOST_HOSTS:
             raise UsageError(
-                f"--topology {name}: {len(self.hosts)} hosts and {len(self.switches)} switches; there may be from 1 to "
-                f"{MOST_HOSTS} hosts, and as many switches"
+                f"--topology {name}: {len(self.hosts)} hosts and {len(self.switches)} switches; write 1 to "
+                f"{MOST_HOSTS} hosts, and at most as many switches"
             )
         self.around: list[list[tuple[int, int]]] = [[] for _ in range(len(self.hosts) + len(self.switches))]
         """Neighbours of each vertex in their order, and the links to them."""

@@ -129,7 +129,7 @@ def _names(text: str, where: str) -> list[str]:
     for word in words:
         parts = [_numbers(inside, where) if inside else [plain] for inside, plain in _PART.findall(word)]
         if len(names) + prod(map(len, parts)) > MOST_HOSTS:
-            raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; there may be no more")
+            raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; write at most that many")
         names += ["".join(choice) for choice in product(*parts)]
     if strange := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(f"{where}: {strange[0][:80]!r} is no name; write names as node[1-3,7],other")

@@ -34,7 +34,7 @@ def handled(handler: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         for number, own in before.items():
-            signal.signal(number, own or signal.SIG_DFL)  # None where no Python code had set a handler
+            signal.signal(number, own or signal.SIG_DFL)  # None if no Python code had set a handler
 
 
 def raised() -> contextlib.AbstractContextManager[None]:

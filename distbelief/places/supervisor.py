@@ -158,13 +158,13 @@ class Supervisor:
         """Assert the invariants between two events."""
         for role, lives in self._here.items():
             numbers = [life.incarnation for life in lives]
-            assert numbers == sorted({*numbers}), f"{role} is there as {numbers}"
+            assert numbers == sorted({*numbers}), f"{role} runs as {numbers}"
             wanted = self._wanted.get(role, numbers[-1] + 1)
-            assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and is there as {numbers}"
+            assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and runs as {numbers}"
             assert all(life.role == role for life in lives), f"{[life.role for life in lives]} are kept as {role}"
         names = [life.name for life in self._lives()]
         assert len(names) == len({*names}), f"{names}: two lives have one name"
-        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, and {[*self._wanted]} are to begin"
+        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, but {[*self._wanted]} are to begin"
         assert all(life in self._lives() for life in self._moving.values()), f"{[*self._moving]} move, and are gone"
 
     # events
@@ -437,7 +437,7 @@ class Supervisor:
     # time
 
     def _tick(self, now: float, tick: Tick) -> list[Effect]:
-        """Start the roles that are due, kill those that delay the job too long, and report what it waits for."""
+        """Start the roles that are due, kill those that delay the job too long, and report what the job waits for."""
         told: list[Effect] = []
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
             del self._due[role]

@@ -64,7 +64,7 @@ class Journal:
         return self._files[self._begun % len(self._files)]
 
     def begin(self, memory: bytes) -> None:
-        """Begin anew with the state of the machine."""
+        """Begin the journal again with the machine's present state."""
         self._begun += 1
         self._file.seek(0)
         self._file.truncate()
@@ -86,7 +86,7 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """Return whether the journal should be begun anew."""
+        """Return whether the journal should be begun again."""
         return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
     def entries(self) -> Iterator[JournalEntry]:

@@ -213,7 +213,7 @@ class Live:
                 )
             case records.Checkpointed():
                 before, self._unsaved = self._unsaved, re.sub(r"\d+", "", record.error)
-                if not record.error or self._unsaved == before:  # a full disk makes all later ones fail too
+                if not record.error or self._unsaved == before:  # a full disk makes all later checkpoints fail too
                     return ""
                 named = record.error.startswith("checkpoint")
                 return record.error if named else f"checkpoint {record.number} failed: {record.error}"

@@ -93,7 +93,7 @@ def in_effect(
     Raises:
         OSError: the file cannot be read.
     """
-    # records count up to the fewest samples from which the run later continues
+    # a record counts unless the run later continues from fewer samples
     most = [*accumulate(reversed(ends), min)][::-1]
     begun = 0
     for seconds, record in read_metrics(path, start):

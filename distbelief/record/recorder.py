@@ -172,7 +172,7 @@ class Recorder:
         return self.summary.result()
 
     def finish(self, write: bool = True) -> Json:
-        """Write `result.json` (unless told not to) and the last curves, close the files, and return the result."""
+        """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
         result = self.result()
         if self.folder and write:
             try:

@@ -74,7 +74,7 @@ def load_script(path: str | Path) -> dict[str, torch.Tensor]:
     if part is None:
         return {}
     if part.size > SCRIPT_LIMIT + HEADER:
-        raise corrupt(folder / part.file, f"it has {part.size} bytes, of which a script keeps {SCRIPT_LIMIT} at most")
+        raise corrupt(folder / part.file, f"it has {part.size} bytes, but a script keeps at most {SCRIPT_LIMIT}")
     file = _verified(folder, part)
     try:
         return load_file(file)

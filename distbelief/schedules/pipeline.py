@@ -115,7 +115,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
                     )
             for number in segment.gives:
                 if number in sent or self.boundaries[number].source != segment.partition:
-                    raise UsageError(f"{segment.name} gives {self.boundaries[number]}, which another segment gives")
+                    raise UsageError(f"{segment.name} gives {self.boundaries[number]}, which another segment gives too")
                 sent.add(number)
         received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
@@ -246,7 +246,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
-        """The last task that uses each crossing."""
+        """Return the last task that uses each crossing."""
         tasks = (action for actions in self.actions for action in actions if isinstance(action, SegmentTask))
         return {crossing: task for task in tasks for crossing in self.graph.uses(task)}
 
@@ -260,7 +260,9 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """Return the number of slots of a boundary in each direction: as many as its source has in flight."""
+        """Return the number of slots of a boundary in each direction: the microbatches that its source has in
+        flight.
+        """
         # So a sender finds a free slot: the source takes another microbatch forward only after one has come back, with
         # all gradients of its values. Only if no gradient comes back may the sender have to wait.
         return self.in_flight[self.graph.boundaries[boundary].source]

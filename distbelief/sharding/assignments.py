@@ -31,7 +31,7 @@ def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
     """
     if len(layout.partitions) != partitions:
         raise UsageError(
-            f"--partitions {partitions}: the model is laid out for {len(layout.partitions)}; split it over as many"
+            f"--partitions {partitions}: the model is split over {len(layout.partitions)}; name the same number"
         )
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")

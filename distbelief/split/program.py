@@ -91,7 +91,7 @@ class SplitProgram:
     segments: tuple[Segment, ...]
     """Segments of all partitions, each after those whose transfers it takes."""
     transfers: tuple[Transfer, ...]
-    """Transfers by number, which is also that of their boundaries."""
+    """Transfers by number; each has the same number as its boundary."""
 
     @functools.cached_property
     def graph(self) -> SegmentGraph:

@@ -26,7 +26,7 @@ LONG = 700_000
 
 
 class Side(NamedTuple):
-    """The open side of a fabric for one rank."""
+    """Open side of a fabric for one rank."""
 
     fabric: Fabric
     slot: torch.Tensor
@@ -60,7 +60,7 @@ def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], obje
 
 
 class _Check:
-    """A check of one algorithm on six vectors.
+    """Check of one algorithm on six vectors.
 
     These are integers, one integer, floats, those floats' bits from the last round, a long vector, and bytes of the
     first rank.

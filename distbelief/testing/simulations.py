@@ -140,7 +140,7 @@ def draw_compute(chance: random.Random, slow: float) -> ComputeModel:
 
 
 def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
-    """Draw deaths of the coordinator for a sweep, after each of which it is restarted.
+    """Draw deaths of the coordinator for a sweep; it is restarted after each.
 
     >>> draw_revivals(random.Random(7), restarts=3)
     (Crash(role='coordinator', message=7),)
@@ -176,7 +176,7 @@ DONE = frozenset({Cause.EPOCHS_DONE, Cause.CONVERGED, Cause.NO_DESCENT})
 
 
 class Death(NamedTuple):
-    """The death of one life of a role, and the state of the job at that moment."""
+    """Death of one life of a role, with the state of the job at that moment."""
 
     role: str
     incarnation: int

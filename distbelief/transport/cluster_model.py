@@ -32,7 +32,7 @@ class Outage(CheckedStruct, frozen=True):
         """Refuse an impossible outage, with a `UsageError`."""
         if not 0 <= self.start < self.stop < float("inf"):
             raise UsageError(
-                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end"
+                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, then end"
             )
         if not self.side:
             raise UsageError(
@@ -52,7 +52,7 @@ class NetworkModel(CheckedStruct, frozen=True):
     """Chance that a message takes `delay` longer, as after loss and retransmission."""
     delay: float = 0.0
     reduction: float = 0.0
-    """Seconds to add one byte of a gradient to another where it arrives."""
+    """Seconds to add one byte of an arriving gradient to another."""
     local_latency: float = 0.0
     """Latency between two roles of one host; 0 means that of all links, or of shared memory on `Hosts`."""
     local_bandwidth: float = 0.0

@@ -57,7 +57,7 @@ class Link:
         self.queued = 0
         self.dirty = False  # true if messages were queued since the last flush
         self.writing = False  # True while epoll watches for room in the socket
-        self.unsettled = False  # True where the queue may refer to an answer's memory
+        self.unsettled = False  # true if the queue may refer to an answer's memory
         self.rest = bytearray()  # beginning of a frame that is arriving
         self.arrival: Arrival | None = None  # message whose payload is arriving
         self.room: memoryview | None = None  # room for the rest of that payload
@@ -74,7 +74,7 @@ class Link:
         self.held = Range(hello.start, hello.start + hello.size)
 
     def flush(self) -> None:
-        """Send what is kept, as far as the socket takes it at once."""
+        """Send queued data, as much as the socket takes at once."""
         queue = self.queue
         try:
             while queue:

@@ -755,8 +755,8 @@ def test_machines_stand_beside_each_other_by_a_million_samples(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"task": "mnist"}, "other.json: its task is mnist, and that of "),
-        ({"version": "0.0.9"}, "other.json: its version is 0.0.9, and that of "),
+        ({"task": "mnist"}, "other.json: its task is mnist, but that of "),
+        ({"version": "0.0.9"}, "other.json: its version is 0.0.9, but that of "),
         ({"batch_size": "many"}, "other.json: is no file of `distbelief cost TASK --json`: Expected `int`"),
         ({"epoch": {}}, "other.json: is no file of `distbelief cost TASK --json`: it has no seconds"),
         ({"epoch": {"seconds_per_million_samples": 0}}, "other.json: is no file of `distbelief cost TASK --json`: "),

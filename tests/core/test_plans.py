@@ -429,7 +429,7 @@ def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
         (["digits", "--network", "bandwith=1Gbit"], "did you mean 'bandwidth'?"),
         (["digits", "--network", "bandwidth=manyGbit"], "--network"),
         (["digits", "--network", "bandwidth=0Gbit"], "bandwidth"),
-        (["digits", "--max-memory", "1MB"], "the least memory is that of"),
+        (["digits", "--max-memory", "1MB"], "needs the least memory"),
         (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and finite"),
         (["digits", "--batch-size", "0"], "--batch-size 0: must be from 1 to"),
         (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and finite"),

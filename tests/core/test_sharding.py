@@ -314,8 +314,8 @@ def test_no_other_sharing_of_the_partitions_has_a_smaller_largest_shard(sizes: l
 @pytest.mark.parametrize(
     ("partitions", "shards", "says"),
     [
-        (1, 2, "--partitions 1: the model is laid out for 2"),
-        (3, 3, "--partitions 3: the model is laid out for 2"),
+        (1, 2, "--partitions 1: the model is split over 2"),
+        (3, 3, "--partitions 3: the model is split over 2"),
         (2, 1, "--shards 1 of a model in 2 partitions: each has shards of its own; use at least 2"),
         (2, 25, "25 is more than the model's 24 parameters"),
     ],

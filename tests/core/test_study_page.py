@@ -186,9 +186,9 @@ def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> No
     """A whole batch on two replicas takes sixty times the samples of downpour on one, and is no growth of it."""
     [told] = [one for one in two_tasks().sentences if one.startswith("From ")]
     assert told == (
-        "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
-        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
-        "is ideal (simulated); no other arm gains more."
+        "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of the ideal (measured). "
+        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of the "
+        "ideal (simulated); no other arm gains more."
     )
 
 

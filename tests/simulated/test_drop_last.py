@@ -98,7 +98,7 @@ def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
             UsageError,
-            match=r"--drop-last: all of the 3 training samples are less than one minibatch of 4: lower --batch-size",
+            match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
         ):
             run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
 

@@ -260,7 +260,7 @@ def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
         for what in ("task", "version"):
             if (theirs := getattr(other, what)) != (ours := getattr(first, what)):
                 raise UsageError(
-                    f"--compare {path}: its {what} is {theirs}, and that of {paths[0]} is {ours}; measure both alike"
+                    f"--compare {path}: its {what} is {theirs}, but that of {paths[0]} is {ours}; measure both alike"
                 )
     shared = [name for name in first.charges if all(name in other.charges for other in others)]
     rows: list[Json] = []

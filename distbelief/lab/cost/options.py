@@ -16,7 +16,7 @@ MOST_REPLICAS = 256
 
 @dataclass(frozen=True)
 class CostRequest(OnDevice):
-    """Minibatches and epochs whose cost is measured, and what is charged for them."""
+    """Minibatches and epochs whose cost is measured, and the power and price to charge."""
 
     batch_size: int = 64
     """Samples in a minibatch."""

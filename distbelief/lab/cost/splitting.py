@@ -79,7 +79,7 @@ class SplitGuess(msgspec.Struct, frozen=True):
 
 
 class WholeStep(msgspec.Struct, frozen=True):
-    """The same step in one process with one thread."""
+    """Step of the whole model in one process with one thread."""
 
     gathers: float
     """Seconds of gathering a minibatch, which each partition repeats."""
@@ -386,7 +386,9 @@ class Turns:
         return watch
 
     def _keep(self) -> None:
-        """Measure what autograd keeps: for the whole model, and for each segment beside what it received."""
+        """Measure the bytes that autograd keeps for the whole model, and for each segment besides the values it
+        received.
+        """
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         watch = _SegmentMeter(self._clock, held)
@@ -400,7 +402,7 @@ class Turns:
 
 
 class _SegmentMeter:
-    """Meter of each segment's time, and of the memory that it keeps beside what is held or received."""
+    """Meter of each segment's time, and of the memory that it keeps besides parameters and received values."""
 
     def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
         self._clock = clock

@@ -167,7 +167,7 @@ def check_rows(rows: Sequence[Row]) -> None:
         least = min(rows, key=lambda row: row.memory)
         reasons = "; ".join(f"{row.what}: {row.reason}" for row in rows[:3])
         raise UsageError(
-            f"no candidate is possible on {least.machines}: {reasons}; the least memory is that of {least.what}, "
+            f"no candidate is possible on {least.machines}: {reasons}; {least.what} needs the least memory, "
             f"{least.memory / 1e9:.2f} GB for a process"
         )
 

@@ -163,7 +163,7 @@ class Pricing:
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(terms.compute, without)
-        if candidate.partitions > 1:  # without partitions, free messages leave no waits
+        if candidate.partitions > 1:  # without partitions, nothing waits once messages are free
             free = dataclasses.replace(free, handling=_FREE, private=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(terms.compute, bare)

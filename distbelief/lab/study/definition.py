@@ -297,8 +297,8 @@ def _check_arms(arms: Sequence[Arm], starts: Sequence[Arm], file: StudyFile) -> 
     tuned = [arm for arm in arms if arm.grid]
     if odd := next((arm for arm in tuned if len(arm.grid) != len(tuned[0].grid)), None):
         raise UsageError(
-            f"arm {odd.name!r}: its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}: "
-            "give all the same number"
+            f"arm {odd.name!r}: its grid has {len(odd.grid)} values, but that of {tuned[0].name!r} has "
+            f"{len(tuned[0].grid)}: give all the same number"
         )
     if tuned and not file.tuning_seeds:
         raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to search it")

@@ -358,7 +358,7 @@ def _reached(target: Target, trials: Sequence[Trial], theirs: Sequence[Trial]) -
 
     def less(what: str) -> Interval:
         amounts, base = ([trial.until(target, what) for trial in side] for side in (trials, theirs))
-        # the same trials have ratio one; two random draws of them would differ
+        # trials compared with themselves have ratio one; two random draws would differ
         same = trials == theirs and math.isfinite(median(amounts))
         return Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, amounts)
 

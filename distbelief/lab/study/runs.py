@@ -83,8 +83,8 @@ def _result(run: RunFolder) -> Json:
 def efficiency_of(path: Path) -> str:
     """Compare a run's samples a second with those of one replica times its number of replicas.
 
-    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; without such a
-    run the comparison is "".
+    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; "" if there is
+    no such run.
     """
     dated: list[tuple[float, Path]] = []
     for result in path.resolve().parent.glob("*/result.json"):

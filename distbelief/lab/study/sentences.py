@@ -153,7 +153,7 @@ def _scaling(report: Report) -> str:
             few, many, ratio = group[0].replicas, group[-1].replicas, _growth(group)
             texts.append(
                 f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
-                f"samples a second, {100 * ratio * few / many:.0f} % of what is ideal ({how})"
+                f"samples a second, {100 * ratio * few / many:.0f} % of the ideal ({how})"
             )
     return f"{'. '.join(texts)}; no other arm gains more." if texts else ""
 

@@ -114,7 +114,7 @@ def _try_threads(count: int) -> None:
         UsageError: the system starts fewer.
     """
     over, begun = threading.Event(), list[threading.Thread]()
-    before = threading.stack_size(1 << 18)  # small, since a memory limit counts it
+    before = threading.stack_size(1 << 18)  # small stacks, since a memory limit counts them
     try:
         for _ in range(min(count, MOST_TRIED)):
             thread = threading.Thread(target=over.wait, daemon=True)

@@ -281,6 +281,6 @@ def _reap(child: Child) -> None:
 
 def _play(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
     """Play a role in a process that the forkserver has started."""
-    from distbelief.places.processes.process import main  # here, since the supervisor need not import torch
+    from distbelief.places.processes.process import main  # imported here, since the supervisor need not import torch
 
     main(role, incarnation, spec, connection)

@@ -193,8 +193,8 @@ class Running:
         count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
         if count > CROWD * cores:
             self._note(
-                f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "
-                "parts, for a second each, and in every step; fewer --partitions take less time"
+                f"{count} partitions take turns on the {cores} cores of this machine, as they build their parts (a "
+                "second each) and in every step; fewer --partitions take less time"
             )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:

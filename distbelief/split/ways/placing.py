@@ -119,7 +119,7 @@ def branches(
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
-    """Return the forks in order, each as its paths up to where all have joined."""
+    """Return the forks in order, each as its paths up to the join of all."""
     order = {node: number for number, node in enumerate(nodes)}
     last = len(nodes)
     joins: dict[int, int] = {last: last}  # the next node that lies on every path from each node
