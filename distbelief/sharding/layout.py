@@ -384,7 +384,7 @@ def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
         if not fits or piece.start != edge or (piece.stop <= edge and sides[along]):
             raise UsageError(
                 f"{tensor.kind} {tensor.name!r} {list(tensor.shape)} is not whole in its pieces: {piece} does not "
-                f"go on from index {edge} of one dimension"
+                f"continue from index {edge} of one dimension"
             )
         edge = piece.stop
     if not pieces or edge != sides[pieces[0].dimension]:
