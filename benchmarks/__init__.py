@@ -10,7 +10,7 @@ from distbelief.core.records import Json
 
 
 class Bench(NamedTuple):
-    """A benchmark: its module in this package, the class of its options, and what it measures."""
+    """Benchmark: its module in this package, the class of its options, and what it measures."""
 
     module: str
     options_name: str
@@ -48,8 +48,8 @@ BENCHES: Mapping[str, Bench] = {
         ),
         Bench("straggle", "StraggleOptions", "samples per second under stragglers, by what may be stale"),
         Bench("local", "LocalStepsOptions", "local steps beside gradients: loss, bytes, slow lines, speeds, storms"),
-        Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to be its shard"),
-        Bench("loading", "LoadingOptions", "what transforms of the data cost where they are loaded ahead of the step"),
+        Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to replace its shard"),
+        Bench("loading", "LoadingOptions", "what data transforms cost when loaded ahead of the step"),
         Bench("start", "StartOptions", "seconds from starting a job to its first step, beside importing torch"),
         Bench("memory", "MemoryOptions", "flat vectors that a replica and a shard hold"),
         Bench("cost", "CostBenchOptions", "steps and memory of processes, beside what `cost` predicts"),

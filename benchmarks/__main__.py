@@ -18,14 +18,14 @@ def run(args: list[str]) -> int:
     """Run a benchmark, or make the table of several runs; return the exit status.
 
     Raises:
-        DistbeliefError: a word that is none, or a benchmark that cannot be run.
+        DistbeliefError: an unknown word, or a benchmark that cannot be run.
     """
     name, *rest = args or ["--help"]
     if name in ("--help", "-h") or (name == "table" and rest[:1] in (["--help"], ["-h"])):
         print(f"usage: {PROGRAM} NAME [options]\n       {PROGRAM} table FILE...\n")
         for bench in BENCHES.values():
             print(f"  {bench.module:<11} {bench.summary}")
-        print("\n  table       medians of several runs, which --json has written, and how far these lie apart")
+        print("\n  table       medians and spread of several runs that --json has written")
         return 0 if args else 2
     if name == "table":
         print(table(rest))

@@ -29,9 +29,9 @@ OWN, PLACE, COPY = "gloo", "shared memory, in place", "shared memory, copied in 
 RING, ENCRYPTED = "our ring over TCP", "our ring over TLS"
 LIMITED = (4_000, 64_000, MB, 16 * MB)
 TIMES, TURN_SECONDS = 15, 4.0
-"""Most measurements of each between namespaces, and their approximate duration in seconds."""
+"""Most measurements of each algorithm between namespaces, and their approximate duration in seconds."""
 WITHIN = 5
-"""Measurements of each in its turn if it is encrypted."""
+"""Measurements of each contender in its turn, with encryption."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class AllreduceOptions(BenchOptions):
     repeats: int = 9
     """Rounds in which all contenders take turns."""
     namespaces: tuple[int, ...] = ()
-    """Numbers of network namespaces on a bridge, such as 4 8, each limited to --rate: every algorithm there, with its
-    predicted time. Needs root and iproute2.
+    """Numbers of network namespaces on a bridge, such as 4 8, each limited to --rate: measures every algorithm there,
+    beside its predicted time. Needs root and iproute2.
     """
     encrypted: tuple[int, ...] = ()
-    """Numbers of network namespaces on a bridge, such as 4, each limited to --rate: our ring over TLS and gloo's own
-    all-reduce without encryption, in turns. Needs root and iproute2.
+    """Numbers of network namespaces on a bridge, such as 4, each limited to --rate: compares our ring over TLS with
+    gloo's own all-reduce without encryption, in turns. Needs root and iproute2.
     """
     rate: int = 100
     """Mbit/s of each namespace in each direction."""
@@ -60,13 +60,11 @@ def run(options: AllreduceOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: a number that cannot be, what describes a network where none is made, or namespaces where none can
-            be.
+        UsageError: an impossible number, an option for a network without one, or namespaces that cannot be made.
     """
     if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
         raise UsageError(
-            f"--rate {options.rate}: is that of a network between --namespaces or --encrypted, and there is none: name "
-            "one"
+            f"--rate {options.rate}: is for a network between --namespaces or --encrypted, and there is none: name one"
         )
     measured = {str(ranks): _on_one_host(ranks, options.sizes, options.repeats) for ranks in options.ranks}
     within = (4_000,) if options.quick else LIMITED
@@ -104,8 +102,8 @@ def _table_of_prices(title: str, by_size: Json) -> Table:
 
 @contextmanager
 def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[[str, int, int], float]]:
-    """Start processes that add; yield a function of algorithm, bytes and times that returns the seconds of the slowest
-    each time (the median).
+    """Start processes that add up; yield a function of algorithm, bytes and times that returns the median of the
+    slowest rank's seconds.
     """
     with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
@@ -133,7 +131,7 @@ def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[
 def _by_turns(
     measure: Callable[[str, int, int], float], hows: Mapping[str, str], size: int, times: int, repeats: int
 ) -> Json:
-    """Measure the ways to add some bytes after a warm-up, relative to gloo's own."""
+    """Measure the ways to add some bytes after a warm-up, relative to gloo's own all-reduce."""
     for how in hows.values():
         measure(how, size, 1)
     taken = interleave({name: partial(measure, how, size, times) for name, how in hows.items()}, repeats)
@@ -153,9 +151,7 @@ def _figures(measured: Json) -> list[Figure]:
         for size, one in by_size.items():
             where = f"{int(size) / MB:g} MB, {ranks} ranks"
             for name, promised in ((COPY, 3.0), (PLACE, 6.0)):
-                figures.append(
-                    figure(f"{where}: {name}, times faster than gloo", one["faster_than_gloo"][name], promised)
-                )
+                figures.append(figure(f"{where}: {name}, relative to gloo", one["faster_than_gloo"][name], promised))
     return figures
 
 
@@ -185,7 +181,7 @@ def _encrypted(place: AbstractContextManager[list[str]], sizes: tuple[int, ...],
 def _of_encryption(encrypted: Json, where: str) -> list[Figure]:
     return [
         figure(
-            f"{int(size) / MB:g} MB, {ranks} {where}: {ENCRYPTED}, of gloo's in the clear",
+            f"{int(size) / MB:g} MB, {ranks} {where}: {ENCRYPTED}, relative to gloo's in the clear",
             one["faster_than_gloo"][ENCRYPTED],
             0.85,
         )
@@ -195,7 +191,7 @@ def _of_encryption(encrypted: Json, where: str) -> list[Figure]:
 
 
 def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
-    """Measure the latency and the bandwidth between neighbours that all swap, from few and from many bytes."""
+    """Measure latency and bandwidth between neighbours that all swap at once, from few and from many bytes."""
     few, some, many = (measure("latency", size, TIMES) / SWAPS for size in (8, MB // 4, MB))
     return LinkModel(few, (MB - MB // 4) / max(many - some, 1e-9))
 
@@ -203,7 +199,7 @@ def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
 def _of_prices(limited: Json) -> list[Figure]:
     return [
         figure(
-            f"{ranks} namespaces, {int(size):,} bytes, {name}: away from the price",
+            f"{ranks} namespaces, {int(size):,} bytes, {name}: relative error of the price",
             abs(one["seconds"] / one["price"] - 1),
             0.2,
             lower=True,

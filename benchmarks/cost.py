@@ -23,11 +23,11 @@ from distbelief.tasks import as_data, resolve
 ERROR = 0.10
 """Largest error of a step, and of the memory of a large model."""
 SMALL, SMALL_ERROR, SMALL_BYTES = 200e6, 0.15, 8e6
-"""Bytes below which an absolute error counts: the relative error, or the bytes."""
+"""Bytes below which a process is small, and its allowed error: the larger of this share and these bytes."""
 
 
 class Sizes(NamedTuple):
-    """The batch sizes of a model."""
+    """Batch sizes of a model."""
 
     task: str
     seen: Sequence[int]

@@ -51,7 +51,7 @@ def run(options: HogwildOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: a number of repeats that cannot be.
+        UsageError: an impossible number of repeats.
         DataError: there is no MNIST.
     """
     mlp, svm = _mlp(options), _svm(options)
@@ -62,7 +62,7 @@ def run(options: HogwildOptions) -> Measured:
         [
             Table(
                 f"mlp: {mlp['samples']:,} samples a turn",
-                ("", "samples/s", "+-", "hogwild is, times this"),
+                ("", "samples/s", "+-", "hogwild relative to this"),
                 rate_rows(mlp, mlp["of_ours"]),
             ),
             Table(

@@ -1,4 +1,4 @@
-"""The cost of data transforms that a loader runs ahead of the step."""
+"""Cost of data transforms that a loader runs ahead of the step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(options: LoadingOptions) -> Measured:
     shares = {"ahead": ratio(ahead, none), "between": ratio(between, none), "ahead_of_held": ratio(ahead, held)}
     fields = {"milliseconds": options.milliseconds, "epochs": options.epochs, "repeats": options.repeats}
     result: Json = {**fields, **rates(taken), "of_none": shares}
-    what = "samples per second with transforms that are loaded ahead, of those without"
+    what = "samples per second with transforms loaded ahead, relative to none"
     title = f"LeNet, one replica, {options.milliseconds:g} ms of transforms"
     return Measured(
         result,

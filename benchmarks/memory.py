@@ -1,5 +1,5 @@
-"""Flat vectors held by a replica, by a shard, and by all processes of a job on the served and on the direct path, from
-the memory for a large and a small model.
+"""Flat vectors held by a replica, by a shard, and by all processes of a job on the served and the direct path, computed
+from memory for a large and a small model.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class MemoryOptions(BenchOptions):
     """Options of the benchmark memory."""
 
     optimizer: str = "adagrad"
-    """Optimizer of the shards, whose state counts as theirs."""
+    """Optimizer of the shards; its state counts as theirs."""
     epochs: int = 30
-    """Steps of each job, over which it is observed."""
+    """Steps for which each job is observed."""
 
 
 def run(options: MemoryOptions) -> Measured:
@@ -65,7 +65,7 @@ def run(options: MemoryOptions) -> Measured:
 
 
 def _figures(measured: Json, together: Mapping[str, float], optimizer: str) -> list[Figure]:
-    """Return the targets; a replica's own vectors are what it holds without its parameters."""
+    """Return the target figures; a replica's own vectors are those that it holds besides its parameters."""
     figures = []
     state = STATES.get(optimizer)
     for how, one in measured.items():
@@ -74,7 +74,7 @@ def _figures(measured: Json, together: Mapping[str, float], optimizer: str) -> l
         if state is not None:
             figures.append(figure(f"{how}: a shard's slices", one["shard"]["peak"], 3 + state + prefetch, lower=True))
     if state is not None:
-        what = "2 replicas and 1 shard together, on the direct path, of the served one"
+        what = "2 replicas and 1 shard together, on the direct path, relative to the served one"
         figures.append(figure(what, together[DIRECT] / together[SERVED], 1.2 if state else 1.0, lower=True))
     return figures
 
@@ -91,7 +91,7 @@ def _grown(
 
 
 def _held(task: str, strategy: Strategy, place: Local, epochs: int) -> dict[str, dict[str, float]]:
-    """Return the bytes held by each role of a job, the median over all looks, and the most."""
+    """Return the bytes held by each role of a job: the median over all observations, and the most."""
     looks: dict[str, list[int]] = {}
     ended = threading.Event()
     watcher = threading.Thread(target=_look, args=(os.getpid(), looks, ended), daemon=True)
@@ -101,14 +101,14 @@ def _held(task: str, strategy: Strategy, place: Local, epochs: int) -> dict[str,
     finally:
         ended.set()
         watcher.join()
-    # what is held while it trains is the most common state; before and after it is less
+    # the median is of training, which takes most of the time; before and after it less is held
     return {
         who: {"usual": float(sorted(held)[len(held) // 2]), "peak": float(max(held))} for who, held in looks.items()
     }
 
 
 def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) -> None:
-    """Note repeatedly the bytes held by each process of the jobs under a process, and by all together."""
+    """Repeatedly note the bytes held by each process of a job, and by all together."""
     while not ended.wait(INTERVAL):
         played = _roles(ancestor)
         for role in ROLES:
@@ -121,7 +121,7 @@ def _look(ancestor: int, looks: dict[str, list[int]], ended: threading.Event) ->
 
 
 def _roles(ancestor: int) -> dict[str, int]:
-    """Return the processes below one whose titles name a role."""
+    """Return the descendants of a process whose titles name a role."""
     parents, titles = {}, {}
     for path in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
@@ -130,7 +130,7 @@ def _roles(ancestor: int) -> dict[str, int]:
         except (OSError, ValueError):
             continue
 
-    def below(pid: int) -> bool:  # not by the order of the ids: they start again from the lowest
+    def below(pid: int) -> bool:  # ids are not in order: they start again from the lowest
         while pid and pid != ancestor:
             pid = parents.get(pid, 0)
         return pid == ancestor

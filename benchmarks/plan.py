@@ -29,7 +29,8 @@ from distbelief.lab.plan.halving import MOST_EPOCHS
 from distbelief.lab.plan.plan import plan, this_machine
 
 OF_BEST = 0.95
-"""Share of the best candidate's rate that the first must reach, unless the slowest run of the best is slower."""
+"""Share of the best candidate's rate that the plan's first must reach, unless the best candidate's slowest run is
+slower."""
 LONGEST = 45.0
 """Time limit in seconds for plans of the MLP and LeNet."""
 WORKLOADS = "benchmarks.parts.workloads:"
@@ -68,7 +69,7 @@ def run(options: PlanBenchOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: an unknown model, or a number of repeats that cannot be.
+        UsageError: an unknown model, or an impossible number of repeats.
         DataError: there is no MNIST.
     """
     check_names("model", options.models, MODELS)
@@ -115,7 +116,9 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
 def _figures(name: str, found: Json) -> list[Figure]:
     """Return the target figures."""
     return [
-        figure(f"{name}: the first of the plan, {found['first']}, of the best", found["of_best"], found["due"]),
+        figure(
+            f"{name}: the first of the plan, {found['first']}, relative to the best", found["of_best"], found["due"]
+        ),
         figure(f"{name}: seconds of the plan", found["planned_seconds"], LONGEST, lower=True),
     ]
 

@@ -49,7 +49,7 @@ def run(options: SandblasterOptions) -> Measured:
 
     Raises:
         UsageError: no iteration.
-        DataError: the task's data cannot be had.
+        DataError: the task's data are missing.
     """
     if options.iterations < 1:
         raise UsageError(f"--iterations {options.iterations}: must be 1 or more")
@@ -80,7 +80,9 @@ def _iteration(options: SandblasterOptions) -> Json:
         "seconds of an iteration": statistics.median(taken["iteration"]),
         "seconds of two independent halves": statistics.median(taken["ceiling"]),
         "rounds": taken,
-        "figures": [figure("one iteration, of two independent processes that do half the batch each", share, CEILING)],
+        "figures": [
+            figure("one iteration, relative to two independent processes that do half the batch each", share, CEILING)
+        ],
     }
 
 
@@ -93,7 +95,7 @@ def _seconds(options: SandblasterOptions, iterations: int) -> float:
 
 
 def _halves(options: SandblasterOptions, times: int) -> float:
-    """Measure the seconds in which two independent processes compute half of the batch's gradient each."""
+    """Measure the seconds that two independent processes need for half of the batch's gradient each."""
     samples = len(as_data(resolve(options.task).train()))
     workload = loops.Workload(
         options.task, max(1, times * samples // options.portion_size // 2), options.portion_size, 0
@@ -131,22 +133,24 @@ def _torch(options: SandblasterOptions) -> Json:
         "training loss": target,
         **{f"seconds of {name}": value for name, value in medians(taken).items()},
         "rounds": taken,
-        "figures": [figure("time of torch.optim.LBFGS (2 threads) to the same loss, of Sandblaster's", share, TORCH)],
+        "figures": [
+            figure("time of torch.optim.LBFGS (2 threads) to the same loss, relative to Sandblaster", share, TORCH)
+        ],
     }
 
 
 def _torchs(options: SandblasterOptions, target: float) -> float:
-    """Measure torch in a process of its own."""
+    """Measure torch in a separate process."""
     with Peers() as peers:
         return float(peers.start("torch", 2, _lbfgs, options.task, target).hear(PATIENCE))
 
 
 class _Reached(Exception):
-    """The end of the optimization, at a low enough loss."""
+    """Stop of the optimization, at a low enough loss."""
 
 
 def _lbfgs(connection: Connection, task: str, target: float) -> None:
-    """Measure the seconds in which torch's L-BFGS, on the whole batch, reaches a loss."""
+    """Measure the seconds that torch's L-BFGS needs to reach a loss, on the whole batch."""
     made = resolve(task)
     model, data = build_model(made, 0, "cpu"), as_data(made.train())
     inputs, targets = data.batch(torch.arange(len(data)))

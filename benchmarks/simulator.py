@@ -1,4 +1,4 @@
-"""The speed of the virtual cluster with phantoms."""
+"""Speed of the virtual cluster with phantoms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 64
 SHARE = 0.03
 """Target: messages per second, relative to the events per second of a bare queue of the same size."""
 EVENTS = 200_000
-"""Events in a turn of that queue."""
+"""Events in one turn of the bare queue."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SimulatorOptions(BenchOptions):
 
 def run(options: SimulatorOptions) -> Measured:
     """Measure."""
-    # counted in a run of its own, which is not timed: the same seed, the same messages
+    # counted in a separate run, which is not timed: the same seed gives the same messages
     messages = _messages(options)
     own: list[float] = []
     taken = interleave({"run": partial(_run, options, own), "queue": _queue}, options.repeats)
@@ -54,7 +54,7 @@ def run(options: SimulatorOptions) -> Measured:
     times = {"seconds": median, "cpu_seconds": cpu, "runs": seconds, "messages_per_second": rate}
     return Measured(
         {**size, "messages": messages, **times},
-        [figure("messages a second, of events of a bare queue", share, SHARE)],
+        [figure("messages a second, relative to events of a bare queue", share, SHARE)],
         [Table("the virtual cluster, nothing computed", columns, [row])],
     )
 

@@ -36,7 +36,7 @@ CROSSES, COPIES = 76_800, 3.0
 and out.
 """
 CROSSINGS = 2000
-"""Rounds in which they cross, there and back."""
+"""Rounds in which these bytes cross, there and back."""
 ONE, TWO, SPLIT = "whole, 1 thread", "whole, 2 threads", "split, 2 processes"
 
 
@@ -82,7 +82,7 @@ HELD: Mapping[partitions.How, float] = {
     partitions.How("groups", 2): 0.52,
     partitions.How("conv*=groups,fc*=neurons", 4): 0.28,
 }
-"""Splits of AlexNet, each with the largest share of the whole memory for a partition."""
+"""Splits of AlexNet, each with the largest share of the whole memory that a partition may need."""
 MLP = partitions.How("neurons")
 HELD_STEPS = 3
 """Steps before the memory is measured."""
@@ -113,7 +113,7 @@ def run(options: SplitBenchOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: an unknown model or part, a number of repeats or microbatches that cannot be, or nothing to measure.
+        UsageError: an unknown model or part, an impossible number of repeats or microbatches, or nothing to measure.
         DataError: there is no MNIST.
     """
     _check(options)
@@ -133,15 +133,15 @@ def run(options: SplitBenchOptions) -> Measured:
     memory = _held(options) if MEMORY in parts and (options.quick or ALEXNET in options.models) else {}
     if not (seconds or measured or memory or pipelines or tensors):
         raise UsageError(
-            f"--parts {' '.join(parts)} --models {' '.join(options.models)}: nothing is measured of them; leave one off"
+            f"--parts {' '.join(parts)} --models {' '.join(options.models)}: together measure nothing; leave one off"
         )
     figures, beside_torch = [], {**pipelines, **tensors}
     if options.device == "cpu":
         figures = [*_of_crossing(seconds), *_of_wholes(measured)]
     for name, one in beside_torch.items():
-        figures.append(figure(f"{name}: {one['best']}, of {one['torch']}", one["of_torch"], one["promised"]))
+        figures.append(figure(f"{name}: {one['best']}, relative to {one['torch']}", one["of_torch"], one["promised"]))
     for how, one in {} if options.quick else memory.items():
-        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, of the whole's"
+        what = f"alexnet, {how}: parameters, gradients and state of the largest partition, relative to the whole model"
         figures.append(figure(what, one["of_whole"], one["promised"], lower=True))
     tables = []
     if seconds:
@@ -172,7 +172,7 @@ def _crossing(options: SplitBenchOptions) -> dict[str, list[float]]:
 
 
 def _of_crossing(seconds: Mapping[str, list[float]]) -> list[Figure]:
-    what = f"{CROSSES:,} bytes cross, times as long as to copy them in and out"
+    what = f"{CROSSES:,} bytes cross: time relative to copying them in and out"
     return [figure(what, ratio(seconds["crossing"], seconds["copies"]), COPIES, lower=True)] if seconds else []
 
 
@@ -199,7 +199,7 @@ def _of_model(name: str, options: SplitBenchOptions) -> Json:
         TWO: partial(loops.independent, workload, 1, 2),
         SPLIT: partial(partitions.split, workload, model.how),
     }
-    if options.device != "cpu":  # which computes as fast, with however many threads
+    if options.device != "cpu":  # a device computes equally fast with any number of threads
         del contenders[TWO]
     taken = interleave(contenders, options.repeats)
     return {

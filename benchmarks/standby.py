@@ -1,4 +1,4 @@
-"""The cost of standbys, and the time until one succeeds its killed shard."""
+"""Cost of standbys, and the time until one succeeds its killed shard."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(options: StandbyOptions) -> Measured:
     """Measure.
 
     Raises:
-        JobFailed: a job did not go on.
+        JobFailed: a job did not continue.
     """
     plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
     rate = partial(workloads.rate, options.task)
@@ -64,11 +64,11 @@ def run(options: StandbyOptions) -> Measured:
     rows = [[f"samples/s {name} standbys", number(value)] for name, value in rated["samples_per_second"].items()]
     rows += [["seconds to take over", ", ".join(number(one["seconds"]) for one in took)]]
     job = {"task": options.task, "replicas": options.replicas, "shards": options.shards, "repeats": options.repeats}
-    again = "death of a shard to the next step that all shards have applied, of the job's start to its first"
+    again = "seconds from a shard's death to the next step everywhere, relative to those to the first step"
     return Measured(
         {**job, **rated, "with_of_without": share, "take_overs": took},
         [
-            figure("samples per second with standbys, of those without", share, SHARE),
+            figure("samples per second with standbys, relative to none", share, SHARE),
             figure(again, anew, ANEW, lower=True),
             figure("acknowledged pushes that were lost", forgotten, 0, lower=True),
         ],
@@ -99,8 +99,8 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
 
 
 def _watch(lines: IO[str], run: Path, shards: int, began: float) -> tuple[float, float]:
-    """Kill shard 0 when all standbys are complete; return the seconds until the next applied step, and from the
-    beginning to the first.
+    """Kill shard 0 when all standbys are complete; return the seconds until the next applied step, and those from the
+    start to the first step.
     """
     ready, killed, first, succeeded, give_up = 0, 0.0, 0.0, False, time.monotonic() + PATIENCE
     for line in lines:

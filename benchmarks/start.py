@@ -52,7 +52,7 @@ def run(options: StartOptions) -> Measured:
     job = {"task": options.task, "replicas": options.replicas, "shards": options.shards}
     title = f"{options.task}: {options.replicas} replicas, {options.shards} shards"
     rows = [[key.replace("_", " "), number(value)] for key, value in medians.items()]
-    what, times = "start of the command to the first step, of importing torch", ratio(taken["start"], taken["torch"])
+    what, times = "seconds to the first step, relative to importing torch", ratio(taken["start"], taken["torch"])
     return Measured(
         {**job, "seconds": medians, "spread": spread(taken["start"]), "runs": starts},
         [figure(what, times, TIMES, lower=True)],
@@ -61,7 +61,7 @@ def run(options: StartOptions) -> Measured:
 
 
 def _import_torch() -> float:
-    """Measure the seconds in which a fresh Python imports torch and ends."""
+    """Measure the seconds that a fresh Python needs to import torch and end."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, timeout=PATIENCE)
     return time.monotonic() - began

@@ -44,7 +44,7 @@ def run(options: StraggleOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: fewer than two replicas, or a pad that is none.
+        UsageError: fewer than two replicas, or a negative pad.
     """
     if options.replicas < 2 or not options.pad >= 0:
         raise UsageError(f"--replicas {options.replicas} --pad {options.pad}: must be 2 or more, and 0 or more")
@@ -87,9 +87,9 @@ def _strategies(replicas: int) -> dict[str, Strategy]:
 
 
 def _figures(measured: Json) -> list[Figure]:
-    """Return the targets: which strategies are faster than synchronous."""
+    """Return the target figures: how much faster strategies are than synchronous."""
     ahead = ["downpour", "synchronous, 1 backup worker", "bounded, staleness 3"]
-    # where one replica is always slow, the others wait for it under a bound too
+    # if one replica is always slow, the others wait for it under a bound too
     return [
         figure(f"{name}: {strategy}, of synchronous", one["of_synchronous"][strategy], 1.0)
         for number_of, (name, one) in enumerate(measured.items())

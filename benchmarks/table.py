@@ -1,4 +1,4 @@
-"""A table of several runs of benchmarks at different times, with medians and ranges; docs/bench.md is made of it."""
+"""Table of several runs of benchmarks at different times, with medians and ranges; docs/bench.md is made from it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class BenchRun(msgspec.Struct, frozen=True):
 
 
 def table(paths: Sequence[str]) -> str:
-    """The runs in these files as Markdown: a heading for each benchmark, and a row for each of its figures.
+    """Return the runs in these files as Markdown: a heading for each benchmark, and a row for each of its figures.
 
     Raises:
-        UsageError: no file, or one that no benchmark has written.
+        UsageError: there is no file, or a file was not written by a benchmark.
     """
     if not paths:
         raise UsageError(

@@ -51,7 +51,7 @@ PLAIN = {
     SYNCHRONOUS: PLAIN_ROUNDS,
     ALLREDUCE: PLAIN_ALLREDUCE,
 }
-"""Contender of ours, and the plain loop of its path."""
+"""Our contenders, each with the plain loop of its path."""
 REFERENCES = {"pair": PAIR, "lockstep": LOCKSTEP, "2 threads": THREADS, "ddp": DDP, "single": SINGLE}
 FIGURES = (
     ("mlp", (f"{DIRECT}, 2 replicas",), PLAIN_DIRECT, 0.95),
@@ -60,7 +60,7 @@ FIGURES = (
     ("lenet", (SYNCHRONOUS,), LOCKSTEP, 0.95),
     *((model, ours, DDP, 1.0) for model in TASKS for ours in (SERVED, (ALLREDUCE,))),
 )
-"""Model, ours, the compared loop, and the target share; among several of ours the fastest counts."""
+"""Model, our contenders, the loop to compare with, and the target ratio; the fastest of our contenders counts."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def run(options: TrainOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: an unknown model, or a number of repeats that cannot be.
+        UsageError: an unknown model, or an impossible number of repeats.
         DataError: there is no MNIST.
     """
     check_names("model", options.models, TASKS)
@@ -159,11 +159,11 @@ def _figures(measured: Json) -> list[Figure]:
         shares = {name: ratio(turns[name], turns[reference]) for name in ours if name in turns}
         if shares:
             best = max(shares, key=shares.__getitem__)
-            figures.append(figure(f"{model}: {best}, of {reference}", shares[best], promised))
+            figures.append(figure(f"{model}: {best}, relative to {reference}", shares[best], promised))
     return figures
 
 
 def _table(model: str, one: Json) -> Table:
     shares: dict[str, dict[str, float]] = one["of"]
     columns = ("", "samples/s", "+-", *shares)
-    return Table(f"{model}: {one['samples']:,} samples a turn; of", columns, rate_rows(one, *shares.values()))
+    return Table(f"{model}: {one['samples']:,} samples a turn; relative to", columns, rate_rows(one, *shares.values()))

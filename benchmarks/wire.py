@@ -27,7 +27,7 @@ OURS: Mapping[str, tuple[str, bool, Does]] = {
     "a push alone": ("shared", False, "push"),
     "a fetch alone": ("shared", False, "fetch"),
 }
-"""Carrier, whether its bytes are on all shards or on one, and the kind of round trip."""
+"""Carrier, whether the bytes are on all shards or on one, and the kind of round trip."""
 LIMITS: Mapping[str, Callable[[Peers, int], limits.Limit]] = {
     "direct update": lambda _, size: limits.Direct(size),
     "direct update and copy": lambda _, size: limits.Direct(size, copies=True),
@@ -48,7 +48,8 @@ class WireOptions(BenchOptions):
     sizes: tuple[int, ...] = (SMALL, 256 << 10, 1 << 20, MIDDLE, LARGE)
     """Bytes pushed and fetched in a round trip, multiples of 128."""
     shards: int = 2
-    """Shards with the bytes, as in a job; tcp and tls are also measured with one, next to a raw socket."""
+    """Shards that hold the bytes, as in a job; tcp and tls are also measured with one shard, for comparison with a raw
+    socket."""
     repeats: int = 15
     """Rounds in which all carriers and limits take turns."""
     seconds: float = 0.04
@@ -59,7 +60,7 @@ def run(options: WireOptions) -> Measured:
     """Measure.
 
     Raises:
-        UsageError: a size or a number of repeats that cannot be.
+        UsageError: an impossible size or number of repeats.
     """
     for size in options.sizes:
         if size < 128 or size % 128:
@@ -86,7 +87,7 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
             stack.callback(contender.close)
         counts = {}
         for name, contender in contenders.items():
-            contender.trips(2)  # the first ones touch memory that was never touched
+            contender.trips(2)  # the first round trips touch memory for the first time
             counts[name] = max(1, min(TRIPS_LIMIT, round(seconds / contender.trips(2))))
         taken = interleave(
             {name: partial(_turn, contender, counts[name]) for name, contender in contenders.items()}, repeats
@@ -108,7 +109,7 @@ def _of_size(size: int, shards: int, repeats: int, seconds: float) -> Json:
 
 
 def _turn(contender: Ours | limits.Limit, count: int) -> float:
-    contender.trips(1)  # brings its data back into the caches, as in a run of its own
+    contender.trips(1)  # bring its data back into the caches, as in a separate run
     return contender.trips(count)
 
 
@@ -119,17 +120,19 @@ def _figures(measured: Json) -> list[Figure]:
         if one := measured.get(str(size)):
             figures += [
                 *(
-                    figure(f"{ours}, {told}: of the direct update", one["of_direct"][ours], promised)
+                    figure(f"{ours}, {told}: relative to the direct update", one["of_direct"][ours], promised)
                     for ours, promised in (("shared, landed", landed), ("shared, in place", in_place))
                 ),
-                figure(f"shared, landed, {told}: times gloo", one["of_gloo"]["shared, landed"], 4.0),
-                figure(f"tcp, {told}: of a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
+                figure(f"shared, landed, {told}: relative to gloo", one["of_gloo"]["shared, landed"], 4.0),
+                figure(f"tcp, {told}: relative to a raw blocking socket", one["of_raw_tcp"]["tcp"], 0.85),
             ]
             if size == MIDDLE:
-                figures.append(figure(f"tls, {told}: of plain tcp", one["of_tcp"]["tls"], 0.5))
+                figures.append(figure(f"tls, {told}: relative to plain tcp", one["of_tcp"]["tls"], 0.5))
     if one := measured.get(str(SMALL)):
         for name in ("a push alone", "a fetch alone"):
-            figures.append(figure(f"shared, 4 kB, {name}: of a doorbell's", one["doorbells"][name], 2.0, lower=True))
+            figures.append(
+                figure(f"shared, 4 kB, {name}: relative to a doorbell", one["doorbells"][name], 2.0, lower=True)
+            )
     return figures
 
 
@@ -142,8 +145,8 @@ def _tables(measured: Json) -> list[Table]:
         cells = [(number(time), number(rate) if rate else "") for time, rate in zip(times, rates, strict=True)]
         speeds.append([name, *itertools.chain.from_iterable(cells)])
     rows = [(f"{name}: speed, of {what}", key, name) for what, key in BESIDE.items() for name in OURS]
-    rows += [("tls: speed, of plain tcp", "of_tcp", "tls")]
-    rows += [("direct update and copy: of the direct update", "of_direct", "direct update and copy")]
+    rows += [("tls: speed relative to plain tcp", "of_tcp", "tls")]
+    rows += [("direct update and copy: relative to the direct update", "of_direct", "direct update and copy")]
     shares = [[what, *(number(one[key][name]) for one in measured.values())] for what, key, name in rows]
     columns = [f"{name}, {unit}" for name in names for unit in ("us", "GB/s")]
     return [

@@ -1,11 +1,11 @@
-"""How long an all-reduce takes, against the size and against the ranks: simulated, and measured on this machine; needs
+"""Time of an all-reduce against its size and the number of ranks: simulated, and measured on this machine; needs
 matplotlib.
 
 python recipes/collectives.py docs/collectives.png
 
-Simulated is a whole job of phantoms, less its steps, on lines of 10 Gbit/s with 20 us of latency, where nothing else
-takes time. Measured is what the benchmark allreduce measures: gloo's own, our ring over TCP, and
-gradients that lie in shared memory.
+The simulated times are those of a whole job of phantoms, minus its steps, on lines of 10 Gbit/s with 20 us of latency,
+where nothing else takes time. The measured times are those of the benchmark allreduce: gloo's own all-reduce, our ring
+over TCP, and gradients in shared memory.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(path: str, largest: float = 64.0, repeats: int = 5) -> None:
             marker=".",
             label=name,
         )
-    right.set_ylim(top=30 * right.get_ylim()[1])  # where the legend is
+    right.set_ylim(top=30 * right.get_ylim()[1])  # the legend is there
     for axes, title, label in (
         (left, "simulated, 8 ranks", "MB"),
         (middle, "simulated, 1 MB", "ranks"),

@@ -1,8 +1,8 @@
-"""What fewer bits cost and save: seconds and bytes of a training step and of inference, beside float32, as tables.
+"""Cost and savings of fewer bits: tables of seconds and bytes of a training step and of inference, relative to float32.
 
 python recipes/few_bits.py
 
-Times are of the processor that works, not of the clock: medians of turns that the ways take one after the other.
+Times are CPU times: medians over rounds in which the ways take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INFERENCE = ("float32", "int8", "ids", "ids, 8.5 % kept")
 
 
 def timed(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    """Measure the seconds of each way in turns, without the first, which warms up."""
+    """Measure the seconds of each way in turns, after a first one that warms up."""
 
     def seconds(way: Callable[[], object]) -> float:
         begun = time.process_time()

@@ -1,13 +1,13 @@
-"""The paper's figure 3, simulated: how much faster one minibatch is on so many machines that hold one model; needs
+"""The paper's figure 3, simulated: how much faster several machines that share one model compute a minibatch; needs
 matplotlib.
 
 python recipes/figure3.py docs/figure3.png
 
-Its nets are split by the code that splits any model and trained on the virtual cluster, on which nothing is computed: a
-machine has its partition, and makes RATE operations a second. The speech net is the paper's, split by `columns`. Of the
-image nets it says patches of 10x10, pools, local contrast normalisation, the numbers of maps and 21,000 classes: their
-sides are reconstructed, so that 36 maps make 1.7 thousand million parameters. Images are cut into a grid of tiles, with
-a machine for each. A message costs whoever takes it MESSAGE: that is chosen, so that the speech net is fastest on 8
+Its nets are split by the code that splits any model, and trained on the virtual cluster, which computes nothing: each
+machine has one partition, and makes RATE operations a second. The speech net is the paper's, split by `columns`. Of the
+image nets the paper states patches of 10x10, pools, local contrast normalisation, the numbers of maps and 21,000
+classes. Their sides are reconstructed, so that 36 maps make 1.7 billion parameters. Images are cut into a grid of
+tiles, one for each machine. A message costs its receiver MESSAGE seconds, chosen so that the speech net is fastest on 8
 machines as in the paper; nothing is fitted to the image nets.
 """
 
@@ -30,33 +30,35 @@ from distbelief.zoo.mnist import LocallyConnected
 MACHINES = (1, 2, 4, 8, 16, 36, 64, 81, 100, 128)
 BATCH, STEPS = 100, 6
 RATE = 1e11
-"""Floating-point operations that a machine makes in a second; at most 20 cores of 2012."""
+"""Floating-point operations per second of a machine: at most 20 cores of 2012."""
 OPERATIONS = 6
-"""Of a weight and sample: two forward, twice as many back."""
+"""Operations for each weight and sample: two forward, and twice as many backward."""
 NETWORK = db.NetworkModel(latency=100e-6, bandwidth=1.25e8)
-"""Of 1 Gbit/s."""
+"""Network of 1 Gbit/s."""
 MESSAGE = 0.62e-3
 VARIATION = 0.2
-"""Deviation of a machine's time of a step, of its mean: all wait for the slowest."""
+"""Standard deviation of a machine's time for a step, relative to the mean: all wait for the slowest."""
 SPEECH, IMAGE, CLASSES = (440, 2560, 2560, 2560, 2560, 8192), (3, 100, 100), 21_000
 PATCH, POOL, NORM, STAGES, PLACES = 10, 5, 9, 3, 8
-"""Sides of a patch, a pool and what is normalised over; how often they follow each other; places of the last maps."""
+"""Sides of a patch, a pool and a normalised square; number of stages; places on a side of the final maps."""
 SIDE = IMAGE[1] - STAGES * (PATCH - 1)
-"""Of the last maps."""
+"""Side of the last maps."""
 
 Sample = tuple[Tensor, Tensor]
-"""Inputs and labels: every machine has both, and adds the part of the loss that its classes make."""
+"""Inputs and labels: every machine has both, and adds its classes' part of the loss."""
 
 
 def _added(call: Any) -> Divided:
-    """Each partition has the scores that it has computed, and gives what they add to the loss."""
+    """Divide the loss: each partition holds the scores that it computed, and gives their part of the loss."""
     runs = pairwise(edges(call.takes[0].fixed[1], call.partitions))
     layers = [(Indices(1, *run), part_of(call.layer, {}, first=run[0])) for run in runs]
     return Divided(tuple(NodeShare((scores, None), None, layer) for scores, layer in layers), None)
 
 
 class Scored(nn.Module):
-    """What the scores of some classes add to a sample's loss: a sum over them, and the right one's, if it is there."""
+    """Part of a sample's loss from the scores of some classes: a sum over them, and the right class's score if it is
+    among them.
+    """
 
     divisions: ClassVar[Mapping[str, Callable[[Any], Divided]]] = {"columns": _added}
 
@@ -65,14 +67,14 @@ class Scored(nn.Module):
         self.of, self.first = of, first
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Two numbers of each sample."""
+        """Return these two numbers for each sample."""
         classes = torch.arange(self.first, self.first + scores.shape[1], device=scores.device)
         right = scores.masked_fill(classes != labels.unsqueeze(1), 0.0)
         return torch.stack((self.of(scores).sum(1), right.sum(1)), 1)
 
 
 class Speech(nn.Module):
-    """The net for speech: 440 inputs, four layers of 2560, and a softmax of 8192."""
+    """Net for speech: 440 inputs, four layers of 2560, and a softmax of 8192."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,28 +83,28 @@ class Speech(nn.Module):
         self.softmax = Scored(torch.exp)
 
     def forward(self, sample: Sample) -> Tensor:
-        """What the loss of each sample is made of."""
+        """Return the parts of each sample's loss."""
         return self.softmax(self.layers(sample[0]), sample[1])
 
 
 class Box(NamedTuple):
-    """Rows and columns of maps: the first, and the one behind the last."""
+    """Rows and columns of maps, each as the first and the one after the last."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
 
     def wider(self, before: int, after: int, side: int) -> "Box":
-        """The same with so many more on either side, as far as there are."""
+        """Return this box widened on either side, within maps of `side`."""
         return Box(*((max(0, start - before), min(side, stop + after)) for start, stop in self))
 
     def within(self, other: "Box") -> "Box | None":
-        """What of it another has, counted from where that begins; None where it has nothing."""
+        """Return the part of it inside another box, counted from that box's start; None if there is none."""
         both = [(max(a, c) - c, min(b, d) - c) for (a, b), (c, d) in zip(self, other, strict=True)]
         return Box(*both) if all(start < stop for start, stop in both) else None
 
 
 def tiles(side: int, rows: int, columns: int) -> list[Box]:
-    """The tiles of a map, row after row.
+    """Return the tiles of a map, row after row.
 
     >>> tiles(4, 1, 2)
     [Box(rows=(0, 4), columns=(0, 2)), Box(rows=(0, 4), columns=(2, 4))]
@@ -111,13 +113,13 @@ def tiles(side: int, rows: int, columns: int) -> list[Box]:
 
 
 class Pooled(nn.Module):
-    """The mean over a square around each place of a tile, or what each place differs from it by.
+    """Mean over a square around each place of a tile, or each place's difference from it.
 
     Args:
-        size: of the square.
-        gives: the tile.
-        side: of the maps.
-        differs: whether the mean is taken away.
+        size: side of the square.
+        gives: tile of the output.
+        side: side of the maps.
+        differs: whether the mean is subtracted from the place.
     """
 
     def __init__(self, size: int, gives: Box, side: int, differs: bool) -> None:
@@ -129,13 +131,13 @@ class Pooled(nn.Module):
         self.own, self.whole, self.cut = gives.within(self.takes), self.takes.within(self.takes), Cut()
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Means, or differences from them."""
+        """Return the means, or the differences from them."""
         mean = self.mean(nn.functional.pad(maps, self.pad))
         return self.cut(maps, self.own, self.whole) - mean if self.differs else mean
 
 
 class Tile(nn.Module):
-    """What one machine computes: a tile of all maps, and some of the classes.
+    """Computation of one machine: a tile of all maps, and some of the classes.
 
     Args:
         maps: filters at each place.
@@ -148,7 +150,7 @@ class Tile(nn.Module):
         super().__init__()
         self.layers, side, before = nn.ModuleList(), IMAGE[1], IMAGE[0]
         self.takes: list[Box] = []
-        """Of what the layer before gives, for each layer."""
+        """Box that each layer takes from the output of the layer before."""
         for _ in range(STAGES):
             side -= PATCH - 1
             gives = tiles(side, rows, columns)[number]
@@ -162,22 +164,22 @@ class Tile(nn.Module):
         each = side // PLACES
         own = [[place for place in range(PLACES) if start <= each * place + each // 2 < stop] for start, stop in gives]
         self.places = Box(*((each * one[0], each * one[-1] + each) for one in own)) if all(own) else None
-        """What the places of the last maps are means of whose middle it has."""
+        """Box of the last maps under the final places whose middles lie in this tile; None without any."""
         self.last = nn.Sequential(nn.AvgPool2d(each), nn.Flatten())
         first, behind = list(pairwise(edges(CLASSES, rows * columns)))[number]
         self.out, self.logistic = nn.Linear(maps * PLACES**2, behind - first), Scored(nn.functional.softplus, first)
         self.cut, self.joined = Cut(), Joined()
 
     def scored(self, parts: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """What its classes add to the loss."""
+        """Return its classes' part of the loss."""
         return self.logistic(self.out(self.joined([parts])), labels)
 
 
 class Cut(nn.Module):
-    """A part of a tile, where that is."""
+    """Cut of a tile, computed where the tile is."""
 
     def forward(self, maps: Tensor, part: Box, whole: Box) -> Tensor:
-        """The part, of a tile that goes from 0 on."""
+        """Return a part of a whole tile; both boxes count from the tile's start."""
         for dimension, (run, every) in enumerate(zip(part, whole, strict=True), 2):
             if run != every:
                 maps = maps.narrow(dimension, run[0], run[1] - run[0])
@@ -185,22 +187,22 @@ class Cut(nn.Module):
 
 
 class Joined(nn.Module):
-    """Parts of several tiles, where they are needed."""
+    """Join of parts of several tiles, computed where they are needed."""
 
     def forward(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        """One tensor of rows of parts."""
+        """Return one tensor from rows of parts."""
         lines = [row[0] if len(row) == 1 else torch.cat(list(row), -1) for row in rows]
         return lines[0] if len(lines) == 1 else torch.cat(lines, -2)
 
 
 class Images(nn.Module):
-    """A net for images of 100x100 in three colours: patches, a pool and a normalisation three times, and 21,000 classes
-    of 8x8 places.
+    """Net for images of 100x100 in three colours: three times patches, a pool and a normalisation, then 21,000 classes
+    over 8x8 places.
 
     Args:
         maps: filters at each place.
-        rows: of tiles, each of which a machine computes.
-        columns: of tiles.
+        rows: rows of tiles, one tile for each machine.
+        columns: columns of tiles.
     """
 
     def __init__(self, maps: int, rows: int, columns: int) -> None:
@@ -209,14 +211,14 @@ class Images(nn.Module):
         self.tiles = nn.ModuleList(Tile(maps, rows, columns, number) for number in range(rows * columns))
 
     def forward(self, sample: Sample) -> Tensor:
-        """What the loss of each sample is made of."""
+        """Return the parts of each sample's loss."""
         maps = self.maps(sample[0])
         last = [(tile, self._brought(maps, SIDE, tile, tile.places)) for tile in self.tiles if tile.places]
         parts = [tile.last(places) for tile, places in last]
         return sum((tile.scored(parts, sample[1]) for tile in self.tiles[1:]), self.tiles[0].scored(parts, sample[1]))
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """The last maps, of each tile."""
+        """Return the last maps of each tile."""
         whole = Box((0, IMAGE[1]), (0, IMAGE[2]))
         values = [tile.layers[0](tile.cut(images, tile.takes[0], whole)) for tile in self.tiles]
         side = IMAGE[1] - PATCH + 1
@@ -226,7 +228,7 @@ class Images(nn.Module):
         return values
 
     def _brought(self, values: Sequence[Tensor], side: int, tile: Tile, need: Box) -> Tensor:
-        """What a tile needs of the tiles of maps."""
+        """Return the part of all tiles' maps that a tile needs."""
         rows: dict[int, list[Tensor]] = {}
         for owner, value, has in zip(self.tiles, values, tiles(side, *self.grid), strict=True):
             if part := need.within(has):
@@ -235,7 +237,7 @@ class Images(nn.Module):
 
 
 def grid(machines: int) -> tuple[int, int]:
-    """The most even grid of so many tiles.
+    """Return the most even grid of this many tiles.
 
     >>> grid(36), grid(128), grid(2)
     ((6, 6), (8, 16), (1, 2))
@@ -245,7 +247,7 @@ def grid(machines: int) -> tuple[int, int]:
 
 
 class Samples:
-    """Samples that can only be counted, and a model be traced with."""
+    """Samples without values, to count and to trace a model with."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape
@@ -254,25 +256,25 @@ class Samples:
         return BATCH * STEPS
 
     def batch(self, indices: Tensor) -> tuple[Sample, Tensor]:
-        """Zeros."""
+        """Return zeros."""
         labels = torch.zeros(len(indices), dtype=torch.int64)
         return (torch.zeros(len(indices), *self._shape), labels), labels
 
 
 class Net(NamedTuple):
-    """A net of the figure."""
+    """Net of the figure."""
 
     model: Callable[[int], nn.Module]
-    """As it is for so many machines."""
+    """Function that makes the model for a number of machines."""
     shape: Sequence[int]
-    """Of a sample."""
+    """Shape of a sample."""
     split: Callable[[int], str]
-    """Over so many."""
+    """Function that returns the split over a number of machines."""
     loss: Callable[[Tensor, Any], Tensor]
 
 
 def speech() -> Net:
-    """The net for speech, each layer and the softmax by what they give."""
+    """Return the net for speech, with each layer and the softmax split by outputs."""
     return Net(
         lambda _: Speech(),
         SPEECH[:1],
@@ -282,7 +284,7 @@ def speech() -> Net:
 
 
 def image(maps: int) -> Net:
-    """A net for images, a tile at each machine."""
+    """Return a net for images, with a tile on each machine."""
     return Net(
         lambda machines: Images(maps, *grid(machines)),
         IMAGE,
@@ -292,13 +294,13 @@ def image(maps: int) -> Net:
 
 
 def parameters(net: Net, machines: int = 1) -> int:
-    """How many it has."""
+    """Return the number of parameters."""
     with torch.device("meta"):
         return sum(one.numel() for one in net.model(machines).parameters())
 
 
 def seconds(net: Net, machines: int, seed: int = 0) -> float:
-    """Of a minibatch, on so many virtual machines."""
+    """Return the seconds of a minibatch on some number of virtual machines."""
     alone = OPERATIONS * BATCH * parameters(net) / RATE
     if machines == 1:
         return alone
@@ -319,7 +321,7 @@ def seconds(net: Net, machines: int, seed: int = 0) -> float:
 
 
 def speedups(net: Net, machines: Sequence[int] = MACHINES) -> list[float]:
-    """How many times faster than one machine so many are."""
+    """Return the speedups over one machine."""
     return [seconds(net, 1) / seconds(net, count) for count in machines]
 
 
@@ -332,7 +334,7 @@ NETS = {
 
 
 def main(path: str, most: int = MACHINES[-1]) -> None:
-    """Print, and draw, up to so many machines."""
+    """Print and draw the speedups for up to `most` machines."""
     import matplotlib.pyplot as plt
 
     machines = [count for count in MACHINES if count <= int(most)]

@@ -1,11 +1,11 @@
-"""The paper's figures 4 and 5, on MNIST, as two studies have them: test accuracy against simulated time, and the time
-to an accuracy against the number of replicas; needs matplotlib.
+"""The paper's figures 4 and 5 on MNIST, from two studies: test accuracy against simulated time, and the time to an
+accuracy against the number of replicas; needs matplotlib.
 
 python recipes/figure4.py studies/figure4 studies/figure5 docs/figure4.png
 
-`distbelief study figure4` and `distbelief study figure5` make the folders. Left, the median of the seeds and all
-between the least and the best; right, every seed and their median. A seed that misses the accuracy is not drawn, and
-neither is a median that is missed.
+`distbelief study figure4` and `distbelief study figure5` make the folders. The left shows the median of the seeds and
+the range from the least to the best; the right shows every seed and their median. A seed that misses the accuracy is
+not drawn, and neither is a median that is missed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 
 def draw_accuracies(place: Axes, found: dict[str, Any]) -> None:
-    """Draw a line for each arm, whose points are at nearly the same times for all seeds."""
+    """Draw a line for each arm; all seeds have their points at nearly the same times."""
     for arm in found["arms"]:
         trials = [one["points"] for one in found["trials"] if one["arm"] == arm["name"] and one["points"]]
         moments = list(zip(*trials, strict=False))

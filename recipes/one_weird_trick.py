@@ -3,11 +3,11 @@ column, split by samples.
 
 python recipes/one_weird_trick.py
 
-Each worker takes 128 samples through the convolutions, and all take 128 after 128 of them through the fully connected
-layers. What a sample costs is that of the paper's one worker; the lines are those of its bus. Both are remembered, not
-read: it is the shape that counts. Unlike the paper's, a step here updates the fully connected layers once, after all
-rounds (its last row, of batches of 1024 in both), a worker has a line of its own to each other, and the copies of the
-images to it cost nothing.
+Each worker takes 128 samples through the convolutions. All workers together take 128 samples at a time through the
+fully connected layers. The cost of a sample is that of the paper's single worker, and the lines are those of its bus.
+Both are quoted from memory: only the shape counts. Unlike in the paper, a step here updates the fully connected layers
+once, after all rounds (as in its last row, with batches of 1024 for both); each worker has its own line to each other;
+and copying the images costs nothing.
 """
 
 import sys
@@ -20,9 +20,9 @@ from distbelief.zoo.convnets import convolutional, draw
 FILTERS = (64, 192, 384, 384, 256)
 """Parameters of the paper's one column."""
 EACH = 128
-"""Samples of a worker."""
+"""Samples of one worker in a step."""
 SAMPLE = 98.05 * 3600 / (90 * 1_281_167)
-"""Seconds of a sample: of the paper's one worker, a K20, in 98.05 hours for 90 passes of ImageNet."""
+"""Seconds for a sample of the paper's single worker, a K20: 98.05 hours for 90 passes over ImageNet."""
 BANDWIDTH, LATENCY = 6e9, 10e-6
 """Bytes per second and latency in seconds of a line: PCI Express 2 with 16 lanes."""
 PAPER = {2: 1.93, 4: 3.66, 8: 6.25}

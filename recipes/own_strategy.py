@@ -1,7 +1,7 @@
 """A strategy of your own: asynchronous elastic averaging (EASGD; Zhang, Choromanska and LeCun 2015, Algorithm 1).
 
-Each replica trains parameters of its own by plain SGD, and every few steps is drawn towards the centre that the shards
-hold, as the centre is towards it: replicas may wander further from each other than under Downpour, and speak less.
+Each replica trains parameters of its own by plain SGD. Every few steps it moves towards a centre that the shards hold,
+and the centre moves towards it. Replicas may differ more than under Downpour, and communicate less.
 
 In the folder of this file:
 
@@ -9,7 +9,7 @@ distbelief train mnist own_strategy:Elastic --replicas 2 --epochs 5
 distbelief simulate mnist own_strategy:Elastic --replicas 16 --faults crash=shard0@500
 python own_strategy.py
 
-The last holds it to what every strategy must keep: deaths, no sample lost, no dead option.
+The last command checks what every strategy must do: survive deaths, lose no sample, have no dead option.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distbelief.tasks.flat import FlatModule
 
 @dataclass(frozen=True)
 class Elastic(Served):
-    """Replicas train by themselves, and are drawn to a centre that the shards hold, as it is to them."""
+    """Replicas train by themselves; they and a centre that the shards hold are drawn to each other."""
 
     name: ClassVar[str] = "elastic"
     meaningless: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -45,22 +45,23 @@ class Elastic(Served):
     period: int = 10
     """Steps between two meetings of a replica with the centre (the paper's tau)."""
     beta: float = 0.9
-    """How far the centre would move if all replicas met it at once; each moves it by beta / replicas (alpha)."""
+    """Fraction of the way that the centre would move if all replicas met it at once; each moves it by beta / replicas
+    (alpha)."""
     step: float = 0.05
     """Learning rate of the replicas' own SGD (eta)."""
 
     @property
     def optimizer(self) -> Optimizer:
-        """The centre is moved by what is pushed: plain SGD of rate 1."""
+        """Return plain SGD of rate 1: each push moves the centre by its value."""
         return Optimizer("sgd", 1.0)
 
     @property
     def pushing(self) -> Pushing:
-        """Fetch the centre, and push what it moves by, once a period."""
+        """Fetch the centre, and push its movement, once a period."""
         return Pushing(push_every=self.period, fetch_every=self.period)
 
     def check(self, settings: Settings) -> None:
-        """Refuse what cannot be, with the option and its value."""
+        """Refuse impossible values, naming the option and the value."""
         if self.period < 1:
             raise UsageError(f"--period {self.period}: must be 1 or more")
         if not 0 < self.beta <= 1:
@@ -70,12 +71,12 @@ class Elastic(Served):
 
     @classmethod
     def players(cls) -> Players:
-        """Those of a parameter server, with another replica."""
+        """Return the players of a parameter server, with another replica."""
         return ELASTIC
 
 
 class ElasticVectors:
-    """The vectors of a replica that keeps its own parameters, beside the centre's that it fetches."""
+    """Vectors of a replica that keeps its own parameters, besides those of the centre that it fetches."""
 
     def __init__(self, flat: FlatModule, alpha: float, step: float) -> None:
         self._flat, self._alpha, self._step = flat, alpha, step
@@ -84,35 +85,35 @@ class ElasticVectors:
         self.norm, self.free, self.change, self.mix = flat.norm, flat.free, flat.change, flat.mix
 
     def bind(self, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
-        """Pushes leave from `gradients`, the centre lands in `parameters`."""
+        """Bind the vectors: pushes leave from `gradients`, and the centre arrives in `parameters`."""
         self._own, self._centre = torch.zeros_like(parameters[0]), parameters[0]
         self._flat.bind(gradients, [self._own])
         self._begun = False
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
-        """The centre has landed: a replica begins there, and from then on goes its own way."""
+        """Begin at the first centre that has arrived; from then on keep the replica's own parameters."""
         if not self._begun:
             self._own.copy_(self._centre)
             self._flat.swap(0)
             self._begun = True
 
     def accrue(self, slot: int, first: bool, weight: float = 1.0, model: int = 0) -> None:
-        """X <- x - alpha (x - centre) once a period, then x <- x - step g(x), with the gradient from before both."""
+        """Set x to x - alpha (x - centre) once a period, then to x - step g(x), with the gradient from before both."""
         if first:
             centre, pushed = self._flat.trained_in(self._centre), self._flat.gradients(slot)
             with torch.no_grad():
                 for own, there, gradient in zip(self._flat.trained, centre, pushed, strict=True):
                     torch.sub(there.to(own.device), own, out=gradient).mul_(self._alpha)
-                    own.add_(gradient)  # and the shard subtracts it: the centre moves by as much the other way
+                    own.add_(gradient)  # the shard subtracts the push: the centre moves the other way by as much
         self._flat.descend(self._step)
 
     def descend(self, rate: float, clipping: float = 1.0) -> None:
-        """Nothing: `accrue` has stepped."""
+        """Do nothing: `accrue` has stepped."""
 
 
 def replica(context: Context) -> PlayedRole:
-    """What a replica plays: Downpour's story, on vectors of its own."""
-    if context.flat is None:  # a phantom
+    """Return a replica's part: Downpour's story, on vectors of its own."""
+    if context.flat is None:  # a phantom has no values
         return PLAYERS.replica(context)
     own = context.settings.own(Elastic)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
@@ -128,7 +129,7 @@ ELASTIC = Players(PLAYERS.coordinator, PLAYERS.state, replica, servers=PLAYERS.s
 
 
 def sequential(task: Any, options: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
-    """Algorithm 1 of the paper on one worker, in plain PyTorch: the centre at the end."""
+    """Run the paper's Algorithm 1 on one worker, in plain PyTorch; return the final centre."""
     from distbelief.tasks.order import Order
 
     torch.manual_seed(seed)

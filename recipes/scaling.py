@@ -4,8 +4,8 @@ without computing; needs matplotlib.
 python recipes/scaling.py docs/scaling.png
 
 Each replica computes minibatches of 32 samples, and all add up their gradients (`allreduce`). Efficiency is the rate of
-so many, of so many times the rate of one. A machine makes RATE operations a second of those that a net has, which no
-real one does for all nets alike: the order of the nets is what counts, and where each falls under one half.
+n replicas divided by n times the rate of one. A machine makes RATE operations a second for every net, which no real
+machine does. So only the order of the nets counts, and where each falls below one half.
 """
 
 import argparse
@@ -28,14 +28,14 @@ BATCH = 32
 RATE = 1e12
 """Floating-point operations of a machine per second: some ten cores, or a small GPU."""
 OPERATIONS = 6
-"""Operations per multiply-add and sample: two forward, twice as many back."""
+"""Operations per multiply-add and sample: two forward, and twice as many backward."""
 NETS = {"AlexNet": "alexnet", "VGG-16": "vgg16", "Inception v1": "inception-v1"}
 NETWORKS = {f"{gigabits} Gbit/s": NetworkModel(latency=50e-6, bandwidth=gigabits * 1.25e8) for gigabits in (1, 10)}
 HALF = 0.5
 
 
 class Net(NamedTuple):
-    """Sizes of a net that count here."""
+    """Sizes of a net that matter here."""
 
     pricing: Pricing
     parameters: int
@@ -52,7 +52,7 @@ def net(task: str) -> Net:
 
 
 def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPLICAS) -> list[float]:
-    """Return the rate of some replicas, relative to as many times the rate of one."""
+    """Return the rate of each number of replicas, relative to that many times the rate of one."""
 
     def rate(count: int) -> float:
         cluster = PricedCluster(Machines(count, 1), network, one.step, Handling(), Handling())
@@ -98,7 +98,7 @@ def main(path: str) -> None:
         plot.axhline(HALF, color="grey", linewidth=0.5)
         plot.set(title=line, xlabel="replicas, a machine each", xticks=REPLICAS, xticklabels=REPLICAS, ylim=(0, 1.05))
         plot.legend()
-    plots[0].set_ylabel("efficiency: rate, of so many times one's")
+    plots[0].set_ylabel("efficiency: rate relative to ideal scaling")
     plt.savefig(path, dpi=110, bbox_inches="tight")
 
 

@@ -1,11 +1,11 @@
-"""Which consistency learns fastest where one machine is slow? Test loss against time, measured on real processes; needs
+"""Which consistency learns fastest if one machine is slow? Test loss against time, measured on real processes; needs
 matplotlib.
 
 python recipes/stragglers.py docs/stragglers.png
 
-Four replicas, whose steps take 30 ms (the rest of a step is slept, so that two cores are enough), and one of them four
-times as long. A round and an update of softsync are means of four gradients: their rate is four times that of the
-others.
+Four replicas take 30 ms for a step, one of them four times as long; they sleep for the rest of a step, so that two
+cores are enough. Rounds and updates of softsync average four gradients, so their learning rate is four times that of
+the others.
 """
 
 import argparse

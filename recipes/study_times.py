@@ -1,9 +1,9 @@
-"""The time to a target in a study, of every arm and seed; needs matplotlib.
+"""Time to a target in a study, for every arm and seed; needs matplotlib.
 
 python recipes/study_times.py studies/mnist docs/study-mnist.png mnist:local:0.98 mnist-lenet:local:0.98
 
-A panel for each task, place and target: a dot for each seed that gets there, a bar at the median, and how many of the
-seeds do. `distbelief study mnist` makes the folder.
+Each task, place and target has a panel: a dot for each seed that reaches the target, a bar at the median, and the share
+of seeds that reach it. `distbelief study mnist` makes the folder.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""What the order of hosts is worth on a tree of switches, and what switches are worth at equal cost of cables:
-simulated without computing; needs matplotlib.
+"""Effect of the order of hosts on a tree of switches, and of the topology at equal cost of cables: simulated without
+computing; needs matplotlib.
 
 python recipes/topologies.py docs/topologies.png
 
-Left: what an all-reduce of 100 MB puts on the busiest uplink of 8 racks of 8 hosts, and how long it takes where all
-cables have 10 Gbit/s. Right: AlexNet's samples a second on 128 hosts, minibatches of 32, by a tree, a fat tree and a
-Slim Fly. Each has cables of one speed, and all its cables together have that of the fat tree's at 10 Gbit/s.
+Left: the load of an all-reduce of 100 MB on the busiest uplink of 8 racks of 8 hosts, and its time if all cables have
+10 Gbit/s. Right: AlexNet's samples a second on 128 hosts with minibatches of 32, over a tree, a fat tree and a Slim
+Fly. In each topology all cables have one speed, and together they have the capacity of the fat tree's cables at 10
+Gbit/s.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def orders(topology: Topology) -> dict[str, tuple[str, list[int]]]:
 
 
 def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float, float]:
-    """Return how many vectors the busiest link between switches carries one way, and the seconds of the sum."""
+    """Return how many vectors the busiest link between switches carries in one direction, and the seconds of the
+    all-reduce.
+    """
     made = schedule(algorithm, len(hosts), len(hosts))
     moves = [(hosts[one.source], hosts[one.target], one.length / made.length) for one in made.moves]
     between = [load for link, load in loads(routes, moves).items() if not routes.topology.ends_at_host(link)]
@@ -56,7 +59,7 @@ def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float,
 
 
 def bandwidth(name: str, hosts: int, like: str = "fat-tree:8") -> float:
-    """Return the bandwidth of each cable, if all used cables together have the capacity of another topology's at 1.25
+    """Return the bandwidth of each cable that gives all used cables together the capacity of another topology's at 1.25
     GB/s.
     """
 

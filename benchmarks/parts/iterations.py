@@ -1,4 +1,4 @@
-"""A process that trains a few iterations and reports the memory they needed, for a comparison with a trace."""
+"""Process that trains a few iterations and reports the memory they needed, for comparison with a trace."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ PATIENCE = 120.0
 
 
 def peak(task: str, batch_size: int, optimizer: str) -> float:
-    """Bytes that iterations need at most, in a process of their own, beyond what it holds before there is a model.
+    """Return the most bytes that iterations need in a fresh process, beyond those that it holds before there is a
+    model.
 
     Raises:
         JobFailed: the process did not end well.
     """
-    # without the threshold glibc keeps what is freed, the longer the more
+    # without the threshold glibc keeps ever more freed memory
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __name__, json.dumps([task, batch_size, optimizer])]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -54,7 +55,7 @@ def main() -> None:
     step = stepper(build(optim(optimizer), [{"params": list(model.parameters())}]))
     for number in range(ITERATIONS):
         if number == ITERATIONS - 1:
-            Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         trainer.compute(Batch(0, number % trainer.order.batches))
         with torch.no_grad():
             step()
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 def _load_kernels() -> None:
-    """Let torch load the code of layers and optimizers, whose memory does not count."""
+    """Make torch load the code of layers and optimizers, so that its memory does not count."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 7 * 7, 10))
     nn.functional.cross_entropy(model(torch.zeros(2, 3, 16, 16)), torch.zeros(2, dtype=torch.int64)).backward()
     step = stepper(build(optim("adam"), [{"params": list(model.parameters())}]))

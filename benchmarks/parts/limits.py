@@ -1,4 +1,4 @@
-"""The limits of this machine, each measured with as little code as possible above the hardware."""
+"""Limits of this machine, each measured with as little code above the hardware as possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Limit(ABC):
         """Do it."""
 
     def trips(self, count: int) -> float:
-        """Seconds for each time, over `count` of them."""
+        """Return the seconds of each operation, over `count` of them."""
         start = time.perf_counter()
         for _ in range(count):
             self.once()
@@ -52,8 +52,8 @@ def _ones(size: int) -> torch.Tensor:
 
 
 class Direct(Limit):
-    """Update of shared parameters by the replica itself from a shared gradient, without server and messages; if asked
-    for, with a copy of the parameters to its own memory, as in landing.
+    """Update of shared parameters by the replica itself from a shared gradient, without server and messages. On request
+    it also copies the parameters to its own memory, like a fetch.
     """
 
     def __init__(self, size: int, copies: bool = False) -> None:
@@ -76,7 +76,7 @@ class Direct(Limit):
 
 
 class Doorbell(Limit):
-    """A few bytes over a Unix socket to a process that waits in epoll, and back."""
+    """Few bytes over a Unix socket to a process that waits in epoll, and back."""
 
     def __init__(self, peers: Peers) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -116,7 +116,7 @@ def answer_doorbell(_: Connection, name: str) -> None:
 
 
 class RawTcp(Limit):
-    """A blocking TCP connection: the gradient to the server, the update, and the parameters back."""
+    """Blocking TCP connection: the gradient to the server, the update, and the parameters back."""
 
     def __init__(self, peers: Peers, size: int) -> None:
         listener = _tuned(socket.socket())
@@ -153,7 +153,7 @@ def answer_raw(_: Connection, size: int, port: int) -> None:
 def _tuned(connection: socket.socket) -> socket.socket:
     """Set the options of `transport.tcp`, so that only our own code differs."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError):  # a container may not be allowed to choose
+    with contextlib.suppress(OSError):  # a container may not be allowed to choose it
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
@@ -165,7 +165,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _receive(connection: socket.socket, room: memoryview) -> bool:
-    """Fill `room`; return False if the other side has closed."""
+    """Fill a buffer; return False if the other side has closed."""
     have = 0
     while have < len(room):
         count = connection.recv_into(room[have:])
@@ -191,7 +191,7 @@ class Gloo(Limit):
         self._group.recv(self._parameters, 1, 0).wait()
 
     def close(self) -> None:
-        """End the other side, which waits for more, and the group."""
+        """End the other side, which waits for the next request, and the group."""
         self._peer.process.kill()
         self._peer.process.join()
         del self._group
@@ -199,7 +199,7 @@ class Gloo(Limit):
 
 
 def answer_gloo(_: Connection, size: int, store: str) -> None:
-    """Apply each received gradient and send the parameters back, until told to end."""
+    """Apply each received gradient and send the parameters back, until asked to end."""
     group = _gloo(store, 1)
     gradient, parameters = _ones(size), torch.zeros(size // 4)
     while True:

@@ -15,15 +15,15 @@ from distbelief.errors import UsageError
 CLONE_NEWNET = 0x40000000
 IP_SECONDS = 20.0
 SLOW = 100
-"""Rate in Mbit/s to which the next two limits belong."""
+"""Rate in Mbit/s for which the next two limits are chosen."""
 BURST = 4
-"""Burst of a line in kB, which unused time allows to pass at once."""
+"""Burst of a line in kB, which may pass at once after unused time."""
 PACKETS = 6000
-"""Bytes that a host sends at a time, for which an acknowledgement behind them waits."""
+"""Bytes that a host sends at a time; an acknowledgement queued behind them must wait."""
 BURST_SECONDS = 1.3e-3
 """Burst of a faster line in seconds, since timers are too coarse for less."""
 INTERFACE = "line"
-"""Interface by which a namespace reaches the others."""
+"""Network interface through which a namespace reaches the others."""
 
 
 def address(number: int) -> str:
@@ -33,7 +33,7 @@ def address(number: int) -> str:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: int) -> Iterator[list[str]]:
-    """So many network namespaces, each with the interface `line` on one bridge, for as long as they are needed.
+    """Make network namespaces, each with the interface `line` on one bridge, for the duration of the block.
 
     Raises:
         UsageError: this machine or user may not make them.
@@ -85,7 +85,7 @@ def ip(*words: str) -> None:
     """Run `ip`, or raise an `OSError`.
 
     Raises:
-        OSError: it is not there, or refuses.
+        OSError: `ip` is missing, or refuses.
     """
     _run(["ip", *words])
 
@@ -100,7 +100,7 @@ def enter(name: str) -> str:
     """Move this process into a namespace; return the interface by which it reaches the others.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the process is not permitted.
     """
     descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
     try:
@@ -112,6 +112,6 @@ def enter(name: str) -> str:
 
 
 def first(process: int = 0) -> None:
-    """Give a process and its children the highest priority, so that it waits for its line and not for the processor."""
+    """Give a process and its children the highest priority, so that it waits for its line and not for a core."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(process, os.SCHED_FIFO, os.sched_param(1))

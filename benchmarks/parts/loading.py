@@ -1,7 +1,5 @@
 """The script of the benchmark loading: LeNet on data that load slowly. Its arguments are the seconds of transforms in a
-minibatch, and the number of loading processes, or "held" for tensors in memory.
-
-Its arguments: seconds of transforms in a minibatch, and processes that load ahead, or "held" for tensors in memory.
+minibatch, and the number of processes that load ahead, or "held" for tensors in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ SAMPLES, BATCH = 12_800, 64
 
 
 class Transformed(Dataset[tuple[torch.Tensor, int]]):
-    """Images of noise, each of which uses the processor for some time as it is loaded."""
+    """Images of noise; loading one uses the processor for some time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds / BATCH

@@ -49,11 +49,11 @@ class Workload(NamedTuple):
     batch_size: int
     lr: float
     device: str = "cpu"
-    """Devices of independent loops, and of partitions of a split model, in turn."""
+    """Devices that independent loops, or partitions of a split model, take in turn."""
 
 
 class Trains(Protocol):
-    """A computer of gradients of minibatches."""
+    """Trainer that computes gradients of minibatches."""
 
     @property
     def order(self) -> Order:
@@ -86,7 +86,7 @@ def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> fl
 
 
 def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
-    """Return the samples per second of `DistributedDataParallel` over gloo, or with our hook by an algorithm; each
+    """Return the samples per second of `DistributedDataParallel` over gloo, or with our hook and some algorithm; each
     process has its own minibatches.
     """
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
@@ -113,7 +113,7 @@ def race(peers: list[Peer]) -> list[float]:
 def warm_and_run(
     connection: Connection, workload: Workload, trainer: Trains, step: Callable[[], object], rank: int = 0
 ) -> None:
-    """Warm up, wait for the start, and report the samples per second of a trainer that is stepped."""
+    """Warm up, wait for the start, and report the samples per second of a trainer with its updates."""
     numbers = count(rank * workload.steps)
 
     def once() -> int:
@@ -135,11 +135,11 @@ def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> No
     start = time.perf_counter()
     samples = sum(once() for _ in range(steps))
     connection.send_bytes(str(samples / (time.perf_counter() - start)).encode())
-    connection.recv_bytes()  # nobody leaves before all are done: a group ends with its first member
+    connection.recv_bytes()  # no process leaves before all are done: a group ends with its first member
 
 
 def sgd(model: nn.Module, lr: float) -> Callable[[], object]:
-    """Step as the strategy `single` does."""
+    """Return a step like that of the strategy `single`."""
     step = optimizers.stepper(
         optimizers.build(Optimizer("sgd", lr), [{"params": [p for p in model.parameters() if p.requires_grad]}])
     )

@@ -83,7 +83,7 @@ class PartitionMemory(NamedTuple):
 
 
 def held(workload: Workload, how: How) -> list[PartitionMemory]:
-    """Measure the memory of the process of each partition, after the model is built and trained for some steps; one
+    """Measure the memory of each partition's process, after the model is built and trained for some steps; one
     partition is the whole model.
     """
     with Peers() as peers:
@@ -106,7 +106,7 @@ def held(workload: Workload, how: How) -> list[PartitionMemory]:
 
 
 def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
-    """Measure the seconds in which some bytes cross from one partition to another, each on a device in turn."""
+    """Measure the seconds for some bytes to cross from one partition to another; devices are taken in turn."""
     with Peers() as peers, lend(segment_bytes(2, [size, size])) as memory:
         shared = os.getpid(), memory
         rates = race(
@@ -116,7 +116,7 @@ def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
 
 
 def copying_seconds(size: int, steps: int) -> float:
-    """Measure the seconds in which one process copies some bytes to shared memory and back."""
+    """Measure the seconds for one process to copy some bytes to shared memory and back."""
     value, there = torch.zeros(size, dtype=torch.uint8), torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
     begun = time.perf_counter()
     for _ in range(steps):
@@ -126,12 +126,12 @@ def copying_seconds(size: int, steps: int) -> float:
 
 
 class _PartitionTrainer:
-    """Plays a partition's part of each step.
+    """Trainer of a partition's part of each step.
 
     Args:
-        part: what it computes.
-        crossings: what it shares with the others.
-        order: of the minibatches.
+        part: computation of the partition.
+        crossings: memory shared with the others.
+        order: order of the minibatches.
     """
 
     def __init__(self, part: PartitionTrainer, crossings: Crossings, order: Order) -> None:
@@ -175,7 +175,7 @@ def _partition(
 def _trainer(
     workload: Workload, how: How, supervisor: int, memory: int, partition: int, model: torch.nn.Module
 ) -> tuple[_PartitionTrainer, torch.nn.Module]:
-    """Player of a partition of a model, and its memory."""
+    """Return the trainer of a partition of a model, and its memory."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
     data = as_data(task.train())
     role = roles.replicas(settings.mesh)[partition]
@@ -192,7 +192,7 @@ def _trainer(
 def _hold(connection: Connection, workload: Workload, how: How, supervisor: int, memory: int, partition: int) -> None:
     model = build_on_disk(resolve(workload.task), 0).model
     _train_and_tell(connection, workload, *_trainer(workload, how, supervisor, memory, partition, model))
-    connection.recv_bytes()  # nobody leaves before all are done
+    connection.recv_bytes()  # no process leaves before all are done
 
 
 def _hold_whole(connection: Connection, workload: Workload) -> None:
@@ -241,7 +241,7 @@ def _bounce(
 
 
 def _bytes(mapping: mmap.mmap, copies: DeviceCopies | None) -> torch.Tensor:
-    """Memory that is shared, and pinned if a device copies from and to it."""
+    """Return shared memory, pinned if a device copies from and to it."""
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     if copies is not None:
         copies.pin(memory)

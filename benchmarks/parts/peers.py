@@ -34,10 +34,10 @@ class Peer:
         self.connection.send_bytes(word.encode())
 
     def hear(self, seconds: float = ANSWER_SECONDS) -> str:
-        """The next word.
+        """Return the next word.
 
         Raises:
-            JobFailed: it ended without one, or took too long.
+            JobFailed: the process ended without one, or took too long.
         """
         try:
             if self.connection.poll(seconds):
@@ -49,7 +49,7 @@ class Peer:
 
 
 class Peers:
-    """The processes of a measurement, which all end with the block."""
+    """Processes of a measurement, which all end with the block."""
 
     def __init__(self) -> None:
         self._peers: list[Peer] = []
@@ -58,7 +58,7 @@ class Peers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # nobody sees another one's end, and tells of it
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # no process notices and reports another's end
             for peer in self._peers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.process.pid or 0, number)
@@ -102,5 +102,5 @@ def _play(
 def _left_alone(connection: Connection) -> bool:
     """Return whether the other end of a pipe is closed, so that no process reads an error."""
     poll = select.poll()
-    poll.register(connection.fileno(), 0)  # a hang-up is always told
+    poll.register(connection.fileno(), 0)  # a hang-up is always reported
     return bool(poll.poll(LEAVING))

@@ -1,7 +1,7 @@
-"""Loops of plain PyTorch that do only what a step of each path must: nothing of ours is in them.
+"""Loops of plain PyTorch that do only the necessary work of a step on each path, without code of ours.
 
-Each is a generator, which yields the samples of a step of SGD once that is made. A vector is all parameters of a model,
-one behind the other, in memory that the processes share.
+Each is a generator, which yields a step's samples after each step of SGD. A vector is all parameters of a model, one
+after the other, in memory that the processes share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 Loop = Iterator[int]
 WORDS = 4096
-"""Bytes of the shared numbers, which precede the vectors."""
+"""Bytes of the shared integers, which precede the vectors."""
 
 
 class Shared(NamedTuple):
@@ -32,7 +32,7 @@ class Shared(NamedTuple):
 
 
 def room(model: nn.Module, vectors: int) -> int:
-    """Count the bytes of the memory with some vectors."""
+    """Return the bytes of memory for some vectors."""
     return WORDS + vectors * 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -82,7 +82,7 @@ def independent(model: nn.Module, steps: Loop, lr: float, _: Shared) -> Loop:
 
 
 def lockstep(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Step in lockstep: no process begins a step before all have ended the last, which measures the cost of waiting."""
+    """Step in lockstep, to measure the cost of waiting: no process begins a step before all have ended the last."""
     for samples in independent(model, steps, lr, shared):
         _meet(shared)
         yield samples
@@ -95,9 +95,9 @@ def hogwild(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
 
 
 def two_buffers(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Make each update from the newest parameters into a buffer of one's own, and say by one store that it is newest.
+    """Write each update of the newest parameters into a buffer of one's own, and mark it as newest with one store.
 
-    Each process has two buffers: others may read the newest while this one writes its next.
+    Each process has two buffers: others may read the newest while this process writes its next.
     """
     parameters, numbers = [*model.parameters()], shared.numbers
     buffers = [views(model, vector) for vector in shared.vectors]
@@ -117,12 +117,12 @@ def two_buffers(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loo
 
 
 def served(model: nn.Module, steps: Loop, shared: Shared, bell: int, landing: int) -> Loop:
-    """Leave each gradient in a slot, ring, and go on when the server has answered.
+    """Leave each gradient in a slot, notify the server, and continue when it has answered.
 
     Args:
         model: of this process.
         steps: its gradients.
-        shared: a slot for each process first, then the server's parameters, then room for each process's.
+        shared: a slot for each process, then the server's parameters, then space for each process's parameters.
         bell: descriptor of a stream to the server.
         landing: the vector in which the model's parameters lie.
     """
@@ -139,7 +139,7 @@ def served(model: nn.Module, steps: Loop, shared: Shared, bell: int, landing: in
 def serve(vectors: torch.Tensor, bells: Sequence[int], lr: float, rounds: bool) -> None:
     """Apply gradients that lie in slots until a stream ends: each as it comes, or in rounds all at once.
 
-    In rounds the processes compute where the parameters lie; else these are copied to where theirs are.
+    In rounds the processes compute on the server's parameters; otherwise the parameters are copied to theirs.
     """
     ranks, epoll, waiting = len(bells), select.epoll(), set[int]()
     ranked = {bell: rank for rank, bell in enumerate(bells)}
@@ -163,7 +163,7 @@ def serve(vectors: torch.Tensor, bells: Sequence[int], lr: float, rounds: bool) 
 
 
 def all_reduce(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop:
-    """Add up one part of all gradients each, and step with the whole sum."""
+    """Add up one part of all gradients in each process, and step with the whole sum."""
     parameters, slot = [*model.parameters()], views(model, shared.vectors[shared.rank])
     total, sums = shared.vectors[shared.ranks], views(model, shared.vectors[shared.ranks])
     parts = [vector.chunk(shared.ranks)[shared.rank] for vector in shared.vectors[: shared.ranks]]
@@ -182,7 +182,7 @@ def all_reduce(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loop
 
 
 def _meet(shared: Shared) -> None:
-    """Wait until all processes have come as far."""
+    """Wait until all processes have reached this point."""
     numbers, ranks = shared.numbers, shared.ranks
     numbers[shared.rank] += 1
     while min(numbers[:ranks]) < numbers[shared.rank]:

@@ -45,18 +45,18 @@ def play(
     where: str,
     identity: Identity | None,
 ) -> None:
-    """Serve until told to end.
+    """Serve requests until asked to end.
 
     Args:
-        connection: to who asks: `how|bytes|times`, and is told the mean; where a host is limited, the seconds of each,
-            which all begin together.
-        rank: of this process.
-        ranks: how many there are.
+        connection: pipe to the requester, who sends `how|bytes|times` and gets the mean; with limited hosts, the
+            seconds of each round, which all ranks begin together.
+        rank: rank of this process.
+        ranks: number of ranks.
         store: a file where they meet.
         supervisor: the process whose descriptor `memory` is.
-        memory: of the segment to add up in.
-        where: the network namespace to be in; "" for that of the supervisor.
-        identity: by which it proves itself on encrypted links; None where there are none.
+        memory: descriptor of the segment in which to add up.
+        where: network namespace to enter; "" for that of the supervisor.
+        identity: certificate and key on encrypted links; None without such links.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
     if where:
@@ -118,7 +118,7 @@ def _together(act: Callable[[], object]) -> float:
 def _act(
     how: str, where: tuple[int, int], window: Window | None, fabric: Fabric, own: torch.Tensor
 ) -> Callable[[], object]:
-    """Run the measurement."""
+    """Run one operation of the measurement."""
     if how == "native":
         return lambda: dist.all_reduce(own)
     if how == "copy":

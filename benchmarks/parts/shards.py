@@ -1,4 +1,4 @@
-"""Push and fetch as a replica makes them, over one of our carriers to a real shard in another process."""
+"""Push and fetch by a replica, over one of our carriers to a real shard in another process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_of(size: int, shards: int) -> Plan:
 
 
 def mapped(descriptor: int, size: int) -> torch.Tensor:
-    """Memory that processes share, as bytes."""
+    """Return memory that processes share, as bytes."""
     return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
@@ -64,7 +64,7 @@ def serve_shard(
     index: int,
     identity: Identity | None,
 ) -> None:
-    """Play a shard until told to stop; `memory` is the supervisor's descriptor of memory for reads in place, or -1."""
+    """Play a shard until asked to stop; `memory` is the supervisor's descriptor of memory for reads in place, or -1."""
     role, own, moving = roles.shard(index), plan.assignments[index].moving, None
     if memory >= 0:
         descriptor = os.open(f"/proc/{supervisor}/fd/{memory}", os.O_RDWR)
@@ -86,15 +86,15 @@ def _endpoint(carrier: str, role: str, identity: Identity | None) -> NetworkEndp
 
 
 class Ours:
-    """A replica that makes round trips to shards at the other end of a carrier.
+    """Replica that makes round trips to shards at the other end of a carrier.
 
     Args:
-        peers: who starts the shards.
+        peers: processes among which the shards are started.
         carrier: shared, tcp or tls.
         size: bytes that are pushed, and fetched, in each round trip.
-        shards: that hold them, an equal part each.
-        does: what a round trip is: a push and a fetch, one of them, or a push to shards whose own memory is read, so
-            that there is nothing to fetch ("in place").
+        shards: number of shards, which hold equal parts of the bytes.
+        does: kind of round trip: a push and a fetch, one of them, or a push to shards whose own memory is read, so that
+            nothing is fetched ("in place").
     """
 
     def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
@@ -166,10 +166,10 @@ class Ours:
         return None
 
     def check(self) -> None:
-        """Refuse to report a speed of something that did not happen.
+        """Check that the pushes arrived, so that the reported speed is real.
 
         Raises:
-            JobFailed: the parameters are not what the pushes make of them.
+            JobFailed: the parameters are not the result of the pushes.
         """
         due = -RATE * GRADIENT * self.pushes
         for _, part in self._shards if self._does in ("both", "in place") else ():

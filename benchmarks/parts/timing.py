@@ -19,7 +19,7 @@ REPEATS_LIMIT = 1000
 
 
 def check_repeats(repeats: int) -> None:
-    """Refuse a number of rounds that cannot be.
+    """Refuse an impossible number of rounds.
 
     Raises:
         UsageError: no round, or more than `REPEATS_LIMIT`.
@@ -32,7 +32,7 @@ def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None
     """Refuse models, or parts, that a benchmark does not measure.
 
     Raises:
-        UsageError: naming the first such.
+        UsageError: names the first of them.
     """
     for name in names:
         if name not in known:
@@ -40,8 +40,8 @@ def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure every contender once a round, for `repeats` rounds; every other round goes backwards, so that nobody
-    always follows the same one.
+    """Measure every contender once a round, for `repeats` rounds; every other round is in reverse order, so that no
+    contender always follows the same one.
 
     Raises:
         UsageError: no round, or more than `REPEATS_LIMIT`.
@@ -58,7 +58,7 @@ def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> d
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median over the rounds of `above / below`, each within its round.
+    """Return the median over all rounds of `above / below` within a round.
 
     >>> ratio([2.0, 9.0, 6.0], [1.0, 3.0, 3.0])
     2.0
@@ -121,7 +121,7 @@ class BenchOptions:
     json: str | None = None
     """File for the result."""
     quick: bool = False
-    """Run the shortest form, to see whether it works, not how fast."""
+    """Run the shortest form, to see whether it works and not how fast it is."""
     quiet: bool = False
     """Print nothing."""
 
@@ -151,10 +151,10 @@ def rate_rows(found: Json, *shares: Mapping[str, float]) -> list[list[str]]:
 
 
 def report(name: str, measure: Callable[[Any], Measured], options: BenchOptions) -> Json:
-    """Measure, show the tables and figures, write the result where the user asked for that, and return it.
+    """Measure, show the tables and figures, write the result if the user asked for that, and return it.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the result cannot be written.
     """
     facts, path, (fields, figures, tables) = machine(), options.json, measure(options)
     result = {"bench": name, "machine": facts, **fields, "figures": [*figures], "options": told_options(options)}

@@ -36,7 +36,9 @@ def pipeline(workload: Workload, schedule: str, microbatches: int) -> float:
 
 
 def tensors(workload: Workload) -> float:
-    """Return the samples per second of fully connected layers split by columns and rows in turn, as our neurons are."""
+    """Return the samples per second of fully connected layers split alternately by columns and rows, as with our
+    `neurons`.
+    """
     return _race(workload, _columns_and_rows)
 
 
@@ -52,15 +54,15 @@ def _meet(store: str, rank: int) -> None:
 
 
 class _Stage:
-    """One stage, and its part of each step.
+    """Trainer of one stage's part of each step.
 
     Args:
-        own: its modules.
-        task: that is trained.
-        workload: of the benchmark.
-        rank: of this stage.
-        schedule: of torch's.
-        microbatches: of a minibatch.
+        own: modules of this stage.
+        task: task that is trained.
+        workload: workload of the benchmark.
+        rank: rank of this stage.
+        schedule: schedule of torch's pipelines.
+        microbatches: number of microbatches.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ def _columns_and_rows(connection: Connection, workload: Workload, store: str, ra
     parallelize_module(model, init_device_mesh("cpu", (PARTITIONS,)), plan)
 
     @torch.no_grad()
-    def step() -> None:  # on what each rank has: an optimizer would pay for its tensors being distributed
+    def step() -> None:  # on each rank's local part: an optimizer would lose time with distributed tensors
         for parameter in model.parameters():
             _own(parameter).add_(_own(parameter.grad), alpha=-workload.lr)
 

@@ -1,5 +1,5 @@
-"""Workloads of benchmarks: a model of `tasks` on a part of its data, so that a round takes seconds, or a large model;
-and runs of jobs.
+"""Workloads of benchmarks: models of `tasks` on part of their data, so that a round takes seconds; large models; and
+runs of jobs.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def rate(task: str, strategy: Strategy, place: Local | None = None, **options: A
 
 
 def lenet_short() -> Task:
-    """LeNet on `SHORT` samples."""
+    """Make the task of LeNet on `SHORT` samples."""
     return _part("mnist-lenet", SHORT)
 
 
 def mlp_short() -> Task:
-    """The MLP on `SHORT` samples."""
+    """Make the task of the MLP on `SHORT` samples."""
     return _part("mnist", SHORT)
 
 
 def lenet_quick() -> Task:
-    """LeNet on `QUICK` samples of noise: it needs no files."""
+    """Make the task of LeNet on `QUICK` samples of noise, which needs no files."""
     return _noisy("mnist-lenet", (1, 28, 28))
 
 
 def mlp_quick() -> Task:
-    """The MLP on `QUICK` samples of noise: it needs no files."""
+    """Make the task of the MLP on `QUICK` samples of noise, which needs no files."""
     return _noisy("mnist", (784,))
 
 
@@ -76,7 +76,7 @@ def _noisy(name: str, shape: tuple[int, ...]) -> Task:
 
 
 def mlp_wide() -> Task:
-    """784-2048-2048-10, on MNIST."""
+    """Make the task of an MLP 784-2048-2048-10 on MNIST."""
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
@@ -85,31 +85,31 @@ def mlp_wide() -> Task:
 
 
 def mlp_wide_short() -> Task:
-    """The same on `SHORT` samples."""
+    """Make the task of the wide MLP on `SHORT` samples."""
     return _part(f"{__name__}:mlp_wide", SHORT)
 
 
 def layer(width: int) -> Task:
-    """One layer, on few and small data."""
+    """Make the task of one layer, on few and small data."""
     data = TensorData(torch.full((64, width), 0.01), torch.zeros(64, dtype=torch.int64))
     return Task(model=lambda: nn.Linear(width, width, bias=False), train=lambda: data)
 
 
 def wide() -> Task:
-    """One layer of 64 MB."""
+    """Make the task of one layer of 64 MB."""
     return layer(WIDE)
 
 
 def million() -> Task:
-    """One layer of a million parameters."""
+    """Make the task of one layer of a million parameters."""
     return layer(1024)
 
 
 def narrow() -> Task:
-    """One layer of 64 kB."""
+    """Make the task of one layer of 64 kB."""
     return layer(128)
 
 
 def counted(samples: int) -> Task:
-    """The MLP on so many samples that nobody looks at."""
+    """Make the task of the MLP on samples whose values do not matter."""
     return dataclasses.replace(resolve("mnist"), train=lambda: Counted(samples))

@@ -26,7 +26,7 @@ from distbelief.errors import Refusals, UsageError, nearest, synonym
 HELP = ("--help", "-h")
 NEGATIVE = re.compile(r"-[0-9.]")
 ALL = "all"
-"""Word behind --help that shows the rare options too."""
+"""Word after --help that shows the rare options too."""
 
 
 class Argument(NamedTuple):
@@ -55,7 +55,7 @@ class Argument(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Return whether no value follows."""
+        """Return whether it takes no value."""
         return self.hint is bool
 
     def convert(self, word: str) -> Any:
@@ -130,13 +130,13 @@ def read(
     when: Mapping[str, str] | None = None,
     places: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Read the words behind a command: the value of each option, by the name of its field.
+    """Read the words after a command: the value of each option, by the name of its field.
 
     Args:
         prog: the command.
         meaning: description of the command in its help.
         known: options of the command.
-        words: words behind the command.
+        words: words after the command.
         headings: headings of the options in the help; without them, the options are one list.
         when: by option, when a user changes it.
         places: by option, the file and line that set it.
@@ -193,13 +193,13 @@ def ask(prog: str, kind: type[Asked], words: Sequence[str], meaning: str = "", d
 def ask_of(
     prog: str, what: str, kind: type[Asked], words: Sequence[str], meaning: str = "", known: str = ""
 ) -> tuple[str, Asked]:
-    """Read a first word, and the options behind it; raise as `ask`.
+    """Read a first word, and the options after it; raise as `ask`.
 
     Args:
         prog: the command.
         what: the kind of thing that the first word names, such as "run folder".
         kind: the dataclass of the options.
-        words: words behind the command.
+        words: words after the command.
         meaning: description in the help; the docstring of `kind` by default.
         known: the possible first words, for an error.
     """
@@ -229,7 +229,7 @@ def refuse(
 
     Args:
         prog: the command.
-        words: words behind the command.
+        words: words after the command.
         known: options of the command.
         elsewhere: lists the options of other commands and strategies, and their owners.
         why: reasons why the command lacks some of those.
@@ -264,7 +264,7 @@ def _spelled(word: str) -> str:
 
 
 def _joined(words: Sequence[str], valued: Sequence[str]) -> list[str]:
-    """Join each option with a negative number behind it, since argparse takes -1e-3 for an option.
+    """Join each option with a negative number after it, since argparse mistakes -1e-3 for an option.
 
     >>> _joined(["--lr", "-1e-3", "--json"], ["--lr"])
     ['--lr=-1e-3', '--json']
@@ -316,11 +316,11 @@ CONFIG = "--config"
 
 
 class Configured(NamedTuple):
-    """The words of a command, with those of its `--config` file."""
+    """Words of a command, together with those of its `--config` file."""
 
     words: list[str]
     places: dict[str, str]
-    """By option that the file sets: the file and the line."""
+    """File and line of each option that a file sets."""
 
 
 def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured:

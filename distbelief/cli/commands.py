@@ -154,7 +154,9 @@ def status(args: list[str]) -> int:
 
 @dataclass(frozen=True)
 class JoinOptions(Threaded, DataFolder):
-    """Add a replica on this machine to a job that runs elsewhere. Started with --listen, it wrote the ticket."""
+    """Add a replica on this machine to a job that runs elsewhere. The job was started with --listen, and wrote the
+    ticket.
+    """
 
     strategy: str = ""
     """Strategy of the job as module:Class, if it is one of your own: a ticket alone never imports code."""
@@ -288,7 +290,7 @@ def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[s
     if result["outcome"] != Outcome.INTERRUPTED:
         return 0
     go_on = ""
-    if run and (Path(run) / "checkpoints").is_dir():  # a phantom keeps none
+    if run and (Path(run) / "checkpoints").is_dir():  # a phantom keeps no checkpoints
         go_on = f"; go on with: {resume_command(args, run, script)}"
     print(f"distbelief: interrupted{go_on}", file=sys.stderr)
     return INTERRUPTED
@@ -374,7 +376,7 @@ def check(args: list[str]) -> int:
     if task:
         check_task(task)
     elif settings.data_dir:
-        raise UsageError(f"--data-dir {settings.data_dir}: of which task? Write it first: distbelief check mnist ...")
+        raise UsageError(f"--data-dir {settings.data_dir}: for which task? Write it first: distbelief check mnist ...")
     out = Path(settings.topology_out)
     if settings.topology_out and (out.exists() or not out.absolute().parent.is_dir()):
         raise UsageError(f"--topology-out {out}: exists already, or has no folder; name a new file")
@@ -395,7 +397,7 @@ def check(args: list[str]) -> int:
         try:
             out.write_text(text)
         except OSError as error:
-            print(text)  # it took minutes
+            print(text)  # measuring it took minutes
             raise UsageError(f"--topology-out {out}: cannot be written ({error.strerror}): it is shown above") from None
     return int(any(report.problems for report in reports))
 

@@ -116,7 +116,7 @@ class PlanOptions(DataFolder):
     replicas: str = ""
     """Instead of a plan, show what one more replica brings, for numbers such as 1,2,4 or 1-64 (doubled)."""
     draw: str = ""
-    """File for a picture of that (SVG)."""
+    """File for a picture (SVG) of what one more replica brings."""
     json: bool = False
     """Show the plan as JSON."""
 
@@ -159,7 +159,7 @@ def _scaling(scaling: Scaling, settings: PlanOptions | SplitOptions) -> int:
 class SplitOptions(SplitRequest, Partitions, DataFolder):
     """Show how a model would be split: the work of each partition, the bytes between them, and whether it pays."""
 
-    partitions: str = "2"  # type: ignore[assignment]  # a job has one number
+    partitions: str = "2"  # type: ignore[assignment]  # a job has one number of partitions
     """Processes over which the model is split. Several numbers, such as 1,2,4 or 1-16 (doubled), show what one more
     brings."""
     optimizer: str = "sgd"

@@ -20,9 +20,9 @@ usage: distbelief COMMAND ...
 Train deep networks on many machines: DistBelief on today's PyTorch.
 
   train TASK STRATEGY [options]                    train a task on this machine
-  train TASK auto [options]                        the same, as `plan` finds it fastest on this machine
-  launch STRATEGY [options] script.py [args...]    run your own training loop in every replica; -m module in the place
-                                                   of script.py runs a module of a package, as python -m does
+  train TASK auto [options]                        the same, with the strategy that `plan` finds fastest
+  launch STRATEGY [options] script.py [args...]    run your own training loop in every replica; for a module of a
+                                                   package write -m module instead of script.py
   simulate TASK STRATEGY [options]                 the same job on a virtual cluster
   check [TASK] --hosts a:4,b:4 [options]           check whether hosts are ready for a job
   study NAME|FILE.toml [options]                   compare ways to train: medians of several seeds, time to a target
@@ -41,7 +41,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   draw ALGORITHM [options]                         draw an all-reduce or a pipeline, step by step
 
 tasks:       {tasks}, or module:function of your own; TASK@FILE begins with the
-             model of a compressed file, and keeps its pruned and shared weights so
+             model of a compressed file, and keeps its weights pruned and shared
 strategies:  {strategies},
              or module:Class of your own
 

@@ -134,7 +134,7 @@ def predict(args: list[str]) -> int:
     """Run `distbelief predict RUN... TASK|FILE --out FILE [options]`."""
     words, settings = ask_after(PROG, PredictOptions, args)
     if len(words) < 2:
-        raise UsageError(f"write which runs, and what they are to predict, first: {PROG} --out FILE")
+        raise UsageError(f"write the runs and what to predict first: {PROG} --out FILE")
     *runs, source = words
     if not source.endswith((".safetensors", ".npy")):
         check_task(source)
@@ -220,7 +220,7 @@ def summary(result: Json) -> list[str]:
     sizes = f"{result['bytes']:,} bytes of {result['dense_bytes']:,}"
     lines.append(f"{result['file']}: {sizes}, {result['ratio']:.1f} times fewer")
     if "test_error" in result:
-        lines.append(f"test error {result['test_error']:.2f} %, before it {result['dense_error']:.2f} %")
+        lines.append(f"test error {result['test_error']:.2f} %, before compression {result['dense_error']:.2f} %")
     return lines
 
 

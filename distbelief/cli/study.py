@@ -42,16 +42,16 @@ COMMANDS = {"local": "train", "simulated": "simulate"}
 
 @dataclass(frozen=True)
 class StudyOptions(DataFolder):
-    """Run a study of the package, or one in a TOML file. Its trials take hours, one after the other; after an
+    """Run a study of the package, or one in a TOML file. Its trials run one after the other and take hours; after an
     interruption the same command continues.
     """
 
     out: str = ""
     """Folder of the study; the default is studies/NAME."""
     minutes: float = float("inf")
-    """Begin no trial after so many minutes; the same command continues."""
+    """Start no trial after this many minutes; the same command continues the study."""
     seeds: int = 0
-    """Number of seeds, from the study's first on; 0 takes the study's own seeds."""
+    """Number of seeds, counted from the study's first one; 0 takes the study's own seeds."""
     replicas: tuple[int, ...] = ()
     """Numbers of replicas to compare, instead of the study's."""
     quiet: bool = False

@@ -36,7 +36,7 @@ def count(value: int) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three digits that count.
+    """Format a number with three significant digits.
 
     >>> number(0.45678), number(123456.7), number(12.0)
     ('0.457', '123,457', '12.0')
@@ -48,7 +48,7 @@ def number(value: float) -> str:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Show progress if there is a terminal; the block calls the function that it gets with what it does."""
+    """Show progress on a terminal; yield a function that the block calls with what it is doing."""
     console = Console(stderr=True)
     with console.status(what) as status:
         yield lambda doing: status.update(f"{what}: {doing}")
@@ -136,12 +136,12 @@ def _show_memory(cost: TrainingCost) -> None:
     held, peak = sum(memory[kind] for kind in KINDS), sum(memory.values())
     rows += [["all of the model", _mega(held)], ["Python, torch and the data", _mega(cost.process)]]
     rows += [["the process", _mega(peak)]]
-    show(f"memory when most is held, {cost.optimizer}", ("", "MB"), rows)
+    show(f"memory at its peak, {cost.optimizer}", ("", "MB"), rows)
 
 
 def _words(cost: TrainingCost) -> Iterator[str]:
     yield (
-        f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are of this thread's processor, each the lower "
+        f"{number(cost.samples / cost.epoch_seconds)} samples/s; times are this thread's CPU time, each the lower "
         f"quartile of {min(point.steps for point in cost.profile.points)} steps or more"
     )
     for epochs in dict.fromkeys((1, cost.request.epochs)):
@@ -176,7 +176,7 @@ COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB
 PRICED = ("", "what", "predicted", "measured", "error", "step, ms", *PARTS, "memory, GB", "binds")
 """Columns of a plan in which some rows are priced."""
 SCALED = ("step, ms", "measured", "simulated", "error", "speed-up", "efficiency", "one more", "binds")
-"""Columns after that of the number of replicas or partitions."""
+"""Columns after the one with the number of replicas or partitions."""
 
 
 def show_plan(plan: TrainingPlan) -> None:
@@ -231,7 +231,7 @@ def _ms(seconds: float) -> str:
 
 
 def _noted(reason: str, reasons: list[str]) -> str:
-    """Return the number of a reason in the list below the tables, to which a new one is added.
+    """Return the number of a reason in the list below the tables; add the reason if it is new.
 
     >>> reasons = ["too large"]
     >>> _noted("cannot be split", reasons), _noted("too large", reasons), reasons
@@ -284,7 +284,7 @@ def show_split(cost: SplitCost) -> None:
     whole = cost.whole
     row = ["one process", number(1e3 * whole.computes), "", number(1e3 * whole.update), "", "", *_memory(whole.memory)]
     show(
-        f"a step of {cost.batch_size} samples{how}, and memory when most is held",
+        f"a step of {cost.batch_size} samples{how}, and memory at its peak",
         ("ms, kB, MB", "computes", "waits", "update", "messages", "sends", *HELD, "all"),
         [*map(_partition, cost.partition_costs), row],
     )

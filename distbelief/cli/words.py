@@ -65,7 +65,7 @@ def _quantity(text: str, where: str, units: Mapping[str, float], example: str) -
         return 0.0, 1.0
     folded = {unit.lower(): scale for unit, scale in units.items()}
     if not match[2]:
-        raise UsageError(f"{where} {text!r}: its unit is missing, such as in {example}")
+        raise UsageError(f"{where} {text!r}: its unit is missing, as in {example}")
     if match[2].lower() not in folded:
         raise unknown(f"unit in {where}", match[2], units)
     return number, folded[match[2].lower()]
@@ -80,7 +80,7 @@ def fraction(text: str, where: str) -> float:
     number = _float(text.removesuffix("%"))
     value = None if number is None else number / 100 if text.endswith("%") else number
     if value is None or not 0 <= value <= 1:
-        raise UsageError(f"{where} {text!r}: is a chance, such as 5% or 0.05")
+        raise UsageError(f"{where} {text!r}: write a chance such as 5% or 0.05")
     return value
 
 
@@ -115,7 +115,7 @@ def handling(text: str) -> dict[str, float]:
 
 
 def hosts(text: str) -> dict[str, Any]:
-    """Read the fields of `Hosts` from `--hosts`; none without shared hosts.
+    """Read the fields of `Hosts` from `--hosts`; return none if no hosts are shared.
 
     >>> hosts("cores=2,replicas=4,together=0.9"), hosts("")
     ({'cores': 2, 'replicas': 4, 'together': 0.9}, {})
@@ -184,7 +184,7 @@ class Faults(NamedTuple):
     """Settings of `--faults`."""
 
     crashes: list[tuple[str, int]]
-    """Role that dies, and the number of the message in whose sending it dies."""
+    """Role that dies, and the number of the message that it is sending when it dies."""
     outages: list[tuple[float, float, tuple[str, ...]]]
     """Start, end, and the roles of one side."""
     delays: dict[str, float]
@@ -192,7 +192,7 @@ class Faults(NamedTuple):
     place: dict[str, float]
     """Fields of `Simulated` for restarts."""
     leaves: list[tuple[str, int, float]]
-    """Replica whose host leaves, the number of the message at which it is told so, and its time limit in seconds."""
+    """Replica whose host leaves, the number of the message at which it learns this, and its seconds to leave."""
 
 
 def faults(texts: Iterable[str]) -> Faults:
@@ -240,7 +240,7 @@ def faults(texts: Iterable[str]) -> Faults:
             raise unknown("fault in --faults", kind, ("crash", "leave", "outage", "delay", "restart"))
     if faults.place and not faults.crashes:
         raise UsageError(
-            "--faults restart: sets when crashed roles come back, and none crashes: add crash=1@500, or leave it off"
+            "--faults restart: sets when crashed roles come back, but none crashes: add crash=1@500, or leave it off"
         )
     return faults
 
@@ -344,7 +344,7 @@ def _pairs(texts: Iterable[str], where: str, example: str) -> Iterator[tuple[str
 
 def _once(fields: Mapping[Any, object], name: object, where: str) -> None:
     if name in fields:
-        raise UsageError(f"{where}: is there twice; leave one off")
+        raise UsageError(f"{where}: is given twice; leave one off")
 
 
 def _pair(text: str, between: str, where: str, example: str) -> tuple[str, str]:

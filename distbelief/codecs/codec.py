@@ -1,7 +1,7 @@
 """Promises of every codec, which `distbelief.testing.check_codec` tests.
 
 1. `decode(encode(values), len(values))` has the length and the dtype of the values, within the codec's error bound.
-2. The same values give the same bytes, and are not written to.
+2. Encoding the same values gives the same bytes, and does not change the values.
 3. Bytes that are cut, lengthened or corrupt are refused with a `DataError`, or give the requested number of values.
    Allocations are bounded by the length of the bytes.
 """
@@ -22,7 +22,7 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 class Codec(Protocol[Value]):
-    """An encoding of 1-D arrays of one dtype."""
+    """Encoding of 1-D arrays of one dtype."""
 
     def encode(self, values: npt.NDArray[Value]) -> bytes:
         """Encode values, or raise a `UsageError` for a value that the encoding cannot hold."""

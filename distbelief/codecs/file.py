@@ -1,4 +1,4 @@
-"""The file `.dbz`: a model's tensors, each pruned, shared or dense. Its size is bounded, and it contains no code.
+"""File `.dbz`: a model's tensors, each pruned, shared or dense. Its size is bounded, and it contains no code.
 
 Its bytes are `DBZ2`, the length of the header (four bytes), the header (msgpack), the positions and values of each
 tensor, and the CRC-32 of everything before.
@@ -37,13 +37,13 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     def __post_init__(self) -> None:
         names = {entry.name for entry in self.entries}
         if len(names) < len(self.entries):
-            raise ValueError("a tensor is there twice")
+            raise ValueError("a tensor is listed twice")
         if strange := [name for name in (*names, *self.aliases) if not name.isprintable() or name in UNNAMED]:
             raise ValueError(f"{strange[0]!r} is no name of a tensor")
         if (total := sum(entry.size for entry in self.entries)) > VALUES_LIMIT:
             raise ValueError(f"its tensors have {total:,} values; at most {VALUES_LIMIT:,} are read")
         if strange := [alias for alias, name in self.aliases.items() if name not in names or alias in names]:
-            raise ValueError(f"{strange[0]!r} is a further name of no tensor")
+            raise ValueError(f"{strange[0]!r} is another name of a missing tensor")
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,22 @@ class ModelFile:
     """A model in a `.dbz` file."""
 
     task: str
-    """Task of the model: a built-in name, or `module:function`, which is never imported."""
+    """Task of the model: a built-in name, or `module:function`, which reading never imports."""
     tensors: Mapping[str, Stored]
     huffman: bool = True
     """True if ids and gaps have Huffman codes; else all have the same number of bits."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tied tensors, each with the name of the stored tensor."""
+    """Other names of tied tensors, each with the name of the stored tensor."""
     name: str = "the model"
     """Name of the file in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the dense state dict, in which tied names share a tensor, or raise a `DataError` without memory."""
+        """Return the dense state dict, in which tied names share a tensor; raise a `DataError` if memory does not
+        suffice.
+        """
         try:
             dense = {name: stored.dense() for name, stored in self.tensors.items()}
-        except RuntimeError as error:  # of torch's allocator
+        except RuntimeError as error:  # the error of torch's allocator
             raise DataError(f"its {self.dense_bytes:,} bytes do not fit into this machine's memory") from error
         return dense | {alias: dense[name] for alias, name in self.aliases.items()}
 
@@ -118,11 +120,11 @@ def read(path: Path) -> ModelFile:
 
 
 def decoded(data: bytes, name: str) -> ModelFile:
-    """Decode the bytes of a file with a name, or raise a `DataError`."""
+    """Decode the bytes of a file, named in messages, or raise a `DataError`."""
     if data[:4] == EARLIER:
         raise DataError("was written by an earlier version, and can no longer be read: compress its run again")
     if data[:4] != MAGIC:
-        raise DataError(f"begins with {data[:4]!r} where a compressed model begins with {MAGIC!r}")
+        raise DataError(f"begins with {data[:4]!r}, but a compressed model begins with {MAGIC!r}")
     length = int.from_bytes(data[4:8], "little")
     if length > HEADER_LIMIT or 12 + length > len(data):
         raise DataError(f"has {len(data):,} bytes and a header of {length:,}: it was truncated or spoilt")

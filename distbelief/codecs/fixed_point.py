@@ -1,4 +1,4 @@
-"""Dynamic fixed point: integers of few bits times a power of two that follows the values (Courbariaux 2014)."""
+"""Dynamic fixed point: integers of few bits, times a power of two that follows the values' range (Courbariaux 2014)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from distbelief.errors import TrainingError
 
 PERIOD = 32
-"""Number of tensors after which a scale may change; the paper has 10,000 samples."""
+"""Number of tensors after which a scale may change; the paper uses 10,000 samples."""
 MOST_OVERFLOWS = 1e-4
-"""Share of values beyond the range above which the range is doubled. It is halved if no more are beyond its half."""
+"""If a larger share of the values lies beyond the range, the range is doubled; it is halved if no larger share lies
+beyond its half."""
 
 
 def rounded(values: torch.Tensor, bits: int, exponent: int) -> torch.Tensor:
@@ -78,7 +79,7 @@ class DynamicScale:
         return result
 
     def _count(self, values: torch.Tensor, largest: float, end: float) -> None:
-        """Count the values beyond the range and beyond its half; after a period, change the range."""
+        """Count the values beyond the range and beyond half of it; after a period, adjust the range."""
         size = values.numel()
         self.values, self._seen, self._tensors = self.values + size, self._seen + size, self._tensors + 1
         if 2 * largest >= end:

@@ -1,4 +1,4 @@
-"""A tensor as a `.dbz` file holds it: all values or the kept ones, its own or shared, in full or low precision."""
+"""Tensor as a `.dbz` file holds it: all values or the kept ones, individual or shared, in full or low precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distbelief.codecs.symbols import Gaps, symbol_codec
 from distbelief.errors import DataError, UsageError, unknown
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Dtypes, which a file has by number: new ones are added at the end."""
+"""Dtypes; files contain their numbers, so new ones are added at the end."""
 VALUES_LIMIT = 1 << 34
 """Most values of all tensors: pruned values have no bytes in a file, but need memory."""
 Count = Annotated[int, Meta(ge=0, le=1 << 36)]
@@ -169,5 +169,5 @@ class LowPrecision:
             cut(data, (2 * count,), what)
             values = torch.tensor(np.frombuffer(data, np.int16)).view(self._dtype).float().numpy()
         if not np.isfinite(values).all():
-            raise DataError(f"{what} hold one that is no finite number: they were spoilt")
+            raise DataError(f"{what} hold a number that is not finite: they were spoilt")
         return values

@@ -110,14 +110,14 @@ def _of_planes(data: bytes, count: int, bits: int) -> Symbols:
 
 
 CANDIDATES = range(2, 11)
-"""Numbers of bits of a gap that are tried."""
+"""Numbers of bits for a gap that are tried."""
 
 
 class Gaps:
     """Codec of ascending positions below `size` by the gaps between them (Han et al. 2016, section 2).
 
-    A gap is a symbol; its number of bits is the one with the fewest bytes. The largest symbol is a filler that stands
-    for as many empty positions before the next gap. Unlike the paper's filler it needs no value of its own.
+    A gap is a symbol, with the number of bits that gives the fewest bytes. The largest symbol is a filler: it stands
+    for that number of empty positions before the next gap. Unlike the paper's filler it needs no value of its own.
 
     Args:
         size: number of positions.
@@ -155,7 +155,7 @@ class Gaps:
         if not count <= length <= most:
             raise DataError(f"{what} are {length:,} symbols of {bits} bits: they were spoilt")
         symbols, filler = symbol_codec(bits, self.huffman).decode(stream, length), (1 << bits) - 1
-        # each kept position takes one place, and a filler as many as its value
+        # a kept position counts as one position, a filler as its value
         positions = np.cumsum(symbols + (symbols < filler), dtype=np.int64)[symbols < filler] - 1
         if len(positions) != count or (positions >= self.size).any():
             raise DataError(f"{what} are {len(positions):,}, or reach further: they were spoilt")

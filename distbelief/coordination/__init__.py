@@ -1,1 +1,1 @@
-"""Parts of coordinators: the shards, the members, the data, the checkpoints, the evaluations, the end."""
+"""Coordinator and its parts: the shards, the members, the data, the checkpoints, the evaluations, the end."""

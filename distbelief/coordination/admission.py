@@ -20,9 +20,9 @@ def plan(settings: Settings, event: Join) -> Plan:
 
     Raises:
         UsageError: there are no data, or an option of the job contradicts the script.
-        LayoutError: the model cannot be cut into as many shards.
+        LayoutError: the model cannot be cut into that many shards.
     """
-    # A script may name batch size, order, epochs and optimizers: the job takes them. Where the command names another
+    # The job takes batch size, order, epochs and optimizers from a script that names them. If the command names another
     # number of epochs, or another optimizer, the job is refused: neither may win silently.
     if event.batch_size:
         settings = dataclasses.replace(settings, batch_size=event.batch_size)
@@ -33,8 +33,7 @@ def plan(settings: Settings, event: Join) -> Plan:
     if event.epochs:
         if settings.epochs not in (Settings.epochs, event.epochs):
             raise UsageError(
-                f"--epochs {settings.epochs}: the script goes through replica.epochs({event.epochs}); leave one "
-                "of them off"
+                f"--epochs {settings.epochs}: the script calls replica.epochs({event.epochs}); leave one of them off"
             )
         settings = dataclasses.replace(settings, epochs=event.epochs)
     if event.optimizers and settings.optimizer != Optimizer():
@@ -90,7 +89,7 @@ def _check_local(settings: Settings, event: Join) -> None:
 
 
 def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
-    """Refuse a training set without a minibatch to deal, or without one for each replica's part.
+    """Refuse a training set too small for one minibatch, or for one in each replica's part.
 
     Raises:
         UsageError: names the number of samples.
@@ -101,8 +100,8 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
         raise UsageError("the training set is empty: there is nothing to train on")
     if left_out == samples:
         raise UsageError(
-            f"--drop-last: all of the {left_out} training samples are less than one minibatch of "
-            f"{settings.batch_size}: lower --batch-size"
+            f"--drop-last: the {left_out} training samples do not fill one minibatch of {settings.batch_size}: "
+            f"lower --batch-size"
         )
     batches = -(-(samples - left_out) // settings.batch_size)
     parted = settings.keeps_parts or (settings.order == SEQUENTIAL and not settings.own_data)
@@ -115,7 +114,7 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
 
 
 def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse options that mean nothing where a script trains several models, each with its optimizer.
+    """Refuse options that mean nothing if a script trains several models, each with its optimizer.
 
     Raises:
         UsageError: names the option and the reason.
@@ -123,7 +122,7 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
     refused = _refused_by_several(settings)
     if not refused and settings.rate_follows:
         raise UsageError(
-            "--lr-schedule and --warmup-epochs are of one optimizer, and the script has several models: have it set "
+            "--lr-schedule and --warmup-epochs are for one optimizer, but the script has several models: have it set "
             "their rates (torch.optim.lr_scheduler)"
         )
     if refused:
@@ -136,12 +135,12 @@ def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> Non
 
 
 def _refused_by_several(settings: Settings) -> str:
-    """Return the option that means nothing for several models, whose every step is pushed and fetched; "" for none."""
+    """Return an option that means nothing for several models, whose every step is pushed and fetched; "" for none."""
     strategy, policy = settings.strategy, settings.policy
     # a gathered push is acknowledged with the next update, which may be another model's
     if not isinstance(strategy, Accruing) or (policy.gathers and not policy.rounds):
         return f"strategy {strategy.name}"
-    # a round without one replica would leave that replica between the steps of two models
+    # a round without a replica would leave that replica between the steps of two models
     changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
     cadence = (
         "push_every",
@@ -183,24 +182,24 @@ def check(plan: Plan, who: str, event: Join) -> None:
     settings = plan.settings
     _check_data(plan, who, event.samples)
     if event.order not in ("", settings.order):
-        raise UsageError(f"{who} asks for order {event.order}, the job has {settings.order}: it is one for all")
+        raise UsageError(f"{who} asks for order {event.order}, but the job has {settings.order}: all need the same")
     if event.epochs not in (0, settings.epochs):
         raise UsageError(
-            f"{who} goes through replica.epochs({event.epochs}), the job through {settings.epochs}: it is one number "
-            "for all"
+            f"{who} calls replica.epochs({event.epochs}), but the job has {settings.epochs}: all must have the same "
+            "number"
         )
     if event.optimizers != plan.optimizers:
-        raise UsageError(f"{who} names other optimizers than the job has: its script makes them alike in every replica")
+        raise UsageError(f"{who} names other optimizers than the job has: every replica's script must make the same")
     if event.local not in (None, settings.strategy.pushing.local_optimizer):
-        raise UsageError(f"{who} names another local optimizer than the job has: its script makes it alike everywhere")
+        raise UsageError(f"{who} names another local optimizer than the job has: every replica's script must name it")
     if event.batch_size not in (0, settings.batch_size):
         raise UsageError(
-            f"{who} asks for batches of {event.batch_size}, the job has {settings.batch_size}: it is one for all"
+            f"{who} asks for batches of {event.batch_size}, but the job has {settings.batch_size}: all need the same"
         )
 
 
 def _check_data(plan: Plan, who: str, samples: int) -> None:
-    """Refuse a replica with other data than the job's, or one beyond those that the data are cut for.
+    """Refuse a replica with other data than the job's, or one for which the data have no part.
 
     Raises:
         UsageError: names the replica's data and the job's.
@@ -212,10 +211,10 @@ def _check_data(plan: Plan, who: str, samples: int) -> None:
     if samples != (all_samples := plan.samples + plan.left_out or STREAM):
         has, have = (f"{count} training samples" if count != STREAM else "a stream" for count in (samples, all_samples))
         raise UsageError(
-            f"{who} has {has}, the job has {have}: give every replica the same data, or launch with --data own"
+            f"{who} has {has}, but the job has {have}: give every replica the same data, or launch with --data own"
         )
     if plan.allotted and roles.index_of(who) >= plan.settings.replicas:
         raise UsageError(
-            f"{who} would have no part: the data are cut for {plan.settings.replicas} replicas; join a job whose data "
+            f"{who} would get no data: they are divided for {plan.settings.replicas} replicas; join a job whose data "
             "are dealt on demand, or one with --data own"
         )

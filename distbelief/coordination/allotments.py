@@ -1,8 +1,8 @@
 """Allotments: minibatches that belong to one replica, dealt to it alone and in order, and again after its death.
 
-An allotment is a run of numbers, the same in every epoch. Where all replicas have the same data, it is a part of their
-minibatches. Where each has its own data, or a stream, no two replicas share a number. A stream has no length: the
-replica says in each epoch where it ends.
+An allotment is a range of numbers, the same in every epoch. If all replicas have the same data, it is a part of their
+minibatches. If each has its own data, or a stream, no two replicas share a number. A stream has no length: in each
+epoch the replica reports where it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distbelief.errors import RemoteProtocolError, UsageError
 
 
 def own_numbers(index: int, count: int = OWN) -> range:
-    """Return the numbers of replica `index`'s minibatches, where each replica has its own data.
+    """Return the numbers of replica `index`'s minibatches if each replica has its own data.
 
     >>> own_numbers(1, 3)[2] % OWN, own_numbers(1)[-1] < own_numbers(2)[0]
     (2, True)
@@ -24,13 +24,13 @@ def own_numbers(index: int, count: int = OWN) -> range:
 
 
 class Allotment(Dealer):
-    """Dealer of one replica's minibatches; those that it left undone come first after its death.
+    """Dealer of one replica's minibatches; after its death, those left undone come first.
 
     Args:
         numbers: those of its minibatches, in every epoch.
         epochs: the job's.
-        position: where it goes on.
-        in_order: skip minibatches that were computed in vain, as for a stream: data read in order are read once.
+        position: where it continues.
+        in_order: skip minibatches whose gradients were lost, as for a stream: data read in order are read once.
         shrinks: whether portions get smaller towards the end.
 
     >>> allotment = Allotment(range(8, 11), epochs=1)
@@ -75,8 +75,8 @@ class Allotment(Dealer):
             raise RemoteProtocolError(
                 f"{who} says that its data end at minibatch {number} of epoch {epoch}, which it does not hold"
             )
-        # Portions may have been dealt beyond the end. Cut them there, also those that wait to be dealt again, and count
-        # anew what is left of the epoch.
+        # Portions may have been dealt beyond the end. Cut them there, even those that wait to be dealt again, and count
+        # again what is left of the epoch.
         left = 0
         for queue in (held, self._again):
             kept = [_before(portion, number) if portion.epoch == epoch else portion for portion in queue]
@@ -111,7 +111,7 @@ class Allotments:
         epochs: the job's.
         awaited: replicas whose allotments belong to the job, whenever they join.
         in_order, shrinks: see `Allotment`.
-        places: each known replica's place in its allotment, where the job goes on.
+        places: each known replica's place in its allotment, from which the job continues.
 
     >>> allotments = Allotments(1, ["replica 0", "replica 1"])
     >>> allotments.add("replica 0", range(2)), allotments.add("replica 1", range(2, 4))
@@ -153,12 +153,12 @@ class Allotments:
         elif (before := self._of[who].numbers) != numbers:
             raise UsageError(
                 f"{who} has {len(numbers)} minibatches from number {numbers.start} on, and had {len(before)} from "
-                f"{before.start} on: go on with the same data and as many replicas, or start anew with --init-from"
+                f"{before.start} on: continue with the same data and number of replicas, or start anew with --init-from"
             )
         self._awaited.add(who)
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """Return the next portion of a replica's allotment; None where all of it is dealt."""
+        """Return the next portion of a replica's allotment; None once all of it is dealt."""
         return self._of[who].deal(who, at_most)
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> None:
@@ -166,7 +166,7 @@ class Allotments:
         self._of[who].report(who, steps, dropped)
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
-        """Take back portions that a replica has not begun: it is dealt them next."""
+        """Take back portions that a replica has not begun; they are dealt to it next."""
         self._of[who].give_back(who, portions)
 
     def end(self, who: str, epoch: int, number: int) -> None:
@@ -188,7 +188,7 @@ class Allotments:
     def give_up(self, who: str) -> int:
         """Give up a replica and the rest of its allotment; return the number of minibatches.
 
-        It is -1 where the replica never told how many it has, and 0 for a guest that was refused.
+        The number is -1 if the replica never reported how many it has, and 0 for a guest that was refused.
         """
         unheard = -1 if who in self._awaited else 0
         self._completed = self.completed
@@ -219,7 +219,7 @@ class Allotments:
 
     @property
     def finished(self) -> bool:
-        """True where every awaited replica has done its allotment."""
+        """Return whether every awaited replica has done its allotment."""
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
     def validate(self) -> None:

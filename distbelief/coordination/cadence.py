@@ -11,7 +11,7 @@ from distbelief.core.settings import Settings
 
 
 def is_due(every: int, done: int) -> bool:
-    """Return whether something due every so many epochs (0 for never) is due after so many.
+    """Return whether something due at intervals of `every` epochs (0 for never) is due now.
 
     >>> is_due(2, 4), is_due(2, 5), is_due(0, 4)
     (True, False, False)
@@ -24,21 +24,21 @@ class Target:
 
     def __init__(self) -> None:
         self._held = False
-        """True where the last evaluation reached it."""
+        """True if the last evaluation reached it."""
 
     def reached(self, settings: Settings, tested: Tested) -> str:
-        """Return the sentence that the target is reached; "" unless this evaluation and the one before reach it.
+        """Return a sentence once this evaluation and the one before have reached the target; else "".
 
         >>> target, aimed = Target(), Settings(target_accuracy=0.9)
         >>> target.reached(aimed, Tested(1, 0.3, 0.91)), target.reached(aimed, Tested(2, 0.3, 0.92))
-        ('', 'test accuracy 0.9200 reached the target 0.9, as the evaluation before it')
+        ('', 'test accuracy 0.9200 reached the target 0.9, as in the evaluation before it')
         """
         before, self._held = self._held, tested.holds(settings.target_accuracy, settings.target_loss)
         if not (before and self._held):
             return ""
         values = {"accuracy": (tested.accuracy, settings.target_accuracy), "loss": (tested.loss, settings.target_loss)}
         parts = [f"test {name} {value:.4f} reached the target {aim}" for name, (value, aim) in values.items() if aim]
-        return f"{' and '.join(parts)}, as the evaluation before it"
+        return f"{' and '.join(parts)}, as in the evaluation before it"
 
     def forget(self) -> None:
         """Forget the last evaluation, whose model is lost."""
@@ -46,7 +46,7 @@ class Target:
 
 
 def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
-    """Return the sentence that a job's budget of time is spent after so many seconds; "" where it is not.
+    """Return a sentence if a job's budget of time is spent after these seconds; else "".
 
     >>> budget_spent(Settings(budget="2s")), budget_spent(Settings(), 5.0)
     ('the budget of 2 s is spent', '')
@@ -61,7 +61,7 @@ def budget_timer(settings: Settings) -> list[Effect]:
 
 
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
-    """Return whether a checkpoint is due so many pushes, seconds and minibatches after the last.
+    """Return whether a checkpoint is due, given the pushes, seconds and minibatches since the last one.
 
     >>> [snapshot_due(Settings(snapshot_every="5"), pushes, 10.0) for pushes in (4, 5)]
     [False, True]
@@ -82,10 +82,10 @@ class SnapshotTimer:
         self._set = False
 
     def start(self, settings: Settings, pushes: int) -> list[Effect]:
-        """Set it, unless it runs or nothing was pushed."""
+        """Set the timer, unless it runs already or nothing was pushed."""
         if self._set or not (settings.snapshots.seconds and pushes):
             return []
-        # a job that waits would otherwise write the same checkpoint again and again
+        # a waiting job would otherwise write the same checkpoint again and again
         self._set = True
         return [Wake(settings.snapshots.seconds, CheckpointDue())]
 

@@ -21,7 +21,7 @@ class ClosingStep(StrEnum):
 
 
 class Closing:
-    """End of a job: its cause, the steps that are left, and the roles whose accounts are missing."""
+    """End of a job: its cause, the remaining steps, and the roles whose accounts are missing."""
 
     def __init__(self) -> None:
         self.cause, self.reason = Cause.EPOCHS_DONE, ""
@@ -47,7 +47,7 @@ class Closing:
     def go_back(self) -> tuple[bool, list[Effect]]:
         """Go back to a checkpoint during the end; return whether the job trains again, and the records of it.
 
-        It does if it ended because all was done or a target was reached: those parameters are lost.
+        It trains again if it was ending because all was done or a target was reached: those parameters are lost.
         """
         if self.cause.outcome not in (Outcome.DONE, Outcome.TARGET):
             return False, []

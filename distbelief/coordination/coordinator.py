@@ -1,4 +1,5 @@
-"""The coordinator: the machine that knows a job's members, deals work, and calls for measures, checkpoints and the end.
+"""Coordinator: the state machine that knows a job's members, deals work, and calls for evaluations, checkpoints and the
+end.
 
 It never sees the parameter vector. A job goes through the phases of `PHASES`. A strategy supplies two of the
 coordinator's parts: the holders of the parameters, and how work is dealt and counted. The others are the same for all.
@@ -43,22 +44,22 @@ Handlers = Mapping[type, Callable[..., list[Effect]]]
 
 
 class Holders(Protocol):
-    """Part of a coordinator for the holders of the parameters: how they get them, and what a death changes."""
+    """Part of a coordinator for the roles that hold the parameters: how they get them, and what a death changes."""
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to events of the holders."""
         ...
 
     def roles(self, job: Coordinator) -> list[str]:
-        """Return the roles that save the parameters and account for them; none if all that could are gone."""
+        """Return the roles that save the parameters and account for them; none if all such roles are gone."""
         ...
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Give the initial state to the holders that are there, as far as it is known."""
+        """Give the initial state, as far as it is known, to the holders that have joined."""
         ...
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Have a replica send the initial parameters, once the job waits for that and one is there."""
+        """Have a replica send the initial parameters, once the job waits for them and a replica has joined."""
         ...
 
     def ready(self, job: Coordinator) -> bool:
@@ -66,7 +67,7 @@ class Holders(Protocol):
         return job.shards.ready
 
     def welcome(self, job: Coordinator) -> list[Effect]:
-        """Welcome the roles that wait for it, once that is possible."""
+        """Welcome the waiting roles, once that is possible."""
         callers = job.membership.callers() if job.shards.sure else ()
         return [effect for role in callers for effect in job.welcome(role)]
 
@@ -75,11 +76,11 @@ class Holders(Protocol):
         return job.shards.waits()
 
     def without(self, job: Coordinator, replica: str, reason: str) -> list[Effect]:
-        """Go on without a replica that was to do something for the holders."""
+        """Continue without a replica that the holders were waiting for."""
         return []
 
     def lost(self, job: Coordinator, role: str, event: events.Lost) -> list[Effect]:
-        """Go on without a role that is no replica."""
+        """Continue without a role that is not a replica."""
         return []
 
 
@@ -103,7 +104,7 @@ class DealtWork(Protocol):
         return False
 
     def again(self, shard: str) -> list[Effect]:
-        """Repeat to a restarted shard what its incarnation before may not have done."""
+        """Repeat to a restarted shard the work that its previous incarnation may not have done."""
         return []
 
     def end(self, job: Coordinator) -> list[Effect]:
@@ -112,17 +113,17 @@ class DealtWork(Protocol):
 
 
 # Two rules of this machine:
-# 1. The phase says which acts are allowed (`ALLOWED`), and each act asks it. So a late event, such as a report while
-# the job closes, does only what the phase still allows.
-# 2. Each answer ends with `go_on`, `deal`, `write` or `close`. These look at the whole state and do what is next, if
-# anything. So the order of events of different links does not matter, and a call too many does no harm.
+# 1. The phase says which acts are allowed (`ALLOWED`), and each act checks it. So a late event, such as a report while
+# the job closes, does only what the phase still allows. 2. Each answer ends with `go_on`, `deal`, `write` or `close`.
+# These look at the whole state and do the next thing, if any. So the order of events from different links does not
+# matter, and an extra call does no harm.
 class Coordinator(Answering):
     """Coordinator of a job.
 
     Args:
         settings: the job's; every replica is sent them.
         evaluator: whether an evaluator takes part.
-        start: where the job goes on.
+        start: where the job continues.
         holders: of the parameters.
         work: to deal.
         conversations: those that it takes part in.
@@ -204,7 +205,7 @@ class Coordinator(Answering):
 
     @property
     def all_hold(self) -> bool:
-        """True where replicas hold the parameters, and therefore stay until the job ends."""
+        """Return whether replicas hold the parameters, and therefore stay until the job ends."""
         return self.settings.strategy.held_by is Holder.REPLICAS
 
     @property
@@ -221,7 +222,7 @@ class Coordinator(Answering):
         self.phase = PHASES.move(self.phase, phase)
 
     def go_on(self) -> list[Effect]:
-        """Do what is next, now that something has changed."""
+        """Do the next thing, now that something has changed."""
         if self.may(May.INITIALISE):
             return self.holders.initialise(self)
         return [*self.deal(), *self.write()] if self.may(May.DEAL) else self.close()
@@ -237,7 +238,7 @@ class Coordinator(Answering):
             return self.greet() if self.may(May.WELCOME) else []
         try:
             if self.plan is None:
-                # a first replica that is refused must leave no plan behind: the next may have another model
+                # a refused first replica must leave no plan behind: the next one may have another model
                 plan = admission.plan(self.settings, event)
                 admission.check(plan, sender, event)
                 self.saving.joins(sender, event.keeps)
@@ -264,7 +265,7 @@ class Coordinator(Answering):
 
     def _on_rejoin(self, sender: str, event: membership.Rejoin) -> list[Effect]:
         if sender not in self.membership.members and (sender != self.evaluations.who):
-            raise RemoteProtocolError(f"{sender} comes back, and is no member")
+            raise RemoteProtocolError(f"{sender} comes back but is no member")
         self.membership.stray(sender)
         begun = not self.may(May.INITIALISE)
         return self.shards.doubt(event.lost) + (self.greet() if begun else self.holders.initialise(self))
@@ -292,7 +293,7 @@ class Coordinator(Answering):
     # training
 
     def begin(self) -> list[Effect]:
-        """Begin to train: the parameters are there."""
+        """Begin to train, now that the shards have the parameters."""
         assert self.plan is not None
         assert self.data is not None
         self.enter(Phase.TRAINING)
@@ -305,19 +306,19 @@ class Coordinator(Answering):
         if self.data.finished:
             return effects + self.finish(Cause.DONE_BEFORE, "every epoch was done before")
         if any(self.settings.snapshots) and not (self.saving.newest or self.all_hold):
-            effects += self.save()  # for a shard that dies to go back to
+            effects += self.save()  # a shard that dies goes back to this one
         return effects + self.deal()
 
     def deal(self) -> list[Effect]:
         """Deal work to replicas with room, once an evaluator has tried to measure the model."""
         if not self.may(May.DEAL) or not self.evaluations.tried:
             return []
-        timer = [] if self._timed else budget_timer(self.settings)  # a late evaluator takes nothing from the budget
+        timer = [] if self._timed else budget_timer(self.settings)  # not before: an evaluator may be late
         self._timed = True
         return [*timer, *self.work.deal(self)]
 
     def until_due(self, data: DataDealer, every: int) -> float:
-        """Return the number of minibatches before a measure or a checkpoint is due; `every` of them are a push."""
+        """Return the number of minibatches until an evaluation or a checkpoint is due; `every` of them make a push."""
         evaluations, snapshots = self.settings.evaluations, self.settings.snapshots
         cadences = (
             (evaluations.minibatches, self.evaluations.unmeasured),
@@ -327,7 +328,7 @@ class Coordinator(Answering):
         return min((whole - done for whole, done in cadences if whole), default=math.inf)
 
     def applied(self, data: DataDealer, epochs: int, minibatches: int = 0) -> list[Effect]:
-        """Do what is next after so many more epochs and minibatches."""
+        """Do the next thing after these epochs and minibatches were applied."""
         # counted first, since a checkpoint at an epoch's end includes these minibatches
         due = self.evaluations.due(minibatches, self.settings.evaluations.minibatches)
         effects = [effect for _ in range(epochs) for effect in self.epoch_done(data)]
@@ -354,7 +355,7 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if self.evaluations.measuring != sender:
-            return []  # another role was asked since
+            return []  # another role has been asked since
         self.evaluations.measuring = ""
         tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
         effects: list[Effect] = [WriteRecord(tested)]
@@ -375,7 +376,7 @@ class Coordinator(Answering):
         return self.data
 
     def save(self) -> list[Effect]:
-        """Begin a checkpoint, unless one is under way or its makers are away."""
+        """Begin a checkpoint, unless one is under way or roles that must save are away."""
         if self.may(May.DEAL) and self.work.defers():
             return []
         if not self.holders.roles(self):
@@ -414,7 +415,7 @@ class Coordinator(Answering):
         return self.saving.script_saved(sender, event, self.plan, ends=not self.may(May.DEAL))
 
     def release(self) -> list[Effect]:
-        """Let replicas go on that a checkpoint has held up."""
+        """Let replicas continue that a checkpoint has held up."""
         if self.settings.strategy.one_moment:
             return self.deal()
         return [Send(role, checkpointing.Go()) for role in sorted(self.membership.members)]
@@ -429,9 +430,9 @@ class Coordinator(Answering):
     # the end
 
     def finish(self, cause: Cause, reason: str) -> list[Effect]:
-        """Have the replicas push what they have accrued and leave; then close."""
+        """Have the replicas push their accrued gradients and leave; then close."""
         self.enter(Phase.LEAVING)
-        self.evaluations.owed = False  # the last step measures
+        self.evaluations.owed = False  # the last closing step measures
         self.closing.begin(cause, reason)
         requests: list[Effect] = [Send(role, membership.Finish(reason)) for role in sorted(self.membership.members)]
         given_up = self.give_up(reason) if self.saving.stage is CheckpointStage.HOLDING else []
@@ -446,17 +447,17 @@ class Coordinator(Answering):
         ]
 
     def _ends(self) -> list[Effect]:
-        """Record that roles which go from here on do not come again."""
+        """Record that roles which leave or die from now on are not restarted."""
         left = sorted(self.membership.members) if self.all_hold else ()
         gone = [WriteRecord(records.Gone(role, 0, "it was done", died=False)) for role in left]
         return [WriteRecord(records.Ending.of(self.closing.cause, self.closing.reason)), *gone]
 
     def _guests(self) -> list[str]:
-        """Return the busy members that the job has not started itself."""
+        """Return the busy members that the job did not start itself."""
         return sorted(self.membership.busy - {*roles.leads(self.settings.mesh)})
 
     def _without_guests(self) -> list[Effect]:
-        """End the job without guests that do not leave, such as a script that computes nothing."""
+        """End the job without guests that do not leave, such as a script that hangs."""
         return self.send_away(self._guests(), f"it has not left within {GUEST_SECONDS:g} s of the end")
 
     def send_away(self, guests: Iterable[str], why: str) -> list[Effect]:
@@ -474,7 +475,7 @@ class Coordinator(Answering):
     def _on_stop(self, sender: str, event: membership.Stop) -> list[Effect]:
         if self.may(May.DISMISS):
             return self.closing.interrupt(event.reason)
-        # while all go back and shards begin anew, the newest checkpoint has all there is: end at once
+        # while all go back and shards restart, the newest checkpoint has everything: end at once
         holds = self.shards.ready or self.shards.kept
         return (self.finish if self.may(May.DEAL) and holds else self.end)(Cause.INTERRUPTED, event.reason)
 
@@ -488,7 +489,7 @@ class Coordinator(Answering):
                     Cause.SHARD_DESERTED, self.saving.unsaved(f"{role} is gone, and so are the replicas"), role
                 )
         effects: list[Effect] = []
-        # Each step begins once the one before is answered, so that the measure, the last checkpoint and the accounts
+        # Each step begins once the one before is answered, so that the evaluation, the last checkpoint and the accounts
         # are of one model. While a shard is away they wait for its next incarnation.
         measures = self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED
         while (
@@ -529,11 +530,11 @@ class Coordinator(Answering):
         stops: list[Effect] = [Send(role, membership.Stop(reason)) for role in everybody]
         return [WriteRecord(records.Finished.of(cause, reason, role)), *stops, End(reason)]
 
-    # who goes
+    # roles that leave or die
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if not self.membership.heeds(sender) and not event.for_good:
-            self.membership.stray(sender)  # all have gone back: there is work again, and it does not know
+            self.membership.stray(sender)  # it does not know yet that all have gone back to more work
             return self.greet()
         stopped, why = list[Effect](), "it goes early" if event.for_good else "it was done"
         member, members = sender in self.membership.members, self.membership.members
@@ -551,13 +552,13 @@ class Coordinator(Answering):
         return [*stopped, Send(sender, membership.Farewell()), *self.without(sender, why, -1, died=False)]
 
     def lose(self, sender: str, event: events.Lost) -> list[Effect]:
-        """Go on without a role that is gone."""
+        """Continue without a role that is gone."""
         if roles.is_replica(sender) or sender == roles.EVALUATOR:
             return self.without(roles.lead_of(sender), event.reason, event.incarnation, died=True)
         return self.holders.lost(self, sender, event)
 
     def without(self, role: str, reason: str, incarnation: int, died: bool) -> list[Effect]:
-        """Go on without an incarnation of a replica, or of the evaluator."""
+        """Continue without an incarnation of a replica, or of the evaluator."""
         if not self.membership.part(role, incarnation, died):
             return []
         if role != roles.EVALUATOR:
@@ -566,15 +567,15 @@ class Coordinator(Answering):
         return [WriteRecord(records.Note(f"the evaluator is gone ({reason}); {then}")), *self.deal(), *self.close()]
 
     def _without_replica(self, role: str, reason: str, died: bool) -> list[Effect]:
-        """Deal again what a replica held; end the job where all are gone and none will come back."""
+        """Deal a replica's minibatches again; end the job if all replicas are gone and none will come back."""
         member = role in self.membership.members
         self.membership.members.discard(role)
         effects = self.saving.gone(role, self.plan)
-        # minibatches of a replica that leaves after the end of dealing are not lost: nobody needs them any more
+        # minibatches of a replica that leaves after the end of dealing are not lost: no replica needs them any more
         left = self.data.lost(role) if member and self.data else 0
         lost = left if died or self.may(May.DEAL) else 0
         leads = roles.leads(self.settings.mesh)
-        # a guest's own machine decides whether it comes again, and may be gone too: the job does not wait for it
+        # a guest's own machine decides whether to restart it, and may be gone too: the job does not wait for it
         over = role in self.registry.over or role not in leads
         given_up = self.data.give_up(role) if over and self.data and not self.may(May.DISMISS) else 0
         effects.append(WriteRecord(records.Gone(role, 0 if given_up else lost, reason, died, given_up)))

@@ -1,4 +1,4 @@
-"""Dealing of a job's data: which replica asked for minibatches, which it is dealt, and how far the job is."""
+"""Dealing of a job's data: which replicas want minibatches, which ones they are dealt, and how far the job is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DataDealer(Protocol):
 
     @property
     def finished(self) -> bool:
-        """True where all is done."""
+        """Return whether all is done."""
         ...
 
     def held(self, role: str) -> int:
@@ -45,17 +45,17 @@ class DataDealer(Protocol):
         ...
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica is there, and the size of its training set."""
+        """Note that a replica has joined, and the size of its training set."""
         return  # all have the same data
 
     def lost(self, role: str) -> int:
-        """Deal again what a replica held that is gone; return how many units that is."""
+        """Put back the units that a lost replica held, to be dealt again; return their number."""
         ...
 
     def give_up(self, role: str) -> int:
-        """Give up a replica that will not come again, and the units that only it has; return their number.
+        """Give up a replica that will not come back, and the units that only it has; return their number.
 
-        It is -1 where the number is unknown.
+        Return -1 if the number is unknown.
         """
         return 0  # all have the same data
 
@@ -69,14 +69,15 @@ class DataDealer(Protocol):
         ...
 
 
-# An epoch is dealt once the one before is done, so no round mixes two. A replica that was dealt n minibatches is at
-# round n, and has one minibatch of each round, by its place among the replicas, as in `allreduce`. It is dealt more
-# only while enough is left for the others to come as far. So only an epoch's last round is smaller, and rounds that a
-# replica missed as it died or joined. A replica with nothing left says so, and is not waited for until the next epoch
-# (`core/rounds`). Minibatches of a dead replica are dealt again once its push can be in no round. Where rounds do not
-# wait for slow replicas, a replica is at the round of what it holds, and is dealt the earliest minibatch that is free.
+# An epoch is dealt once the one before is done, so no round mixes two epochs. A replica that was dealt n minibatches is
+# at round n, and has one minibatch of each round, by its place among the replicas, as in `allreduce`. It is dealt more
+# only if enough is left for the others to get as far. So only an epoch's last round is smaller, apart from rounds that
+# a replica missed because it died or joined. A replica with nothing left says so, and no round waits for it until the
+# next epoch (`core/rounds`). Minibatches of a dead replica are dealt again once no round can contain its push. If
+# rounds do not wait for slow replicas, a replica is at the round of the minibatch it holds, and is dealt the earliest
+# free one.
 class RoundsDealt:
-    """Number of rounds of an epoch that each replica was dealt minibatches for.
+    """Number of an epoch's rounds for which each replica was dealt minibatches.
 
     >>> rounds = RoundsDealt()
     >>> rounds.add("replica 0", 0), rounds.add("replica 1", 0)
@@ -94,13 +95,13 @@ class RoundsDealt:
         """Number of replicas at each round."""
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing is dealt."""
+        """Begin an epoch, with nothing dealt yet."""
         self.epoch = epoch
         self.of.clear()
         self._at.clear()
 
     def add(self, who: str, count: int) -> None:
-        """Count minibatches that a replica is dealt, or enter it at that round."""
+        """Count minibatches dealt to a replica; a new replica enters at that round."""
         at = self.of.get(who, 0) + count
         self.remove(who)
         self.of[who] = at
@@ -125,12 +126,12 @@ class RoundsDealt:
         return self.of[who] * len(self.of) + before, len(self.of)
 
     def share(self, who: str, left: float, most: int) -> int:
-        """Return how many of the minibatches left a replica may be dealt, such that the others can come as far.
+        """Return how many of the minibatches left a replica may be dealt so that the others can still get as far.
 
-        It may be dealt one more where not all can, as long as none behind it goes short.
+        If not all can, it may be dealt one more, as long as no replica behind it goes short.
         """
         # `needed(count)` minibatches bring the others as far as this replica would be with `count` more. It grows with
-        # `count`, so a bisection finds the largest that what is left allows.
+        # `count`, so a bisection finds the largest `count` for which enough minibatches are left.
         at_round = self.of[who]
 
         def needed(count: int) -> int:
@@ -144,9 +145,9 @@ class Dealing(DataDealer):
 
     Args:
         plan: the job's.
-        position, samples: the place in the data where it begins, and the samples that are done there.
+        position, samples: where in the data it begins, and the samples done by then.
         brought: size of each replica's training set.
-        over: replicas that will not come again.
+        over: replicas that will not come back.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Dealing(DataDealer):
         self._rounds = RoundsDealt() if policy.rounds else None
         self._leaves_behind = policy.leaves_behind
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
-        """Replicas that will come, and have not yet."""
+        """Replicas that have yet to join."""
         self.dealer: Dealer | Allotments
         if plan.allotted:
             in_order = settings.order == SEQUENTIAL
@@ -180,7 +181,7 @@ class Dealing(DataDealer):
         self._wanting: dict[str, bool] = {}
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
-        """First replica to report how its stream begins in an epoch, and the digest of that."""
+        """First replica to report how its stream begins in an epoch, and the digest of those samples."""
         self._warming, self._warmed = settings.strategy.pushing.warm_start_steps, samples // settings.batch_size
         self._warmer = ""
         self._paced = settings.strategy.pushing.push_steps if settings.strategy.pushing.paced else 0
@@ -188,7 +189,7 @@ class Dealing(DataDealer):
         self._step_seconds: dict[str, float] = {}
 
     def report(self, sender: str, event: dealing.Progress) -> int:
-        """Take a replica's report; return how many epochs it completes.
+        """Count a replica's report; return how many epochs it completes.
 
         Raises:
             RemoteProtocolError: it reports more than it was dealt.
@@ -214,18 +215,18 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def end(self, sender: str, event: dealing.StreamEnded) -> int:
-        """Take the end of a replica's stream; return how many epochs that completes.
+        """Note the end of a replica's stream; return how many epochs that completes.
 
         Raises:
             RemoteProtocolError: it was not dealt that minibatch, or has no data of its own.
         """
         if not isinstance(self.dealer, Allotments):
-            raise RemoteProtocolError(f"{sender} says that its data have ended, and they are not its own")
+            raise RemoteProtocolError(f"{sender} says that its data have ended, but it has no data of its own")
         self.dealer.end(sender, event.epoch, event.number)
         return self.dealer.completed - self.epochs
 
     def differs(self, sender: str, start: dealing.StreamStart) -> str:
-        """Return why a replica's stream cannot be shared with the others', as they differ; "" where they are alike."""
+        """Return the refusal of a replica whose stream differs from the others'; "" if the streams are alike."""
         first, digest = self._starts.setdefault(start.epoch, (sender, start.digest))
         if start.digest == digest:
             return ""
@@ -236,7 +237,7 @@ class Dealing(DataDealer):
         )
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica is there, and the size of its training set.
+        """Note that a replica has joined, and the size of its training set.
 
         Raises:
             UsageError: it had another size before.
@@ -254,15 +255,15 @@ class Dealing(DataDealer):
         return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
-        """Deal a portion to each replica that wants one; tell those that can have none now to drain, once.
+        """Deal a portion to each replica that wants one; tell others once to drain if they can have none now.
 
         Args:
             members: replicas that take part.
-            withheld: deal nothing, and take back what was dealt ahead.
-            before: number of minibatches before a measure or a checkpoint is due.
+            withheld: deal nothing, and take back minibatches dealt ahead.
+            before: number of minibatches until an evaluation or a checkpoint is due.
         """
-        # A replica that can have nothing is told to drain once (`_wanting` is True from then on). It pushes what it has
-        # accrued, and waits for its next portion without asking again.
+        # A replica that can have nothing is told to drain once (`_wanting` is True from then on). It pushes its accrued
+        # gradients, and waits for its next portion without asking again.
         if not withheld:
             self._recalled.clear()
             self._count_in(members)
@@ -294,7 +295,7 @@ class Dealing(DataDealer):
         return self.dealer.deal(role, at_most, *self._rounds.place(role))
 
     def _recall(self, members: Collection[str]) -> list[Effect]:
-        """Ask once for what was dealt ahead in rounds, so that each replica is waited for one step at most."""
+        """Ask once for minibatches dealt ahead in rounds, so that the job waits at most one step for each replica."""
         if self._rounds is None or self._leaves_behind:
             return []
         busy = [role for role in sorted(members, key=roles.index_of) if role not in self._recalled and self.held(role)]
@@ -317,7 +318,7 @@ class Dealing(DataDealer):
     def _count_in(self, members: Collection[str]) -> None:
         """Enter new and awaited replicas into the rounds, at the round of the furthest replica.
 
-        At the start of an epoch all begin at its first round, and replicas that were told to drain are told again.
+        At the start of an epoch all begin at its first round, and draining replicas are told again.
         """
         rounds = self._rounds
         if rounds is None:
@@ -332,7 +333,7 @@ class Dealing(DataDealer):
 
     def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
         """Return how many minibatches a replica may be dealt in rounds."""
-        # where rounds do not wait for slow replicas, each is dealt one minibatch at a time: a slow one would keep more
+        # if rounds do not wait for slow replicas, each is dealt one minibatch at a time: a slow one would hold up more
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)
         if isinstance(self.dealer, RoundDealer):
@@ -342,7 +343,7 @@ class Dealing(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True where every minibatch of every epoch is done."""
+        """Return whether every minibatch of every epoch is done."""
         return self.dealer.finished
 
     def held(self, role: str) -> int:
@@ -363,14 +364,14 @@ class Dealing(DataDealer):
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """Give up a replica and the rest of its allotment; return the number of minibatches, -1 where unknown."""
+        """Give up a replica and the rest of its allotment; return the number of minibatches, or -1 if unknown."""
         self._absent.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)  # rounds were dealt with it in mind
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that only members wait for some."""
+        """Assert that no minibatch is lost or counted twice, and that only members wait for minibatches."""
         self.dealer.validate()
         assert self._wanting.keys() <= {*members}, f"{[*self._wanting]} want minibatches, and {[*members]} take part"
         assert self.dealer.completed == self.epochs, f"{self.dealer.completed} epochs are done, and {self.epochs} known"
@@ -381,5 +382,5 @@ class Dealing(DataDealer):
         if isinstance(self.dealer, Allotments):
             gone = self.dealer.undone.difference(members)
             who += [f"{role} has not joined" for role in sorted(self.dealer.absent, key=roles.index_of)]
-            who += [f"{role} has not come again" for role in sorted(gone, key=roles.index_of)]
+            who += [f"{role} has not come back" for role in sorted(gone, key=roles.index_of)]
         return who + [f"{role} waits for work" for role, drained in self._wanting.items() if drained]

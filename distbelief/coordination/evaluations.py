@@ -1,4 +1,4 @@
-"""Evaluations of a job: the newest model is measured as soon as a role that measures is free."""
+"""Evaluations of a job: the newest model is measured as soon as the measuring role is free."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Evaluations:
 
     def __init__(self, expected: bool) -> None:
         self.expected = expected
-        """True while a role measures, or will."""
+        """True while some role measures or is going to."""
         self.who, self.measuring = "", ""
-        """Role that measures what falls due, and the role that is measuring; each "" for none."""
+        """Role that does due evaluations, and the role that is measuring now; "" for none."""
         self.owed = False
         self.tried = not expected
-        """True once an evaluator has tried to measure the model, or has died before: training waits for that once."""
+        """True once an evaluator has tried to measure the model, or has died trying: training waits for that once."""
         self.unmeasured = 0
-        """Minibatches applied since an evaluation was last due by their number."""
+        """Minibatches applied since their number last made an evaluation due."""
 
     @property
     def pending(self) -> bool:
@@ -39,13 +39,13 @@ class Evaluations:
         """
         self.unmeasured += minibatches if every else 0
         due = 0 < every <= self.unmeasured
-        if due:  # those beyond count for the next time
+        if due:  # any beyond that count towards the next one
             self.unmeasured %= every
         return due
 
     def measure(self, epoch: int) -> list[Effect]:
-        """Have the model measured now, or as soon as the role that measures is there and free."""
-        # one at a time: those that fall due meanwhile become one, of the newest model
+        """Have the model measured now, or as soon as the measuring role has joined and is free."""
+        # one at a time: all that fall due meanwhile become one evaluation, of the newest model
         self.owed = self.expected and not (self.who and not self.measuring)
         if not self.expected or self.owed:
             return []
@@ -57,17 +57,17 @@ class Evaluations:
         self.tried, self.expected, self.who = True, True, ""
 
     def joined(self, epoch: int, who: str = roles.EVALUATOR) -> list[Effect]:
-        """Let a role measure from now on, beginning with what is owed."""
+        """Let a role measure from now on, beginning with any evaluation that is due."""
         self.who = who
         return self.measure(epoch) if self.owed else []
 
     def gone(self, for_good: bool) -> str:
-        """Go on without the role that measures; return what becomes of evaluations, as a clause."""
+        """Continue without the measuring role; return a clause on what happens to evaluations."""
         self.owed = not for_good and self.pending
         self.who, self.measuring, self.tried, self.expected = "", "", True, not for_good
         return "the job goes on without evaluations" if for_good else "another takes its place"
 
     @property
     def watchers(self) -> list[str]:
-        """The evaluator, where it takes part."""
+        """Return the evaluator, if it takes part."""
         return [roles.EVALUATOR] if self.who == roles.EVALUATOR else []

@@ -1,4 +1,4 @@
-"""Membership of a job: which replicas take part, which wait to be welcomed, and which must begin anew."""
+"""Membership of a job: which replicas take part, which wait to be welcomed, and which must begin again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from distbelief.core.effects import Effect
 
 
 # A replica is in `_new` from its join to its welcome, then in `members` until it leaves or dies. Members in `_astray`
-# wait to be welcomed again. Members in `_behind` have not begun anew since all went back to a checkpoint: what they
-# report is work that was discarded.
+# wait to be welcomed again. Members in `_behind` have not begun again since all went back to a checkpoint: they still
+# report discarded work.
 class Membership:
     """Replicas and evaluator of a job, as its coordinator knows them."""
 
@@ -21,14 +21,14 @@ class Membership:
         self.members: set[str] = set()
         """Replicas that were welcomed, and have not left or died."""
         self.served: set[str] = set()
-        """Members that have been sent the shards' parameters since all last went back."""
+        """Members that were sent the shards' parameters since all last went back to a checkpoint."""
         self.done: set[str] = set()
         """Members that are finished, and stay for the last steps."""
         self._new: deque[str] = deque()
-        self._astray: set[str] = set()  # each has lost a shard, and sends nothing until it is told the new address
+        self._astray: set[str] = set()  # each has lost a shard, and sends it nothing until it learns the new address
         self._generation = 0
         self._behind: set[str] = set()
-        """Members that must begin anew, and have not reported it."""
+        """Members that must begin again, and have not reported it."""
 
     def wait(self, role: str) -> None:
         """Note that a role has joined, and waits for its welcome."""
@@ -39,13 +39,13 @@ class Membership:
         self._astray.add(role)
 
     def go_back(self) -> None:
-        """Have all members begin anew, and ignore their messages until they have."""
+        """Have all members begin again, and ignore their messages until they have."""
         self._generation += 1
         self._behind |= self.members
         self.served.clear()
 
     def begun(self, role: str, generation: int) -> list[Effect]:
-        """Note that a member has begun anew, in some generation."""
+        """Note that a member has begun again, in some generation."""
         if generation == self._generation:
             self._behind.discard(role)
         return []
@@ -55,7 +55,7 @@ class Membership:
         return tuple((role, self._registry.present(role)) for role in sorted(self.members))
 
     def generation(self, role: str) -> int:
-        """Return the generation that a role must begin; 0 for one that goes on or has never taken part."""
+        """Return the generation that a role must begin; 0 if it continues or has never taken part."""
         return self._generation if role in self._behind else 0
 
     def heeds(self, role: str) -> bool:
@@ -63,7 +63,7 @@ class Membership:
         return role not in self._behind
 
     def initialiser(self) -> str | None:
-        """Choose the replica that sends the first parameters: one that was asked before, else the first that waits."""
+        """Choose the replica that sends the first parameters: one asked earlier, else the first that waits."""
         if self._astray:
             self._astray.remove(astray := min(self._astray))
             return astray
@@ -73,21 +73,21 @@ class Membership:
         return first
 
     def callers(self) -> list[str]:
-        """Return all that wait for a welcome, and wait no more."""
+        """Return all roles that wait for a welcome, and clear the list."""
         waiting = [*sorted(self._astray), *self._new]
         self._astray.clear()
         self._new.clear()
         return waiting
 
     def admit(self, role: str) -> bool:
-        """Make a replica a member; return whether it was none before."""
+        """Make a replica a member; return whether it is new."""
         new = role not in self.members
         self.members.add(role)
         self.served.add(role)
         return new
 
     def part(self, role: str, incarnation: int, died: bool) -> bool:
-        """Note that a role is gone; return whether that is news. The caller discards it from `members`."""
+        """Note that a role is gone; return whether that was unknown. The caller discards it from `members`."""
         if not self._registry.end(role, incarnation, died):
             return False
         if role in self._new:
@@ -99,7 +99,7 @@ class Membership:
         return True
 
     def validate(self) -> None:
-        """Assert that each replica is in one standing, and in none once it is gone."""
+        """Assert that each replica has one standing, and none once it is gone."""
         replicas = {role for role in self._new if roles.is_replica(role)}
         assert not replicas & self.members, f"{replicas & self.members} wait to join, and take part"
         for some in (self.served, self.done, self._behind):
@@ -118,5 +118,5 @@ class Membership:
 
     @property
     def everybody(self) -> list[str]:
-        """Members, and those who wait to be."""
+        """Return members and roles that wait to join."""
         return [*sorted(self.members), *self._new]

@@ -17,7 +17,7 @@ class PortionWork(DealtWork):
     """Dealer of a job's data in portions; see `coordination.coordinator.DealtWork`."""
 
     forgotten = True
-    """True since it holds no state: the job's `data` has it."""
+    """Always true: the state is in the job's `data`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to replicas' reports."""
@@ -35,10 +35,10 @@ class PortionWork(DealtWork):
         """
         if not isinstance(job.data, Dealing):
             return []
-        if job.data.finished:  # a replica that had the last of it was given up, or has come with nothing left
+        if job.data.finished:  # the replica with the last minibatches was given up, or has joined with none left
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         if job.shards.counts_gone:
-            # a coming round may hold a push of a replica that is gone: dealt again, its minibatches would count twice
+            # a coming round may hold a push from a lost replica; dealt again, its minibatches would count twice
             return []
         withheld = job.saving.holds and job.settings.strategy.one_moment
         before = job.until_due(job.data, job.settings.strategy.pushing.push_steps)
@@ -63,11 +63,11 @@ class PortionWork(DealtWork):
         return [] if data is None else job.applied(data, data.end(sender, event))
 
     def _data(self, job: Coordinator, sender: str) -> Dealing | None:
-        """Return the job's data; None where a replica's report is about work before a rewind.
+        """Return the job's data; None if a replica's report is about work before a rewind.
 
         Raises:
             RemoteProtocolError: the sender is no member.
         """
         if sender not in job.membership.members or not isinstance(job.data, Dealing):
-            raise RemoteProtocolError(f"{sender} reports progress and is no member")
+            raise RemoteProtocolError(f"{sender} reports progress but is no member")
         return job.data if job.membership.heeds(sender) else None

@@ -1,4 +1,4 @@
-"""Registry of a job's roles: the incarnation and address of each, which are gone, and which will not come again.
+"""Registry of a job's roles: the incarnation and address of each, which are gone, and which will not come back.
 
 The coordinator has one registry. Its other parts keep the standing of a role, such as whether it holds its range, and
 ask the registry for its incarnation.
@@ -16,7 +16,7 @@ from distbelief.errors import RemoteProtocolError
 class Registry:
     """Incarnations of roles, numbered 0, 1, 2, ...; a role that dies is started again up to `restarts` times.
 
-    Several reports of one death may come, before or after the next incarnation: the first is news, the others are not.
+    A death may be reported several times, before or after the next incarnation; only the first report is news.
 
     >>> registry = Registry(restarts=1)
     >>> registry.begin("replica 0", 0)
@@ -39,17 +39,17 @@ class Registry:
         """Present or last address of each role that listens, with its incarnation there."""
 
     def begin(self, role: str, incarnation: int) -> None:
-        """Note that an incarnation of a role is there.
+        """Note that an incarnation of a role is present.
 
         Raises:
-            RemoteProtocolError: it is gone already.
+            RemoteProtocolError: that incarnation has already ended.
         """
         if incarnation <= self.gone.get(role, -1):
-            raise RemoteProtocolError(f"{role} comes as incarnation {incarnation}, which is gone")
+            raise RemoteProtocolError(f"{role} joins as incarnation {incarnation}, which has ended")
         self._present[role] = incarnation
 
     def grant(self, role: str, incarnation: int) -> None:
-        """Grant a shard's next incarnation: messages of those before count no more."""
+        """Grant a shard's next incarnation: messages from earlier ones no longer count."""
         self._granted[role] = incarnation
 
     def granted(self, role: str) -> int:
@@ -57,7 +57,7 @@ class Registry:
         return self._granted.get(role, 0)
 
     def meet(self, role: str, place: Address, partitions: int) -> list[Effect]:
-        """Note that a partition of a replica is there; have all meet once all of one incarnation are.
+        """Note that a partition of a replica is present; once all of one incarnation are, have them meet.
 
         >>> registry = Registry(restarts=1)
         >>> for role, incarnation in ("replica 0.1", 0), ("replica 0.0", 1), ("replica 0.1", 1):
@@ -66,7 +66,7 @@ class Registry:
         []
         ['replica 0.0', 'replica 0.1']
         """
-        # partitions live and die together: one that was started anew waits for the others' next incarnations
+        # partitions live and die together: a restarted one waits for the others' next incarnations
         if place.incarnation < self.incarnation_at(role):
             return []
         self.addresses[role] = place
@@ -89,12 +89,12 @@ class Registry:
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
-        """Note the end of an incarnation (-1: the present one, or the next where none is).
+        """Note the end of an incarnation (-1: the present one, or if there is none, the next).
 
         Returns:
-            True if that is news, and no later incarnation is there.
+            True if that is news, and no later incarnation is present.
         """
-        # a link that breaks does not name an incarnation: take the one that is known
+        # a broken link does not name an incarnation: assume the known one
         if incarnation < 0:
             incarnation = self._present.get(role, self.gone.get(role, -1) + 1)
         if incarnation <= self.gone.get(role, -1):

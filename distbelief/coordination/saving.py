@@ -1,18 +1,17 @@
-"""Saving of checkpoints: pushes are held, so that the data's position and all shards' parts are of one moment.
+"""Saving of checkpoints: pushes are held, so that the data's position and all shards' parts are from one moment.
 
 A checkpoint has three stages:
 
-- *holding*: replicas push nothing more until all that they pushed is applied and reported. A synchronous job deals
-  nothing more until no replica holds a minibatch.
+- *holding*: replicas push nothing until all their earlier pushes are applied and reported. A synchronous job deals
+  nothing until no replica holds a minibatch.
 - *writing*: the shards write their parts.
 - *sealing*: the store seals the parts.
 
-A replica that does not answer within `HOLD_SECONDS` is not waited for. Then the checkpoint may hold a few pushes more
-than its position says, whose minibatches a resumed job computes again; one shard of a synchronous job may be a round
-ahead of another.
+The wait for a replica ends after `HOLD_SECONDS`. Then the checkpoint may hold a few more pushes than its position says,
+and a resumed job computes their minibatches again. One shard of a synchronous job may be a round ahead of another.
 
-Where scripts keep state (`replica.keep()`), the checkpoint holds that of the lowest replica. It is sealed once that
-replica has saved it, which delays no other.
+If scripts keep state (`replica.keep()`), the checkpoint holds that of the lowest replica. It is sealed once that
+replica has saved its state, which delays no other replica.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import RemoteProtocolError
 
 HOLD_SECONDS = 2.0
-"""Longest hold of pushes, where a replica has not reported that all it pushed is applied."""
+"""Longest hold of pushes while a replica has not reported that all its pushes are applied."""
 SCRIPT_SECONDS = 60.0
 """Longest wait for a replica that saves its script's state: it may be evaluating."""
 
@@ -43,7 +42,7 @@ class Saving:
 
     Args:
         settings: the job's.
-        start: where it goes on.
+        start: where it continues.
     """
 
     def __init__(self, settings: Settings, start: StartingPoint) -> None:
@@ -54,20 +53,20 @@ class Saving:
         """Number of the newest; 0 for none."""
         self.stage = CheckpointStage.NONE
         self._holding: set[str] = set()
-        self._holds = 0  # number of holds so far: an answer to one that was given up does not count for the next
+        self._holds = 0  # number of holds so far: an answer to an abandoned hold does not count for the next
         self._patient = True
         self.writing: set[str] = set()
         """Roles that are writing a part."""
         self._failed = ""
         self.error = ""
-        """Reason that the last one failed; "" where it did not."""
+        """Reason that the last checkpoint failed; "" if it did not."""
         self.again = False
         """True while another checkpoint is to replace one that was given up."""
         self._cut = (start.position, start.samples)
         self.keepers: set[str] = set()
         """Replicas whose scripts keep state."""
         self.resumed = bool(start.checkpoint)
-        """True where the job goes on from an earlier attempt's checkpoint."""
+        """True if the job continues from an earlier attempt's checkpoint."""
         self._asked = ""
         """Replica whose script's state the checkpoint waits for; "" for none."""
         self._scripted = False
@@ -98,7 +97,7 @@ class Saving:
         return Send(role, checkpointing.Hold(self._holds))
 
     def held(self, role: str, number: int = -1) -> list[Effect]:
-        """Note that all that a replica pushed is applied, or (-1) that it is gone."""
+        """Note that all of a replica's pushes are applied, or (-1) that it is gone."""
         if number in (-1, self._holds):
             self._holding.discard(role)
         return []
@@ -121,11 +120,11 @@ class Saving:
     def script_saved(
         self, sender: str, event: checkpointing.ScriptSaved, plan: Plan | None, ends: bool
     ) -> list[Effect]:
-        """Take a replica's answer that its script's state is saved, or could not be."""
+        """Handle a replica's answer that its script's state is saved, or could not be saved."""
         self._scripted |= not event.error
         if event.number == checkpointing.LEAVING:
             self._left, self._left_at_end = sender, ends
-        note = f"what the script of {sender} keeps was not saved: {event.error}"
+        note = f"the state of the script of {sender} was not saved: {event.error}"
         notes: list[Effect] = [WriteRecord(records.Note(note))] if event.error else []
         awaited = sender == self._asked and event.number == self.number
         return notes + (self._without_script(plan) if awaited else [])
@@ -135,7 +134,7 @@ class Saving:
         if not self._asked or timer.number != self.number:
             return []
         note = (
-            f"checkpoint {self.number} has what the script kept before: {self._asked} is busy for {SCRIPT_SECONDS:g} s"
+            f"checkpoint {self.number} has the script's earlier state: {self._asked} is busy for {SCRIPT_SECONDS:g} s"
         )
         return [WriteRecord(records.Note(note)), *self._without_script(plan)]
 
@@ -155,7 +154,7 @@ class Saving:
         return [Discard(self.number) if self._failed else Commit(self.number, plan, *self._cut, self._scripted)]
 
     def woke(self, timer: AnyTimer) -> bool:
-        """Return whether a timer makes a checkpoint due; if it is that of a hold, wait no longer."""
+        """Return whether a timer makes a checkpoint due; the timer of a hold ends that hold."""
         due = isinstance(timer, CheckpointDue)
         if due:
             self._timer.woke()
@@ -173,7 +172,7 @@ class Saving:
 
     @property
     def holds(self) -> bool:
-        """True while nothing new may reach the shards."""
+        """Return whether new pushes must not reach the shards now."""
         return self.stage in (CheckpointStage.HOLDING, CheckpointStage.WRITING)
 
     def write(self, data: DataDealer, unmeasured: int, members: Iterable[str], shards: Iterable[str]) -> list[Effect]:
@@ -189,7 +188,7 @@ class Saving:
                     records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
                 )
             )
-        # nothing reaches the shards until their parts are written, so the position of now is that of the parts
+        # nothing reaches the shards until their parts are written, so the present position is that of the parts
         position = msgspec.structs.replace(data.position(), unmeasured=unmeasured)
         self._cut, self.writing = (position, data.samples), set(shards)
         self._move(CheckpointStage.WRITING)
@@ -199,20 +198,20 @@ class Saving:
         return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
-        """Take a shard's answer that its part is on disk, or could not be; the last one seals them all.
+        """Handle a shard's answer that its part is on disk, or could not be written; the last answer seals all parts.
 
         Raises:
             RemoteProtocolError: the shard was not asked.
         """
         if event.number < self.number:
-            return []  # it was given up
+            return []  # that checkpoint was given up
         if (
             plan is None
             or self.stage is not CheckpointStage.WRITING
             or sender not in self.writing
             or event.number != self.number
         ):
-            raise RemoteProtocolError(f"{sender} saved checkpoint {event.number}, which nobody asked it for")
+            raise RemoteProtocolError(f"{sender} saved checkpoint {event.number} without being asked")
         self.writing.discard(sender)
         self._failed = self._failed or event.error
         if self.writing:
@@ -223,7 +222,7 @@ class Saving:
         return self._without_script(plan)
 
     def sealed(self, event: events.Saved) -> list[Effect]:
-        """Take the store's answer, and record it."""
+        """Handle the store's answer, and record it."""
         self._move(CheckpointStage.NONE)
         self.number += 1
         self.error = self._failed or event.error
@@ -233,8 +232,8 @@ class Saving:
         return [WriteRecord(records.Checkpointed(event.number, self.error))]
 
     def unsaved(self, what: str) -> str:
-        """Return the sentence for the end of a job that cannot go on."""
-        kept = f"what was applied since checkpoint {self.kept} is lost: go on with --resume"
+        """Return a sentence for the end of a job that cannot continue."""
+        kept = f"all updates since checkpoint {self.kept} are lost: go on with --resume"
         return f"{what}; {kept if self.kept else 'there is no checkpoint yet: start anew'}"
 
     def abandon(self, why: str) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""Shards as holders of the parameters: how they get their ranges, what replaces a dead one, how all go back."""
+"""Shards as holders of the parameters: how they get their ranges, what replaces a dead shard, and how all go back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ShardHolders(Holders):
     """Shards of a job, and their standbys; see `coordination.coordinator.Holders`."""
 
     forgotten = True
-    """True since it holds no state: the job's `shards` and `standbys` have it."""
+    """Always true: the state is in the job's `shards` and `standbys`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to the reports of shards and standbys."""
@@ -48,7 +48,7 @@ class ShardHolders(Holders):
         return job.standbys.pair(job.plan) if job.plan is not None and job.may(May.REPLACE) else []
 
     def restore(self, job: Coordinator) -> list[Effect]:
-        """Tell the shards their ranges, once the layout is known; all at once where they begin together."""
+        """Tell the shards their ranges, once the layout is known; all at once if they begin together."""
         if job.plan is None:
             return []
         members = job.membership.known() if job.may(May.REPLACE) else ()
@@ -98,9 +98,9 @@ class ShardHolders(Holders):
         incarnation = job.registry.last_gone(role)
         if not job.shards.gone(role, incarnation):
             return []
-        # The best source that is left counts: a standby, which holds all that was acknowledged; the shard's own memory,
-        # if that outlives it; the newest checkpoint. Where all shards must be of one moment, a death without a standby
-        # takes all of them back. A checkpoint under way is given up, since one of its parts is lost.
+        # The best remaining source is used: a standby, which holds every acknowledged push; the shard's own memory, if
+        # that outlives it; or the newest checkpoint. If all shards must be at the same moment, a death without a
+        # standby takes all of them back. A checkpoint under way is given up, since one of its parts is lost.
         begun, what = job.may(May.REPLACE), f"{role} is gone ({event.reason})"
         if job.may(May.CLOSE) and job.saving.holds:
             job.closing.steps.insert(0, ClosingStep.SAVE)
@@ -120,7 +120,7 @@ class ShardHolders(Holders):
         return [WriteRecord(note), *effects, job.shards.grant(role, incarnation + 1)]
 
     def _ends(self, job: Coordinator, role: str, begun: bool) -> Cause | None:
-        """Return why the job ends with a shard that has no standby; None where it goes on."""
+        """Return why the job ends after the death of a shard without a standby; None if it continues."""
         if role in job.registry.over:
             return Cause.SHARD_SPENT
         if job.shards.lasts(role):
@@ -130,7 +130,7 @@ class ShardHolders(Holders):
         return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None
 
     def _rewind(self, job: Coordinator) -> list[Effect]:
-        """Take the job back to the newest checkpoint: every shard loads it, and every replica begins anew."""
+        """Take the job back to the newest checkpoint: every shard loads it, and every replica begins again."""
         job.membership.go_back()
         job.standbys.alone(*job.shards.roles)
         data = job.return_to_checkpoint()

@@ -1,4 +1,4 @@
-"""Shards of a job, as its coordinator knows them: which are there, and which hold their ranges."""
+"""Shards of a job, as its coordinator knows them: which are present, and which hold their ranges."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 
 DOUBT_SECONDS = 1.0
-"""Limit for the news of a shard's death, after somebody has lost its link to it."""
+"""Limit for the news of a shard's death to come, after a replica has lost its link to the shard."""
 
 
-# An incarnation of a shard is granted before it is there. So news of an older one, which may come late, is not taken
-# for news of the granted one.
+# An incarnation of a shard is granted before it is present. So late news of an older one is not mistaken for news of
+# the granted one.
 class Shards:
     """Standings of a job's shards.
 
@@ -44,7 +44,7 @@ class Shards:
 
     @property
     def counts_gone(self) -> bool:
-        """True while a coming round may hold the gradient of a replica that is gone."""
+        """Return whether a coming round may still hold the gradient of a replica that is gone."""
         return bool(self._departing)
 
     def departed(self, who: str, incarnation: int) -> None:
@@ -53,7 +53,7 @@ class Shards:
             self._departing.pop(roles.lead_of(who), None)
 
     def here(self, role: str, place: Address) -> bool:
-        """Note that an incarnation of a shard is there; return whether it is the granted one.
+        """Note that an incarnation of a shard is present; return whether it is the granted one.
 
         Raises:
             RemoteProtocolError: the job has no such shard.
@@ -74,9 +74,11 @@ class Shards:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Doubt incarnations of shards that a replica has lost its link to, until news of their death can have come."""
-        # A replica may lose its link to a shard before the coordinator hears of the shard's death. Welcomed again at
-        # once, it would be sent to the dead shard's address. So for a moment nobody is welcomed.
+        """Doubt incarnations of shards to which a replica has lost its link, until news of their death would have
+        come.
+        """
+        # A replica may lose its link to a shard before the coordinator hears of the shard's death. If welcomed at once,
+        # it would be sent to the dead shard's address. So for a moment no replica is welcomed.
         doubted = {
             (role, incarnation)
             for role, incarnation in lost
@@ -87,11 +89,11 @@ class Shards:
         return [Wake(DOUBT_SECONDS, DoubtOver(role, number)) for role, number in sorted(ready)]
 
     def woke(self, timer: AnyTimer) -> None:
-        """Doubt a shard no longer: no news of its death has come, so only the link broke."""
+        """Stop doubting a shard: no news of its death has come, so only the link broke."""
         self._doubted = {doubted for doubted in self._doubted if DoubtOver(*doubted) != timer}
 
     def grant(self, role: str, incarnation: int) -> WriteRecord:
-        """Have an incarnation of a shard begin, in place of any before."""
+        """Have an incarnation of a shard begin, in place of any earlier one."""
         self._registry.grant(role, incarnation)
         self._move(role, ShardStanding.AWAY)
         return WriteRecord(Vacant(role, incarnation))
@@ -112,11 +114,11 @@ class Shards:
         self._standing[role] = SHARD.move(self._standing[role], standing)
 
     def validate(self) -> None:
-        """Assert that no former incarnation is there, and that only ready shards are doubted."""
+        """Assert that no former incarnation is present, and that only ready shards are doubted."""
         for role, standing in self._standing.items():
             there = standing is not ShardStanding.AWAY
             present, granted = self._registry.incarnation_at(role), self._registry.granted(role)
-            assert not there or present >= granted, f"{role} is there as {present}, and is to be {granted}"
+            assert not there or present >= granted, f"{role} is present as {present}, and granted as {granted}"
         for role, _ in self._doubted:
             assert self._standing[role] is ShardStanding.READY, f"{role} is doubted, and is {self._standing[role]}"
 
@@ -127,17 +129,17 @@ class Shards:
     def restore(
         self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool
     ) -> list[Effect]:
-        """Tell the shards that are there their ranges, and the checkpoint to load.
+        """Tell the present shards their ranges, and the checkpoint to load.
 
         Args:
             plan: the job's.
-            checkpoint: to load where a shard has no state.
-            members: replicas that go on as they were, at a shard that replaces another.
-            together: whether all shards load it at once, and replicas begin anew.
+            checkpoint: loaded by shards without state.
+            members: replicas that continue unchanged at a shard that replaces another.
+            together: whether all shards load it at once, and replicas begin again.
         """
         sends: list[Send] = []
-        # Where all begin together, none is told before all are there, so that all load the same checkpoint. A standby
-        # that took over holds its shard's state: it loads nothing and waits for none.
+        # If all begin together, none is told before all are present, so that all load the same checkpoint. A standby
+        # that took over holds its shard's state: it loads nothing and waits for no other shard.
         ruler = self.place(plan.ruler) if together else Address("", 0)
         for role in self.roles:
             succeeded = self._succeeded.get(role) == self._registry.incarnation_at(role)
@@ -157,11 +159,12 @@ class Shards:
         return [*sends]
 
     def tell_gone(self, plan: Plan, gone: Mapping[str, int]) -> list[Effect]:
-        """Tell shards which replicas are gone, in which incarnation, so that none is waited for."""
+        """Tell shards which incarnations of replicas are gone, so that no shard waits for them."""
         if not plan.settings.policy.attended:
             return []
-        # In rounds only the ruling shard needs it: the others wait for the replicas that its ruling names, and notice
-        # deaths by their links. A standby that took over had no link to the dead, so with standbys all are told.
+        # In rounds only the ruling shard needs this: the others wait for the replicas that its ruling names, and notice
+        # deaths by their links. A standby that took over had no link to the dead replica, so with standbys all shards
+        # are told.
         rounds = plan.settings.policy.rounds
         shards = [roles.shard(plan.ruler)] if rounds and not plan.settings.standby else self.roles
         self._departing |= {role: gone[role] for role in gone if rounds and roles.is_replica(role)}
@@ -173,7 +176,7 @@ class Shards:
         ]
 
     def holds(self, role: str, lasts: bool = False) -> bool:
-        """Note that a shard holds its range, in memory that `lasts`; return whether it was told to.
+        """Note that a shard holds its range, in memory that `lasts` or not; return whether it was asked to.
 
         Raises:
             RemoteProtocolError: the job has no such shard.
@@ -188,12 +191,12 @@ class Shards:
 
     @property
     def missing(self) -> list[str]:
-        """Shards that are not there."""
+        """Return the shards that are not present."""
         return [role for role in self.roles if self._standing[role] is ShardStanding.AWAY]
 
     @property
     def unready(self) -> list[str]:
-        """Shards that do not hold their ranges yet."""
+        """Return the shards that do not hold their ranges yet."""
         return [role for role in self.roles if self._standing[role] is not ShardStanding.READY]
 
     def lasts(self, role: str) -> bool:
@@ -202,7 +205,7 @@ class Shards:
 
     @property
     def kept(self) -> bool:
-        """True where each unready shard can have all that was applied: from its standby, or memory that lasts."""
+        """Return whether each unready shard can recover all applied pushes, from its standby or from lasting memory."""
         return all(
             self.lasts(role) or self._succeeded.get(role) == self._registry.granted(role) for role in self.unready
         )
@@ -215,7 +218,7 @@ class Shards:
 
     @property
     def ready(self) -> bool:
-        """True where all shards hold their ranges."""
+        """Return whether all shards hold their ranges."""
         return not self.unready
 
     def place(self, index: int) -> Address:
@@ -224,15 +227,15 @@ class Shards:
 
     @property
     def sure(self) -> bool:
-        """True where all shards hold their ranges, and none is doubted."""
+        """Return whether all shards hold their ranges, and none is doubted."""
         return self.ready and not self._doubted
 
     @property
     def places(self) -> tuple[Address, ...]:
-        """Addresses of the shards, in order; all must be there."""
+        """Return the shards' addresses in order; all must be present."""
         return tuple(self._registry.addresses[role] for role in self.roles)
 
 
 def _linked(replica: str, plan: Plan, shard: str) -> str:
-    """Return the partition of a replica that has a link to a shard: the one that holds that part of the vector."""
+    """Return a replica's partition with a link to a shard: the one that holds that part of the vector."""
     return roles.at_partition(replica, plan.layout.partition_of(plan.assignments[roles.index_of(shard)].moving))

@@ -1,4 +1,4 @@
-"""Standbys of a job, as its coordinator knows them: which are there, and which can take their shard's place."""
+"""Standbys of a job, as its coordinator knows them: which are present, and which can take their shard's place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Standbys:
         )
 
     def here(self, role: str, place: Address) -> None:
-        """Note that a standby is there.
+        """Note that a standby is present.
 
         Raises:
             RemoteProtocolError: the job has no such standby.
@@ -38,11 +38,11 @@ class Standbys:
 
     @property
     def present(self) -> list[str]:
-        """Standbys that are there."""
+        """Return the standbys that are present."""
         return [role for role, standing in self._standing.items() if standing is not StandbyStanding.AWAY]
 
     def pair(self, plan: Plan) -> list[Effect]:
-        """Tell each standby that is there to expect its shard's state, once that shard is ready."""
+        """Tell each present standby to expect its shard's state, once that shard is ready."""
         sends: list[Effect] = []
         for role, standing in [*self._standing.items()]:
             shard = roles.shard_of(role)
@@ -52,7 +52,7 @@ class Standbys:
         return sends
 
     def stands(self, role: str, incarnation: int) -> list[Effect]:
-        """Have a shard send its state to its standby, which is ready for that."""
+        """Have a shard send its state to its standby, which is ready to receive it."""
         shard = roles.shard_of(role)
         if (
             self._standing.get(role) is not StandbyStanding.TOLD
@@ -76,7 +76,7 @@ class Standbys:
         return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS
 
     def succeed(self, shard: str) -> list[Effect]:
-        """Have a shard's standby take its place, and another that of the standby."""
+        """Have a shard's standby take its place, and a new standby replace the old one."""
         role, incarnation = roles.standby_of(shard), self._registry.last_gone(shard) + 1
         self._move(role, StandbyStanding.AWAY)
         return [
@@ -109,19 +109,19 @@ class Standbys:
         ]
 
     def unreachable(self, shard: str, incarnation: int) -> list[Effect]:
-        """Replace an incarnation of a standby that its shard has lost its link to."""
+        """Replace an incarnation of a standby to which its shard has lost its link."""
         return self.lost(roles.standby_of(shard), incarnation, f"{shard} cannot reach it") or [
             Send(shard, mirroring.Unmirrored(incarnation))
         ]
 
     def _vacant(self, role: str, incarnation: int) -> list[Effect]:
-        """Note the end of a standby, and have its next incarnation begin where `--restarts` allows one."""
+        """Note the end of a standby, and have its next incarnation begin if `--restarts` allows one."""
         if not self._registry.end(role, incarnation, died=True):
             return []
         if role in self._registry.over:
             return [
                 WriteRecord(
-                    Note(f"{roles.shard_of(role)} has no standby any more: {role} has had its last life (--restarts)")
+                    Note(f"{roles.shard_of(role)} has no standby any longer: {role} has had its last life (--restarts)")
                 )
             ]
         return [WriteRecord(Vacant(role, self._registry.last_gone(role) + 1))]

@@ -1,1 +1,1 @@
-"""Fabrics: carriers of a group's sum, and the player that takes schedules over them."""
+"""Fabrics: carriers of a group's sum, and the player of schedules over them."""

@@ -13,7 +13,9 @@ FORWARD = 1 / 3
 
 
 class Bucket(NamedTuple):
-    """Bytes [start, stop) of the flat vector, of one dtype; buffers are not added up, and all take the first rank's."""
+    """Bytes [start, stop) of the flat vector, of one dtype; buffers are not added up: all ranks take the first
+    rank's.
+    """
 
     start: int
     stop: int
@@ -22,17 +24,17 @@ class Bucket(NamedTuple):
 
     @property
     def item(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of an element."""
         return ITEM_SIZES[self.dtype]
 
     @property
     def length(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return (self.stop - self.start) // self.item
 
 
 def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucket, ...]:
-    """Put a partition's trained parameters into buckets of whole tensors, of so many megabytes at most.
+    """Put a partition's trained parameters into buckets of whole tensors, each of at most `megabytes`.
 
     A larger tensor is a bucket by itself. Bytes count from the beginning of the partition's part of the flat vector.
 
@@ -56,7 +58,9 @@ def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucke
 
 
 def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
-    """Return the bucket of a partition's buffers, as bytes, which all take from the first rank; none without any."""
+    """Return the bucket of a partition's buffers, as bytes, which all ranks take from the first; none if it has no
+    buffers.
+    """
     extent = layout.partitions[partition]
     base, stop = extent.all.start, extent.moving.stop
     held = (section.start for section in layout.sections if section.kind == "buffer" and section.partition == partition)
@@ -65,7 +69,7 @@ def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
 
 
 def shares(buckets: Sequence[Bucket]) -> list[float]:
-    """Return for each bucket the share of a step after which its gradient is there; buffers are there at the end.
+    """Return for each bucket the share of a step after which its gradient exists; buffers exist at the end.
 
     >>> shares([Bucket(4, 8, "float32"), Bucket(0, 4, "float32")])
     [0.6666666666666667, 1.0]

@@ -3,13 +3,13 @@
     | partition 0: begun, sleeps, ended | partition 1: ... | stamps, even, odd, ... | slot 0 even | slot 0 odd | ...
 
 A partition writes a tensor into a slot and stamps it with the step; the taker looks for the stamp, and reads the tensor
-in place. Every slot is there twice, for even and odd steps: a partition that begins a step needs nothing older than the
-last step, so others may write over that. A stamp has one writer and only grows. The tensor is written before its
-stamp, and other processors must see that order: elsewhere than on x86-64 (`fabric/order`) tensors cross as messages.
+in place. Every slot exists twice, for even and odd steps. A partition that begins a step needs nothing older than the
+last step, so others may overwrite older tensors. A stamp has one writer and only grows. The tensor is written before
+its stamp, and other processors must see that order: on processors without that promise (`fabric/order`) tensors cross
+as messages.
 
-A partition that finds no stamp writes that it sleeps, and looks once more. A partition that stamps looks afterwards
-whether the other sleeps, and wakes it. Each makes its own write visible before it looks, so one of them sees the
-other's.
+A partition that finds no stamp writes that it sleeps, and looks once more. A partition that stamps then checks whether
+the other sleeps, and wakes it. Each makes its own write visible before it looks, so one of them sees the other's.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from distbelief.core.messages import PARTITIONS, Traffic
 from distbelief.fabric.pinned import DeviceCopies
 
 LOOK_SECONDS = 1e-3
-"""Time of looking for a stamp before sleep: waking takes longer than most crossings."""
+"""Time to look for a stamp before sleeping: waking takes longer than most crossings."""
 CROWDED_SECONDS = 20e-6
-"""Duration of a yield that shows another thread at work on this core, which looking would disturb."""
+"""Duration of a yield which shows that another thread works on this core; looking would disturb it."""
 VIEWS_LIMIT = 1024
-"""Most views that are kept, one for each slot and shape."""
+"""Most cached views, one for each slot and shape."""
 LINE = 64
 """Distance of stamps and alignment of slots, in bytes: two cores never write to one line of a cache."""
 OWN = 3
@@ -41,7 +41,7 @@ TURNS = 2
 
 
 def segment_bytes(partitions: int, slots: Sequence[int]) -> int:
-    """Return the length of the segment of so many partitions, with slots of these bytes.
+    """Return the length of a segment for some partitions, with slots of these bytes.
 
     >>> segment_bytes(2, [100])
     768
@@ -55,7 +55,7 @@ class Crossings:
     Args:
         memory: of all partitions, `segment_bytes` long, 1-D uint8.
         slots: most bytes of each tensor that crosses in a step, the same at every partition.
-        copies: between the memory and the device where this partition computes; None where that is the host.
+        copies: between the memory and the device where this partition computes; None if that is the host.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Crossings:
         self._slots = []
         for size in slots:
             for _ in range(TURNS):
-                # views of one tensor would share a counter, by which autograd notices that a value was overwritten
+                # views of one tensor would share the counter with which autograd notices overwritten values
                 held = (
                     torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start)
                     if size
@@ -87,7 +87,7 @@ class Crossings:
         self._fence = threading.Lock()
 
     def begin(self, step: int) -> list[int]:
-        """Begin a step, whose number only grows; returns the partitions to wake."""
+        """Begin a step, whose number only grows; return the partitions to wake."""
         self._step = step
         if self._copies is not None:
             self._copies.settle()
@@ -95,12 +95,12 @@ class Crossings:
         return self._asleep()
 
     def end(self) -> list[int]:
-        """End the step here: nothing more of it crosses from this partition; returns the partitions to wake."""
+        """End the step here: nothing more of it leaves this partition; return the partitions to wake."""
         self._stamps[_word(OWN * self._partition + 2)] = self._step
         return self._asleep()
 
     def ended(self, partition: int) -> bool:
-        """Return whether a partition has ended the present step: its last tensors can be taken then, or never."""
+        """Return whether a partition has ended the present step: any tensor of it not there by then never comes."""
         return self._stamps[_word(OWN * partition + 2)] == self._step
 
     def _asleep(self) -> list[int]:
@@ -114,7 +114,7 @@ class Crossings:
         """Write a tensor for a partition into a slot.
 
         Returns:
-            False where that partition still needs the slot's tensor: it wakes this one when it begins the next step.
+            False if that partition still needs the slot's tensor: it wakes this one when it begins the next step.
         """
         if not self._reached(OWN * to, self._step - TURNS + 1):
             return False
@@ -131,7 +131,7 @@ class Crossings:
         """Return the tensor of a slot in the present step, valid until the next one begins here.
 
         Returns:
-            None where it is not there: the giver wakes this partition when it is.
+            None if it is not there yet: the giver wakes this partition when it is.
         """
         at = self._turn(slot)
         if not self._reached(OWN * self._partitions + at, self._step):
@@ -141,12 +141,12 @@ class Crossings:
         return held if self._copies is None else self._copies.copy_in(held)
 
     def sleeps(self, partition: int) -> bool:
-        """Return whether a partition sleeps, and is to be woken after a stamp that it may wait for."""
+        """Return whether a partition sleeps, and must be woken after a stamp for which it may wait."""
         with self._fence:  # the fence makes the stamp visible before this read
             return self._stamps[_word(OWN * partition + 1)] != 0
 
     def _reached(self, number: int, least: int) -> bool:
-        """Look for a stamp for a moment; where it does not come, this partition sleeps from now on."""
+        """Look for a stamp for a moment; if it does not come, this partition sleeps from now on."""
         stamps, word, asleep = self._stamps, _word(number), _word(OWN * self._partition + 1)
         stamps[asleep] = 0
         if stamps[word] >= least:

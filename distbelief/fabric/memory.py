@@ -1,21 +1,21 @@
-"""Memory of a host as the carrier of a sum: all ranks write into one segment, and add up there.
+"""Shared memory of a host as the carrier of a sum: all ranks write into one segment, and add up there.
 
     | counts                                 | gradients                        | sum           |
     | rank 0: one for each vector | 1: ...   | of rank 0 | of rank 1 | ...      | of all        |
 
-Each rank counts its progress with each vector, in turns: twice the turn when it has written its gradient, and one more
-when it has added up its own part of all gradients. Nothing is sent and no process is woken: a waiting rank looks at the
-counts, and yields the core between two looks.
+Each rank has a count of its progress with each vector. In turn t it is 2t once the rank has written its gradient, and
+2t + 1 once it has added up its part of all gradients. Nothing is sent and no process is woken: a waiting rank looks at
+the counts, and yields the core between two looks.
 
 A count has one writer, and only grows. A rank writes its count after the values that it counts, and reads another's
 count before those values:
 
-- a rank adds up after it has seen that all have written; no rank writes again before it has seen that all have added;
-- a rank reads the sum after it has seen that all have added; it writes for the next turn after it has read. So a rank
-  that adds up then, and overwrites the sum, has seen that all have read.
+- a rank adds up once it has seen that all have written; it writes again only once it has seen that all have added;
+- a rank reads the sum once it has seen that all have added, and then writes for the next turn. So a rank that
+  overwrites the sum in the next turn has seen that all have read it.
 
-This needs processors that make writes visible in their order, and read before they write what comes later. Processors
-of the x86-64 kind do both; others are refused.
+This needs processors that make writes visible in order, and never delay a read beyond a later write. x86-64 processors
+do both; others are refused.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from distbelief.sharding.layout import Range
 BLOCK = 1 << 18
 """Bytes that are added up at a time: they fit the caches of one core."""
 CHUNK = 1 << 20
-"""Most bytes of a tensor in a window at a time; fewer where there are many ranks."""
+"""Most bytes of a tensor in a window at a time; fewer if there are many ranks."""
 DEPTH = 2
-"""Chunks that a window has room for."""
+"""Number of chunks that fit a window."""
 SIZE = 64 << 20
 """Most bytes of the chunks in a window."""
 LINE = 64
-"""Bytes of a line of a cache, in which only one rank's counts lie: two cores never write to one line."""
+"""Bytes of a cache line. Each holds counts of only one rank, so that two cores never write to one line."""
 WORD = 8
 """Bytes of a count."""
 GROUP_BITS = 32
-"""Bits of a turn below the group's number."""
+"""Bits of a count that hold the turn; the group's number is above them."""
 PATIENCE_SECONDS = 1800.0
 """Limit for a wait in a window for a live rank: that of gloo's groups."""
 KIND, LEFT = range(DEPTH, DEPTH + 2)
-"""Words of a rank in a window, behind the counts of its chunks: its vector's kind, and whether it has left."""
+"""Words of a rank in a window, after the counts of its chunks: its vector's kind, and whether it has left."""
 
 
 class SumMemory:
-    """The segment of a sum, mapped.
+    """Mapped segment of a sum.
 
     Args:
-        descriptor: of its file, which grows to the length that is needed; it may be closed afterwards.
+        descriptor: of its file, which grows to the needed length; it may be closed afterwards.
         ranks: largest number of ranks.
         words: number of each rank's counts.
         size: bytes of each rank's gradient.
@@ -104,7 +104,7 @@ class SharedMemory(Carrier):
         self._blocks: list[list[tuple[torch.Tensor, list[torch.Tensor]]]] = []
         self._turn = 0
         self._begun: dict[int, bool] = {}
-        """Buckets that are not reduced; True where this rank has added up its part."""
+        """Buckets not reduced yet; True if this rank has added up its part."""
         self._wait = Wait()
 
     def open(self, size: int, buckets: Sequence[Bucket]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +118,7 @@ class SharedMemory(Carrier):
         return True
 
     def meet(self, group: int, members: Sequence[int]) -> None:
-        """Join a group, whose number is higher than those before; all members must have left these."""
+        """Join a group, whose number is higher than all earlier ones; all members must have left those."""
         self._members = list(members)
         self._words = [[i * self._line + b for i in members] for b in range(len(self._buckets))]
         self._blocks = [self._blocks_of(bucket) for bucket in self._buckets]
@@ -126,9 +126,9 @@ class SharedMemory(Carrier):
         self._begun = {}
 
     def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """Return the blocks of this replica's part of a bucket: room for the sum, and the parts to add."""
+        """Return the blocks of this replica's part of a bucket: memory for the sum, and the parts to add."""
         rank = self._members.index(self._index)
-        if not bucket.adds:  # all take the first rank's
+        if not bucket.adds:  # all ranks take the first rank's
             here = slice(bucket.start, bucket.stop)
             return [] if rank else [(self._sum[here], [self._brought[self._index][here]])]
         part = cut(Range(0, bucket.length), len(self._members))[rank]
@@ -157,7 +157,7 @@ class SharedMemory(Carrier):
         return True
 
     def _advance(self) -> bool:
-        """Continue every bucket for which all ranks have counted enough; returns whether there was any."""
+        """Continue every bucket for which all ranks have counted enough; return whether there was one."""
         advanced = False
         for bucket, added in tuple(self._begun.items()):
             if not self._reached(bucket, 2 * self._turn + added):
@@ -189,7 +189,7 @@ class SharedMemory(Carrier):
             added += there.nbytes
             _add(parts, there)
         bucket, others = self._buckets[number], len(self._members) - 1
-        # it reads the others' gradients in its own part, and their sum elsewhere
+        # this rank reads the others' gradients in its own part, and their sum elsewhere
         read = others * added * bucket.adds + bucket.stop - bucket.start - added
         self.traffic.shared_memory[ALL_REDUCE] += read
 
@@ -210,14 +210,14 @@ class _Chunk(NamedTuple):
     mine: slice
     """Part that this rank adds up."""
     others: tuple[slice, slice]
-    """Parts before and behind it."""
+    """Parts before and after it."""
     brought: list[torch.Tensor]
-    """Room that each rank writes to."""
+    """Memory that each rank writes to."""
     total: torch.Tensor
 
 
 class Window:
-    """One rank's side of a segment through which tensors of any length and place pass, chunk by chunk.
+    """One rank's side of a segment through which tensors of any length pass, chunk by chunk, wherever they lie.
 
     Args:
         ranks: number of ranks, at least two.
@@ -308,24 +308,24 @@ class Window:
         return self._counts[rank * self._line + word]
 
     def _wait(self, word: int, count: int) -> None:
-        """Wait until the counts of all ranks are so high."""
+        """Wait until the counts of all ranks have reached a value."""
         for rank in range(self._ranks):
             at, counts = rank * self._line + word, self._counts
             if counts[at] >= count:
                 continue
             began = time.perf_counter()
             while counts[at] < count:
-                lost = self._lost()  # before the count is read: a rank may count, and then leave
+                lost = self._lost()  # checked before the count is read, since a rank may count and then leave
                 if counts[at] >= count:
                     break
                 waited = time.perf_counter() - began
                 if lost or waited > PATIENCE_SECONDS:
-                    raise RuntimeError(lost or f"rank {rank} has not come within {PATIENCE_SECONDS:g} s")
+                    raise RuntimeError(lost or f"rank {rank} has not arrived within {PATIENCE_SECONDS:g} s")
                 rest(waited)
 
     def _lost(self) -> str:
         """Describe the loss of a rank that has ended or left; "" for none."""
-        for descriptor, _ in self._poll.poll(0):  # the call also releases the interpreter for the backward pass
+        for descriptor, _ in self._poll.poll(0):  # this call also releases the interpreter lock for the backward pass
             return f"the process of rank {self._watched[descriptor]} has ended"
         for rank in range(self._ranks):
             if self._count(rank, LEFT):
@@ -333,8 +333,8 @@ class Window:
         return ""
 
     def leave(self) -> None:
-        """Leave: the other ranks see it, and so does a thread that waits here."""
-        if os.getpid() == self._process:  # not in a fork of it that ends
+        """Leave; the other ranks notice, and so does a thread that waits here."""
+        if os.getpid() == self._process:  # not when a fork of this process ends
             self._tell(LEFT, 1)
 
 

@@ -1,7 +1,7 @@
 """Reductions whose pieces are messages, on any transport.
 
-Each bucket has a schedule, and its own progress. A piece for a later step is kept until then. Nothing here sends: the
-replica's story does, from `outgoing`.
+Each bucket has its own schedule and progress. A piece for a later step is kept until then. Nothing is sent here: the
+replica's story sends what `outgoing` returns.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Messages:
 
     @property
     def partners(self) -> set[int]:
-        """Ranks with which this one exchanges pieces."""
+        """Return the ranks with which this one exchanges pieces."""
         steps = [step for steps in self._steps for step in steps]
         sends = {move.target for step in steps for move in step.sends}
         return sends | {move.source for step in steps for move in step.receives}
 
     def begin_round(self, number: int) -> None:
-        """Begin a round, and drop the rest of another."""
+        """Begin a round, and drop what remains of an earlier one."""
         self.round, self._missing = number, len(self._buckets)
         self._players = {}
 
@@ -64,7 +64,7 @@ class Messages:
         self._missing -= player.begin()
 
     def receive(self, sender: str, piece: ReducedPiece) -> None:
-        """Take a piece that has come."""
+        """Handle a piece that has arrived."""
         self._kept.setdefault((piece.round, piece.bucket, piece.step), {})[sender, piece.start] = piece.data
         player = self._players.get(piece.bucket) if piece.round == self.round else None
         if player is not None and player.step is not None:
@@ -90,7 +90,7 @@ class Messages:
     # called by the player
 
     def post(self, vector: int, step: RankStep) -> None:
-        """Copy the pieces that leave, so that others may be added to their places at once."""
+        """Copy the leaving pieces, so that arrivals may be added in their places at once."""
         bucket = self._buckets[vector]
         for move in step.sends:
             start, size = self._byte(vector, move), move.length * bucket.item

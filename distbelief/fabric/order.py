@@ -1,4 +1,4 @@
-"""The order in which processors make writes visible: sums and crossings in shared memory rely on it."""
+"""Order in which processors make writes visible: sums and crossings in shared memory rely on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from distbelief.errors import UsageError
 
 
 def in_order() -> bool:
-    """Return whether processors of this machine make writes visible in their order."""
+    """Return whether processors of this machine make writes visible in order."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def check_order(what: str, remedy: str) -> None:
-    """Refuse, with a `UsageError`, a use of memory that needs that order, on a machine without it."""
+    """Raise a `UsageError` for a use of memory that needs that order, on a machine without it."""
     if not in_order():
         raise UsageError(
             f"{what} needs a processor that makes writes visible in their order, such as x86-64, and this is "

@@ -1,7 +1,7 @@
 """Copies between a CUDA device and pinned memory of the host, which the device reads and writes by itself.
 
-Such a copy has only begun when torch returns. So a tensor is stamped only once its copy has ended, and memory counts
-as free only once it has been read. In plain memory, where CUDA refuses to register it, the same copies are slower.
+Such a copy has only begun when torch returns. So a tensor is stamped only once its copy has ended, and memory counts as
+free only once it has been read. If CUDA refuses to register the memory, the same copies are slower.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 
 
 class CudaDevice:
-    """Calls of CUDA; all else here also runs without a GPU."""
+    """Calls of CUDA; everything else here also runs without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def register(self, memory: torch.Tensor) -> bool:
-        """Pin memory of the host; returns False where CUDA refuses, or where it is pinned already."""
+        """Pin memory of the host; return False if CUDA refuses, or if it is already pinned."""
         if memory.is_pinned():
             return False
         with torch.cuda.device(self.device):
             if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
                 return True
             with contextlib.suppress(RuntimeError):
-                # CUDA keeps the error for the next kernel: let it be this one, and not the user's
+                # CUDA reports the error at the next kernel: run one here, so that it is not the user's
                 torch.ones(1, device=self.device)
         return False
 
@@ -37,7 +37,7 @@ class CudaDevice:
             torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
-        """Begin a copy behind the device's work so far; returns the event of its end."""
+        """Begin a copy after the device's work so far; return the event of its end."""
         to.copy_(source, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
@@ -60,7 +60,7 @@ class DeviceCopies:
     def __init__(self, device: torch.device, cuda: CudaDevice) -> None:
         self._device, self._cuda = device, cuda
         self._reading: list[torch.cuda.Event] = []
-        """Ends of copies to the device that are not awaited yet."""
+        """Ends of copies to the device that nobody has waited for yet."""
 
     def pin(self, memory: torch.Tensor) -> None:
         """Pin memory of the host, so that the device copies by itself."""
@@ -71,7 +71,7 @@ class DeviceCopies:
         self._cuda.wait(self._cuda.copy(to, tensor))
 
     def copy_in(self, source: torch.Tensor) -> torch.Tensor:
-        """Copy to the device; the source must stay as it is until `settle`."""
+        """Copy to the device; the source must not change until `settle`."""
         copied = torch.empty(source.shape, dtype=source.dtype, device=self._device)
         self._reading.append(self._cuda.copy(copied, source))
         return copied
@@ -84,5 +84,5 @@ class DeviceCopies:
 
 
 def device_copies(device: torch.device) -> DeviceCopies | None:
-    """Return the copies between a device and the host; None where the device is the host."""
+    """Return the copies between a device and the host; None if the device is the host."""
     return DeviceCopies(device, CudaDevice(device)) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Torch's process group as the carrier of a sum: the all-reduce of NCCL on GPUs, and of gloo elsewhere."""
+"""Torch's process group as the carrier of a sum: NCCL's all-reduce on GPUs, and gloo's elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distbelief.core.messages import ALL_REDUCE
 from distbelief.fabric.base import LOOK_SECONDS, MEET_SECONDS, InOrder, Told
 
 STEP_SECONDS = 3600.0
-"""Limit for waiting for a live member, at the store or for its gradient; a death is noticed at once."""
+"""Limit for the wait for a live member, at the store or for its gradient; a death is noticed at once."""
 LEAVE_SECONDS = 2.0
 """Limit for the end of a group."""
 
@@ -29,8 +29,8 @@ class ProcessGroup(InOrder):
     """One replica's part in the groups of a job.
 
     Args:
-        host: at which the others reach this process.
-        interface: of the network to them; "" for the libraries' choice.
+        host: address at which the others reach this process.
+        interface: network interface towards them; "" lets the libraries choose.
     """
 
     def __init__(self, index: int, device: torch.device, host: str, interface: str = "") -> None:
@@ -49,7 +49,7 @@ class ProcessGroup(InOrder):
         ranks, rank = len(group.members), [roles.index_of(member.role) for member in group.members].index(self._index)
         host, _, port = group.members[0].store.partition("|")
         try:
-            # torch's store would retry to reach a dead rank for a long time: find out first
+            # torch's store would keep trying to reach a dead rank: find out first
             socket.create_connection((host, int(port)), MEET_SECONDS).close()
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS), use_libuv=True)
             named = PrefixStore(f"group {group.group}", store)
@@ -62,7 +62,7 @@ class ProcessGroup(InOrder):
             _set_pg_timeout(timedelta(seconds=STEP_SECONDS))
         except (OSError, RuntimeError, ValueError) as error:
             why = str(error) or type(error).__name__
-            self.fault = f"its part in the group could not be made: {why.splitlines()[0]}"
+            self.fault = f"it could not join the group: {why.splitlines()[0]}"
             return False
         self._rank, self._ranks = rank, ranks
         self._begin_round()
@@ -71,7 +71,7 @@ class ProcessGroup(InOrder):
     @staticmethod
     def _gather(store: Store, rank: int, ranks: int, interrupted: Told) -> bool:
         """Wait until all are at the store."""
-        # `init_process_group` would wait for a rank that died on its way here, and could not be interrupted
+        # `init_process_group` could not be interrupted while it waits for a rank that died on its way here
         store.set(f"here {rank}", "")
         there, give_up = [f"here {rank}" for rank in range(ranks)], time.monotonic() + STEP_SECONDS
         while not store.check(there):
@@ -89,7 +89,7 @@ class ProcessGroup(InOrder):
         for rank, device in enumerate(devices):
             if (first := devices.index(device)) < rank:
                 raise RuntimeError(
-                    f"ranks {first} and {rank} share a GPU, and NCCL wants one for each: add --tls, or name an "
+                    f"ranks {first} and {rank} share a GPU, but NCCL needs one for each: add --tls, or name an "
                     "--algorithm, as role links may share one, or take fewer replicas"
                 )
 
@@ -97,11 +97,11 @@ class ProcessGroup(InOrder):
         view, moved = self._views[bucket], self.traffic
         if self._buckets[bucket].adds:
             work = dist.all_reduce(view, async_op=True)
-            # gloo and NCCL send as many bytes as a ring
+            # gloo and NCCL send the same number of bytes as a ring
             sent = received = 2 * (self._ranks - 1) * view.nbytes // self._ranks
         else:
             work = dist.broadcast(view, 0, async_op=True)
-            # gloo sends along a tree: all its sends are counted at the first rank
+            # gloo broadcasts along a tree: all its sends are counted at the first rank
             sent, received = (0, view.nbytes) if self._rank else ((self._ranks - 1) * view.nbytes, 0)
         moved.sent[ALL_REDUCE] += sent
         moved.received[ALL_REDUCE] += received
@@ -116,8 +116,8 @@ class ProcessGroup(InOrder):
 
 
 def leave(group: dist.ProcessGroup | None) -> None:
-    """Leave a group, or the default one for None, within `LEAVE_SECONDS`; members that wait for this rank notice it."""
-    # gloo waits for transfers under way, perhaps from a host that is silent
+    """Leave a group, or the default group for None, within `LEAVE_SECONDS`; members that wait for this rank notice."""
+    # gloo waits for transfers under way, perhaps from a silent host
     thread = threading.Thread(target=dist.destroy_process_group, args=(group,), daemon=True)
     thread.start()
     thread.join(LEAVE_SECONDS)

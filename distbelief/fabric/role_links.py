@@ -1,8 +1,8 @@
 """Role links as the carrier of a sum: our schedules between the replicas of a job, over its transport.
 
-Processes use TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its receiver, with room
-for a fixed number of chunks; the receiver acknowledges those that it has taken out, and more may follow. So data for a
-later step takes only that memory, and makes its sender wait. In simulation the story sends `messages` itself.
+Processes use TCP, or TLS between hosts, and vectors travel in chunks. Each link has a window at its receiver, which
+fits a fixed number of chunks. The receiver acknowledges chunks that it has taken out, so that more may follow. So data
+for a later step takes only that memory, and its sender waits. In simulation the story sends `messages` itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RoleLinks(InOrder):
     """One replica's part in the groups of a job; a thread carries the links. Vectors on a GPU go through the host.
 
     Args:
-        links: of an endpoint that only this carrier uses.
+        links: links of an endpoint that only this carrier uses.
         algorithm: name of the schedule, or "auto".
         per_host: ranks on each host.
         store: address of the endpoint.
@@ -156,7 +156,7 @@ class _Link:
 
     @property
     def has_room(self) -> bool:
-        """True where the next waiting chunk fits the window."""
+        """Return whether the next waiting chunk fits the window."""
         return bool(self.waiting) and self.waiting[0][0].number < self.acknowledged + CHUNKS
 
 
@@ -164,15 +164,15 @@ class ChunkedLinks:
     """One rank's ends of the links, for one tensor at a time. Other threads may use only `wake` and `wanted`.
 
     Args:
-        endpoint: that listens, for these links only.
-        index: of this replica, and so of its window at each receiver.
+        endpoint: endpoint that listens for these links only.
+        index: number of this replica, and of its window at each receiver.
         replicas: largest number of replicas.
     """
 
     def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:
         self.rank, self.ranks = 0, 1
         self.wanted = -1
-        """Number of the group that this rank is to be in: work for another is given up."""
+        """Number of the group that this rank should be in; work for another group is given up."""
         self._endpoint, self._group = endpoint, -1
         self._members: list[Member] = []
         self._links: dict[str, _Link] = {}
@@ -181,13 +181,13 @@ class ChunkedLinks:
         self._at = (0, -1)
         endpoint.deliver = self._take_in
         self._window = index * WINDOW
-        endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is taken only for what is written
+        endpoint.allocate(Range(0, replicas * WINDOW), 1, 1)  # memory is used only once it is written
         self._awake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing, self._closed = threading.Lock(), False
         endpoint.watch(self._awake, self._awaken)
 
     def wake(self) -> None:
-        """Have `rest` return, unless the links are closed."""
+        """Make `rest` return, unless the links are closed."""
         with self._closing:
             if not self._closed:
                 os.eventfd_write(self._awake, 1)
@@ -196,7 +196,7 @@ class ChunkedLinks:
         os.eventfd_read(self._awake)
 
     def rest(self) -> None:
-        """Send and receive until something has come, or until `wake`."""
+        """Send and receive until something arrives, or until `wake`."""
         self._endpoint.poll(None)
 
     def close(self) -> None:
@@ -226,14 +226,14 @@ class ChunkedLinks:
                     raise RuntimeError(str(error)) from None
                 self._endpoint.send(
                     member.role, ChunksTaken(group, 0)
-                )  # the other end does not see a link before its first message
+                )  # the other end notices a link only with its first message
         while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
             self._wait()
 
     # called by the player
 
     def post(self, vector: torch.Tensor, step: RankStep) -> None:
-        """Send what leaves at a step: a copy where the step receives into the same place."""
+        """Send the elements that leave at a step; send a copy if the step receives into the same place."""
         swaps, most = step.swaps, CHUNK // vector.itemsize
         for move in step.sends:
             link, role = self._to(move.target)
@@ -250,7 +250,7 @@ class ChunkedLinks:
                 self._sent.append((vector, move, link, link.posted))
 
     def take(self, vector: torch.Tensor, step: RankStep) -> bool:
-        """Add or put what has come for a step, and rest where more is to come.
+        """Add or store the elements that have arrived for a step, and rest if more must come.
 
         Raises:
             RuntimeError: a peer is gone, or another group is wanted.
@@ -271,7 +271,7 @@ class ChunkedLinks:
         return True
 
     def _take_move(self, vector: torch.Tensor, step: int, move: Move, first: int) -> int:
-        """Take the chunks of a move that have come; returns its next element."""
+        """Take the arrived chunks of a move; return its next element."""
         link, role = self._to(move.source)
         while first < move.stop and link.has_come(self._group):
             chunk, payload = link.arrived.popleft()
@@ -330,7 +330,7 @@ class ChunkedLinks:
                 self._lose(role, event)
 
     def _lose(self, role: str, event: Lost) -> None:
-        """Note a lost link; where it was a member's, the group is broken."""
+        """Note a lost link; if it was a member's, the group is broken."""
         for member in self._members:
             if member.role == role and not 0 <= event.incarnation < member.place.incarnation:
                 self._lost = self._lost or f"its link to {role} is gone ({event.reason})"

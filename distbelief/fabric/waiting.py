@@ -1,4 +1,4 @@
-"""Waits: looks at shared memory, and a thread beside the backward pass."""
+"""Waits: repeated looks at shared memory, and a thread beside the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 import torch
 
 SPIN_SECONDS = 200e-6
-"""Time of looking without sleep."""
+"""Time to look without sleeping."""
 NAP_SECONDS, NAPS_SECONDS = 50e-6, 1e-3
 """Shortest and longest sleep between two looks."""
 NAP_SHARE = 1 / 16
@@ -19,7 +19,7 @@ NAP_SHARE = 1 / 16
 
 
 def rest(waited: float) -> None:
-    """Yield the core or sleep between two looks, after a wait of so many seconds."""
+    """Yield the core or sleep between two looks, after a wait of `waited` seconds."""
     if waited < SPIN_SECONDS:
         os.sched_yield()
     else:
@@ -27,7 +27,7 @@ def rest(waited: float) -> None:
 
 
 class Wait:
-    """A wait of several rests, until progress ends it."""
+    """Wait of several rests, until progress ends it."""
 
     __slots__ = ("_began",)
 
@@ -39,7 +39,7 @@ class Wait:
         self._began = None
 
     def rest(self) -> bool:
-        """Rest once; returns whether the wait is long enough for other work in between."""
+        """Rest once; return whether the wait has been long enough to do other work."""
         now = perf_counter()
         if self._began is None:
             self._began = now
@@ -49,12 +49,12 @@ class Wait:
 
 
 class ReductionThread:
-    """A thread that runs tasks in order, beside the backward pass.
+    """Thread that runs tasks in order, beside the backward pass.
 
     Args:
         rest: waits for the next task; a carrier moves its bytes meanwhile.
         wake: ends that wait.
-        close: is called at the end.
+        close: called at the end.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReductionThread:
         self._thread.start()
 
     def do(self, act: Callable[[], None]) -> torch.futures.Future[object]:
-        """Queue a task; returns a future of its end."""
+        """Queue a task; return a future of its end."""
         future: torch.futures.Future[object] = torch.futures.Future()
 
         def task() -> None:
@@ -80,8 +80,8 @@ class ReductionThread:
                     raise RuntimeError(self._ended)
                 act()
                 future.set_result(None)
-            except Exception as error:  # mostly a lost peer: the waiting thread raises it
-                error.__traceback__ = None  # its frames would keep the vectors alive
+            except Exception as error:  # usually a lost peer: the waiting thread raises it
+                error.__traceback__ = None  # the error's frames would keep the vectors alive
                 future.set_exception(error)
 
         self._tasks.append(task)
@@ -96,7 +96,7 @@ class ReductionThread:
         self.do(lambda: self._end("it was ended"))
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the end; the thread itself does not."""
+        """Wait for the thread's end, unless called by the thread itself."""
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -110,9 +110,9 @@ class ReductionThread:
                 if not self._ended:
                     self._rest()
         except Exception as error:
-            self._end(f"what it waits for cannot be carried any more: {error!r}")
+            self._end(f"its transfers cannot continue: {error!r}")
         self._close()
-        self._work_off()  # tasks that came meanwhile fail, or their callers would wait without end
+        self._work_off()  # tasks queued meanwhile must fail, or their callers would wait forever
 
     def _work_off(self) -> None:
         while self._tasks:

@@ -1,7 +1,7 @@
-"""The communication hook for the trainers of frameworks.
+"""Communication hook for the trainers of frameworks.
 
-A framework makes its DistributedDataParallel model itself, at some moment; the callbacks here then register `comm_hook`
-with it. A framework is imported when its function is called. If a script gets the model itself, as from Accelerate's
+A framework makes its DistributedDataParallel model itself; the callbacks here register `comm_hook` with it as training
+starts. A framework is imported when its function is called. If a script gets the model itself, as from Accelerate's
 `prepare`, it needs only `model.register_comm_hook(db.Reduce(), db.comm_hook)`.
 """
 
@@ -39,7 +39,7 @@ def lightning_callback(reduce: Reduce | None = None) -> Any:
         raise _missing("lightning", error) from error
     state = _state(reduce, "lightning_callback")
 
-    class LightningReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not
+    class LightningReduceCallback(Callback):  # type: ignore[misc]  # an optional package, whose classes are Any where it is not installed
         """Callback that registers the hook as training starts."""
 
         def on_train_start(self, trainer: Any, pl_module: object) -> None:

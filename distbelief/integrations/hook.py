@@ -1,4 +1,4 @@
-"""A communication hook by which PyTorch's DistributedDataParallel adds its gradients in shared memory, if possible."""
+"""Communication hook with which PyTorch's DistributedDataParallel adds its gradients in shared memory, if possible."""
 
 # no `from __future__ import annotations`: DDP compares the annotations of a hook with classes
 
@@ -24,16 +24,16 @@ SHARED, NATIVE, AUTO = WAYS = ("shared", "native", "auto")
 
 
 class Reduce:
-    """The state of `comm_hook`, one for all models of a process: the way in which DDP's gradients are added.
+    """State of `comm_hook`, one for all models of a process: how DDP's gradients are added.
 
-    It may be made before `init_process_group`. At the first backward pass, at which all ranks must be at the same place
-    in the script, it makes its own process group, so that its messages never meet the script's. Processes that share
+    It may be made before `init_process_group`. All ranks must reach their first backward pass at the same place in the
+    script. There it makes its own process group, so that its messages never meet the script's. Processes that share
     memory on one host send nothing.
 
     Args:
         algorithm: shared (in shared memory, on one host), native (by gloo or NCCL), or auto: shared if possible, else
             native.
-        group: process group of the model's ranks, if these are not all, used for nothing else:
+        group: process group of the model's ranks if these are not all; used for nothing else:
             `torch.distributed.new_group(ranks)`.
 
     Raises:
@@ -79,7 +79,7 @@ class Reduce:
             UsageError: the tensor is sparse or on another device than before, there is no process group, or the ranks
                 differ or cannot share memory.
         """
-        if tensor.layout is not torch.strided:  # on every rank alike, so that none waits for another
+        if tensor.layout is not torch.strided:  # raised on every rank alike, so that none waits for another
             raise UsageError(
                 f"a gradient of this bucket is sparse, of a parameter of shape {[*tensor.shape]}: make it dense "
                 "(torch.nn.Embedding(sparse=False)), or leave the hook out"
@@ -88,7 +88,7 @@ class Reduce:
             self._begin(tensor.device)
         if self._failed:
             lost: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            # torch takes any exception, and says it is the value
+            # torch accepts any exception as the value
             lost.set_exception(JobFailed(self._failed))  # type: ignore[arg-type]  # its stubs take a future's value only
             return lost
         if tensor.device != self._device:
@@ -135,7 +135,7 @@ class Reduce:
         self.chosen = SHARED if self._window else NATIVE
         if self._device.type == "cpu":  # NCCL has a stream of its own
             self._thread = ReductionThread()
-            weakref.finalize(self, _end, self._thread, self._window)  # runs at the end of the process too
+            weakref.finalize(self, _end, self._thread, self._window)  # it also runs at the end of the process
         return ""
 
     def _add_up(self, tensor: torch.Tensor) -> None:
@@ -155,13 +155,13 @@ class Reduce:
         return tensor
 
     def _fail(self, why: str) -> None:
-        """Leave the group, so that ranks which wait for this one need not wait for the end of its process."""
-        gone = f"a rank is gone, or not reached from rank {self._rank}"
+        """Leave the group, so that ranks waiting for this one need not wait until its process ends."""
+        gone = f"a rank is gone, or unreachable from rank {self._rank}"
         self._failed = self._failed or f"{self._algorithm} among {self._ranks} ranks: {gone}: {why}"
         group, self._group = self._group, None
         if self._window:
             self._window.leave()
-        if group is not None and self._device.type == "cpu":  # the watchdog of NCCL ends a peer that waits
+        if group is not None and self._device.type == "cpu":  # NCCL's watchdog ends a waiting peer
             leave(group)
 
 
@@ -169,11 +169,12 @@ def _end(thread: ReductionThread, window: Window | None) -> None:
     if window is not None:
         window.leave()
     thread.end()
-    thread.join(LEAVE_SECONDS)  # amid torch's own code at the end of the process, it would abort that
+    thread.join(LEAVE_SECONDS)  # still inside torch when the process ends, the thread would abort it
 
 
 def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Window | None:
-    """Open a window of memory between all ranks of a group, which call this together; None if they cannot share memory.
+    """Open a window of memory between all ranks of a group, which call this together; return None if they cannot share
+    it.
 
     Raises:
         RuntimeError: a rank is gone.
@@ -189,7 +190,7 @@ def open_window(rank: int, ranks: int, group: dist.ProcessGroup | None) -> Windo
         hosts, pids, (place, *_), (inode, *_) = (list(map(int, column)) for column in zip(*all_of, strict=True))
         if in_order() and place >= 0 and hosts[0] >= 0 and len(set(hosts)) == 1:
             with contextlib.suppress(OSError), open(f"/proc/{pids[0]}/fd/{place}", "r+b", buffering=0) as segment:
-                if os.fstat(segment.fileno()).st_ino == inode:  # and /proc is that of these processes
+                if os.fstat(segment.fileno()).st_ino == inode:  # /proc is then that of these processes
                     window = Window(rank, ranks, segment.fileno(), pids)
         all_can = torch.tensor([int(window is not None)], device="cpu")
         dist.all_reduce(all_can, dist.ReduceOp.MIN, group=group)

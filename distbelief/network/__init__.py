@@ -1,1 +1,1 @@
-"""Networks as graphs: switches and cables, how messages go over them, and what each cable carries. Pure."""
+"""Networks as graphs: switches and cables, routes of messages, and the load of each cable, as pure functions."""

@@ -1,4 +1,4 @@
-"""A topology (hosts, switches and cables, each of which is two directed links) and the routes of messages over it."""
+"""Topology (hosts, switches, and cables of two directed links each) and the routes of messages over it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from distbelief.errors import UsageError
 
 MOST_HOSTS = 1 << 14
-"""Most hosts of a topology; switches are as many at most."""
+"""Most hosts of a topology, and most switches."""
 
 
 class Cable(NamedTuple):
-    """A cable between two vertices: link 2i of cable i leads from `end` to `other`, and link 2i + 1 back."""
+    """Cable between two vertices: link 2i of cable i leads from `end` to `other`, and link 2i + 1 leads back."""
 
     end: int
     other: int
@@ -40,8 +40,8 @@ class Topology:
         self.cables = tuple(cables)
         if not 1 <= len(self.hosts) <= MOST_HOSTS or len(self.switches) > MOST_HOSTS:
             raise UsageError(
-                f"--topology {name}: {len(self.hosts)} hosts and {len(self.switches)} switches; there may be from 1 to "
-                f"{MOST_HOSTS} hosts, and as many switches"
+                f"--topology {name}: {len(self.hosts)} hosts and {len(self.switches)} switches; write 1 to "
+                f"{MOST_HOSTS} hosts, and at most as many switches"
             )
         self.around: list[list[tuple[int, int]]] = [[] for _ in range(len(self.hosts) + len(self.switches))]
         """Neighbours of each vertex in their order, and the links to them."""
@@ -113,7 +113,7 @@ def spread(switches: Sequence[int]) -> list[int]:
     groups: dict[int, list[int]] = {}
     for place, switch in enumerate(switches):
         groups.setdefault(switch, []).append(place)
-    # neighbours in the walk may share a switch further up, and are kept apart too
+    # neighbours in the walk may share a higher switch, and are separated too
     step = round(len(groups) ** 0.5)
     apart = [group for first in range(step) for group in [*groups.values()][first::step]]
     return [place for place in chain.from_iterable(zip_longest(*apart)) if place is not None]
@@ -124,7 +124,7 @@ Route = tuple[int, ...]
 
 
 class Routes:
-    """The shortest routes between hosts; the seed chooses among equally short ones.
+    """Shortest routes between hosts; the seed chooses among equally short ones.
 
     >>> from distbelief.network.shapes import shape
     >>> topology = shape("tree:2x2")

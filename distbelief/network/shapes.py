@@ -53,7 +53,7 @@ def shape(text: str) -> Topology:
 
 
 def tree(*sizes: int) -> Switches:
-    """Make a tree with `sizes[i]` children of each vertex at level i, the last of which are hosts."""
+    """Make a tree in which each vertex at level i has `sizes[i]` children; those of the last level are hosts."""
     levels = [prod(sizes[:depth]) for depth in range(len(sizes))]
     first = [sum(levels[:depth]) for depth in range(len(sizes))]
     edges = [
@@ -109,7 +109,7 @@ def slim_fly(q: int) -> Switches:
     edges, line = list[tuple[int, int]](), range(q)
     for half in (0, 1):
         steps = powers[half : 2 * count : 2]
-        steps += [field.plus(0, step, -1) for step in steps]  # links go both ways; the same where q is even
+        steps += [field.plus(0, step, -1) for step in steps]  # links go both ways; for an even q both sets are the same
         first = half * q * q
         edges += [
             (first + x * q + y, first + x * q + field.plus(y, step)) for x in line for y in line for step in steps

@@ -1,11 +1,11 @@
 """Max-min fair shares of links for simultaneous flows.
 
-No flow can get more without taking from a flow that has no more than it. So each flow is limited by one full link, and
-all flows that a link limits have equal shares of the rest of its capacity. A link therefore counts the bytes given to
-*each* flow that it limits, from which it knows when the next of them is done.
+No flow can get more without taking from a flow with no larger share. So each flow is limited by one full link. The
+flows that a link limits share equally what the other flows leave of its capacity. A link therefore needs one count of
+the bytes given to *each* flow that it limits, which shows when the next one is done.
 
-A flow that begins or ends changes the shares on its own links at once. The shares on other links are computed anew at
-once if there are few flows, and a little later if there are many.
+A flow that begins or ends changes the shares on its own links at once. The shares on other links are recomputed at once
+if there are few flows, and a little later if there are many.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Protocol
 from distbelief.network.graph import Route
 
 FEW = 8
-"""Most flows for which all shares are computed anew at once, instead of `LATE` times a flow's usual duration later."""
+"""Most flows for which all shares are recomputed at once, instead of `LATE` times a flow's usual duration later."""
 LATE = 1 / 4
 RECENT = 1 / 16
 """Weight of the latest flow in the usual duration."""
 EXACT = 0.01
-"""Bytes that count as none, for rounding errors."""
+"""Bytes that count as none, because of rounding errors."""
 
 
 class FlowClock(Protocol):
-    """The clock of a simulation."""
+    """Clock of a simulation."""
 
     time: float
 
@@ -45,7 +45,7 @@ class Flow:
         self.held_by: MeteredLink | None = None
         self.narrowest: MeteredLink | None = None
         self.began = self.done = self.part = 0.0
-        """Start; bytes per flow that the limiting link has given when the piece is done; bytes per second."""
+        """Start; the limiting link's count of bytes per flow at which the piece is done; bytes per second."""
         self.settled = 0
 
 
@@ -58,11 +58,11 @@ class MeteredLink:
         self.capacity = capacity
         self.flows: dict[Flow, None] = {}
         self.holds, self.elsewhere = 0, 0.0
-        """Number of flows that it limits; rate of the others, which is valid only if it limits any."""
+        """Number of flows that it limits; total rate of the others, valid only if it limits any."""
         self.rate = self.given = self.since = 0.0
         """Bytes per second of each flow that it limits; bytes given to each until the moment `since`."""
         self.coming: list[tuple[float, int, Flow]] = []
-        """Heap of flows by `Flow.done`; some may be limited by another link by now."""
+        """Heap of flows by `Flow.done`; another link may limit some of them by now."""
         self.planned = math.inf
 
     def settle(self, now: float) -> None:
@@ -79,7 +79,7 @@ class MeteredLink:
 
 
 class FairShares:
-    """The shares of all flows.
+    """Shares of all flows.
 
     Args:
         clock: clock of the simulation.
@@ -154,7 +154,7 @@ class FairShares:
             self._share_soon(now)
 
     def _rate(self, link: MeteredLink, now: float) -> None:
-        """Compute the share of each flow that a link limits: at least an even one, as other rates may be outdated."""
+        """Compute the share of each flow that a link limits: at least an even share, as other rates may be outdated."""
         link.given += link.rate * (now - link.since)
         link.since = now
         part, least = (link.capacity - link.elsewhere) / link.holds, link.capacity / len(link.flows)
@@ -162,7 +162,7 @@ class FairShares:
         self._plan(link, now)
 
     def _plan(self, link: MeteredLink, now: float) -> None:
-        """Schedule a look at a link for the end of its next piece, unless an earlier look is scheduled."""
+        """Schedule a check of a link at the end of its next piece, unless an earlier check is scheduled."""
         due = max(now, now + (link.first()[0] - link.given) / link.rate)
         if due < link.planned:
             link.planned = due
@@ -177,7 +177,7 @@ class FairShares:
         while link.holds:
             done, _, flow = link.first()
             left = done - link.given
-            if left > EXACT and moment + left / link.rate > moment:  # a late clock is too coarse for very short times
+            if left > EXACT and moment + left / link.rate > moment:  # a late clock is coarser than this time
                 self._plan(link, moment)
                 return
             heappop(link.coming)
@@ -189,17 +189,17 @@ class FairShares:
         link.rate = 0.0
 
     def _share_soon(self, now: float) -> None:
-        """Schedule a computation of all shares, after a flow began or ended beside others."""
+        """Schedule a recomputation of all shares after a flow began or ended on a shared link."""
         moment = now + (self._usual * LATE if self._count > FEW else 0.0)
         if moment < self._shared_at:
             self._shared_at = moment
             self._clock.call_at(moment, self._share, moment)
 
     def _share(self, now: float) -> None:
-        """Compute all shares anew.
+        """Recompute all shares.
 
-        The link with the least share per flow is full, and limits its flows. The rest of the other links is for their
-        other flows, whose shares do not shrink by it.
+        The link with the least share per flow is full, and limits its flows. What they leave on other links goes to
+        those links' other flows, whose shares do not shrink.
         """
         if now != self._shared_at:
             return

@@ -1,4 +1,4 @@
-"""Slurm's topology.conf: a tree of switches with the bandwidths of links, read, or written from measured bandwidths."""
+"""Slurm's topology.conf: a tree of switches with link bandwidths, read from a file or written from measurements."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class SwitchLine(NamedTuple):
-    """A switch, and the hosts or switches under it."""
+    """Switch, with the hosts or switches under it."""
 
     where: str
     switch: str
     hosts: list[str]
     switches: list[str]
     bandwidth: float
-    """Bytes per second of the links to these; 0 if unknown."""
+    """Bytes per second of the links to those; 0 if unknown."""
 
 
 def parse_topology(text: str, path: str) -> Topology:
     r"""Read the tree of switches in the text of a topology.conf.
 
-    LinkSpeed is in Mbit/s, which Slurm leaves open; 0 and 1 mean unknown, since Slurm itself writes them so.
+    LinkSpeed is taken as Mbit/s, as Slurm defines no unit; 0 and 1 mean unknown, since Slurm writes them for that.
 
     Raises:
         UsageError: it is not a tree; the error names the line and the remedy.
@@ -45,7 +45,7 @@ def parse_topology(text: str, path: str) -> Topology:
     lines: dict[str, SwitchLine] = {}
     for line in _lines(text, path):
         if before := lines.get(line.switch):
-            raise UsageError(f"{line.where}: switch {line.switch} stands there twice, as in {before.where}; leave one")
+            raise UsageError(f"{line.where}: switch {line.switch} is listed twice, also in {before.where}; leave one")
         lines[line.switch] = line
     hosts, switches = _above(lines, "host"), _above(lines, "switch")
     if not hosts:
@@ -66,7 +66,7 @@ def _above(lines: dict[str, SwitchLine], kind: str) -> dict[str, SwitchLine]:
                 places = f"under {line.switch}, and under {before.switch} by {before.where}"
                 raise UsageError(f"{line.where}: {kind} {name} is {places}; leave it under one of them")
             if kind == "switch" and name not in lines:
-                raise UsageError(f"{line.where}: there is no line SwitchName={name}; add one, or take it away here")
+                raise UsageError(f"{line.where}: there is no line SwitchName={name}; add one, or remove it here")
             above[name] = line
     return above
 
@@ -81,7 +81,7 @@ def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> N
             if up.switch in way:
                 names = [*way]
                 cycle = " under ".join([*names[names.index(up.switch) :], up.switch])
-                raise UsageError(f"{up.where}: a cycle, {cycle}; take {names[-1]} out of its Switches=")
+                raise UsageError(f"{up.where}: a cycle, {cycle}; remove {names[-1]} from its Switches=")
             way[up.switch] = None
             up = above.get(up.switch)
         known.update(way)
@@ -94,7 +94,7 @@ def _check_tree(lines: dict[str, SwitchLine], above: dict[str, SwitchLine]) -> N
 
 def _lines(text: str, path: str) -> Iterator[SwitchLine]:
     begun = ""
-    for number, line in enumerate([*text.splitlines(), ""], 1):  # the last line may end as one that goes on
+    for number, line in enumerate([*text.splitlines(), ""], 1):  # the last line may end with a continuation mark
         whole = begun + line.partition("#")[0].rstrip()
         begun = whole[:-1] + " " if whole.endswith("\\") else ""
         where, words = f"--topology {path}, line {number}", whole.split()
@@ -112,7 +112,7 @@ def _lines(text: str, path: str) -> Iterator[SwitchLine]:
         if more:
             raise UsageError(f"{where}: names {1 + len(more)} switches; write a line for each")
         inner = _names(fields["switches"], where) if "switches" in fields else []
-        # scontrol, which writes levels, lists at a switch also the nodes under the switches below it
+        # scontrol, which writes levels, also lists a switch's nodes under switches below it
         hosts = [] if inner and "level" in fields else _names(fields["nodes"], where) if "nodes" in fields else []
         yield SwitchLine(where, switch, hosts, inner, int(speed) * MBIT if int(speed) > 1 else 0.0)
 
@@ -129,7 +129,7 @@ def _names(text: str, where: str) -> list[str]:
     for word in words:
         parts = [_numbers(inside, where) if inside else [plain] for inside, plain in _PART.findall(word)]
         if len(names) + prod(map(len, parts)) > MOST_HOSTS:
-            raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; there may be no more")
+            raise UsageError(f"{where}: {text[:80]!r} are more than {MOST_HOSTS} names; write at most that many")
         names += ["".join(choice) for choice in product(*parts)]
     if strange := [name for name in names if not _NAME.fullmatch(name)]:
         raise UsageError(f"{where}: {strange[0][:80]!r} is no name; write names as node[1-3,7],other")
@@ -149,7 +149,7 @@ def _numbers(text: str, where: str) -> list[str]:
 
 
 ALIKE = 1.5
-"""Bandwidths that differ by at most this factor belong to one switch; measurements vary less."""
+"""Bandwidths that differ by at most this factor count as those of one switch; measurements vary less."""
 
 
 class Group(NamedTuple):
@@ -162,7 +162,7 @@ class Group(NamedTuple):
 
 
 def measured_topology(hosts: Sequence[str], bandwidths: Mapping[tuple[str, str], float]) -> str:
-    """Write the text of a topology.conf from the bandwidths between each two hosts, in their order.
+    """Write the text of a topology.conf from the bandwidth between each pair of hosts, given in order.
 
     The two groups of hosts with the largest mean bandwidth between them are joined first.
 
@@ -207,7 +207,7 @@ def _joined(left: Group, right: Group, bandwidth: float) -> Group:
 
 
 def _write(group: Group, lines: list[str], above: float = 0.0) -> str:
-    """Add the lines of the switches of a group, and return the name of its top switch."""
+    """Append the lines for a group's switches, and return the name of its top switch."""
     speed = max(2, round((group.bandwidth or above) / MBIT))
     under = f"Nodes={','.join(group.hosts)}"
     if any(part.parts for part in group.parts):

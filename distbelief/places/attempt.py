@@ -129,11 +129,11 @@ class Attempt:
         strategy, now = str(before.get("strategy")), self.job.strategy.name
         if self.manifest and by_name(self.manifest.plan.settings.strategy.name).unit != self.job.strategy.unit:
             raise CheckpointError(
-                f"{out} was trained with {strategy}, and {now} counts its data otherwise: "
-                "begin another run from its weights,"
+                f"{out} was trained with {strategy}, and {now} counts its data differently: "
+                "start another run from its weights"
                 f" with --init-from {out}"
             )
-        # Compare the options as they were given: a script may have changed the batch size, and will do so again.
+        # Compare the options as the user gave them: a script may have changed the batch size, and will do so again.
         kept, asks = before.get("settings", {}), flat(self.settings)
         kept.setdefault("data", OWN_DATA if kept.get("own_data") else SHARED)
         for name in ("batch_size", "drop_last", "order", "data", "seed"):
@@ -141,7 +141,7 @@ class Attempt:
             was = kept.get(name, asked)
             if was != asked:
                 raise CheckpointError(
-                    f"{out} was made with {name} {was}, this job asks for {asked}: the order of the data would "
+                    f"{out} was made with {name} {was}, but this job has {asked}: the order of the data would "
                     f"change; use {was}"
                 )
         if strategy != now:
@@ -150,7 +150,7 @@ class Attempt:
             self._changes.append(f"its job.json has {', '.join(gone)}, no setting of {strategy}: it goes on without")
 
     def go_back(self) -> int:
-        """Go on from the newest checkpoint, and return its number.
+        """Continue from the newest checkpoint, and return its number.
 
         Raises:
             CheckpointError: there is none, or it is corrupt.
@@ -166,7 +166,7 @@ class Attempt:
 
     @property
     def start(self) -> StartingPoint:
-        """Starting point of the attempt: its checkpoint, or the beginning."""
+        """Return where the attempt starts: at its checkpoint, or at the beginning."""
         made = self.manifest
         return StartingPoint(self.checkpoint, made.position, made.samples, made.number + 1) if made else ANEW
 
@@ -211,7 +211,7 @@ class Attempt:
     def finish(self) -> Json:
         """End the display, and write the result.
 
-        A run that never began leaves no folder. If it was a resumed one, it leaves the result that it had.
+        A run that never began leaves no folder. A resumed run that never began keeps its previous result.
         """
         self.live.close()
         result, folder = self.recorder.finish(write=self.begun), self.folder

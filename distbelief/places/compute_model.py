@@ -1,4 +1,4 @@
-"""Compute times of steps: a distribution, slow replicas and stragglers; and padding of real steps to them."""
+"""Compute times of steps: a distribution, slow replicas and stragglers; and padding that slows real steps to match."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ComputeModel(CheckedStruct, frozen=True):
     straggle_factor: float = 10.0
 
     def check(self, replicas: int) -> None:
-        """Refuse values that are impossible for so many replicas.
+        """Refuse values that are impossible for this number of replicas.
 
         Raises:
             UsageError: names the value.
@@ -83,7 +83,7 @@ class Stopwatch:
 
 
 class Padding:
-    """Generator of a replica's sleep after each step, which makes the step as slow as a compute model has it.
+    """Generator of a replica's sleeps, which make each step as slow as a compute model says.
 
     >>> Padding(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).rest(0.5)
     7.5
@@ -96,7 +96,7 @@ class Padding:
     def rest(self, elapsed: float, share: float = 1.0, begins: bool = True) -> float:
         """Return the seconds to sleep after a step that took `elapsed` seconds.
 
-        A step may be done in several shares: the first `begins` it, and the others go on with it.
+        A step may be done in several shares; only the first one `begins` it.
         """
         if begins:
             self._factor = self._factors.draw()

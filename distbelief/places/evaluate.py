@@ -52,7 +52,7 @@ def evaluate(
         UsageError: there is no such run, or its task has no name or no test set; or a file's task is not built in, and
             none is named.
         LayoutError: the task's model does not fit the file.
-        CheckpointError: the run has no model yet, or another model.
+        CheckpointError: the run has no model yet, or another task's.
         DataError: the data are not available, or the file is truncated, foreign or corrupt.
     """
     path = Path(admit(run, str | os.PathLike, f"evaluate({shown(run)})"))
@@ -61,7 +61,7 @@ def evaluate(
     device_number(admit(device, str, f"evaluate(device={shown(device)})"))
     if task and not path.is_file():
         RunFolder.open(path)
-        raise UsageError(f"--task {task}: is of a compressed file, and a run knows its own: leave it off")
+        raise UsageError(f"--task {task}: is for a compressed file; a run knows its own task: leave it off")
     admit(inference, str, f"evaluate(inference={shown(inference)})")
     found, model = trained(path, data_dir, device, task, inference=inference)
     if why := available(found.reference, found.data_dir):
@@ -83,12 +83,12 @@ def evaluate(
 
 
 class TrainedModel(NamedTuple):
-    """A trained model, before it is built."""
+    """Trained model that is not built yet."""
 
     task: Task
     seed: int
     values: Path | ModelFile
-    """Its values: a safetensors file, or a compressed one."""
+    """File of its values: safetensors, or compressed."""
 
 
 def find(path: Path, data_dir: str | None = None, task: str | None = None) -> TrainedModel:
@@ -117,7 +117,7 @@ def find(path: Path, data_dir: str | None = None, task: str | None = None) -> Tr
         reference, options = task, {}
     if not folder.model.is_file():
         raise CheckpointError(
-            f"{path} has no {folder.model.name}: it was ended before its first checkpoint; train it on with --out "
+            f"{path} has no {folder.model.name}: it ended before its first checkpoint; continue it with --out "
             f"{path} --resume"
         )
     return TrainedModel(resolve(reference, data_dir or options.get("data_dir")), int(job.get("seed", 0)), folder.model)
@@ -159,7 +159,7 @@ def figures_of(measured: Measured) -> Json:
 
 @contextlib.contextmanager
 def threads(most: int) -> Iterator[None]:
-    """Let torch compute with at most so many threads; with one, as replicas do."""
+    """Limit the threads with which torch computes; with one, it computes as replicas do."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(most, before))
     try:

@@ -10,14 +10,14 @@ from distbelief.errors import Interrupted, JobFailed
 
 
 class Explanation(msgspec.Struct):
-    """Explanation of the deaths in one job, and the checkpoint from which the job can go on."""
+    """Explanation of the deaths in one job, and the checkpoint from which the job can continue."""
 
     checkpoint: int = 0
     """Number of the newest checkpoint; 0 where there is none."""
     run: str = ""
     """Path of the run folder; "" where there is none."""
     reported_loss: str = ""
-    """First report of a role that failed only because another is gone."""
+    """First report from a role that failed only because another role was gone."""
     deaths: dict[str, str] = {}
     """Description of each role's last death, except the deaths that were intended."""
     _last_words: dict[str, str] = {}

@@ -22,7 +22,7 @@ class Ended(msgspec.Struct, frozen=True):
     killed: bool = False
     """True if a signal ended it, rather than an error of its own."""
     done: bool = False
-    """True if it had done its part."""
+    """True if it had finished its part."""
     resumable: bool = True
     """True if another life can follow here. False if a coordinator's journal is broken, or no host has room."""
 
@@ -65,15 +65,15 @@ def check_leave_within(seconds: float, without: str) -> None:
 
 
 class Interruption(msgspec.Struct, frozen=True):
-    """Event: a request of the user to end the job, or of a host to leave it."""
+    """Event: the user wants the job to end, or a host is to leave it."""
 
     why: str
     host: str = ""
-    """Host of the request; "" for this one. A launcher's request to all hosts counts once."""
+    """Host that got the request; "" for this one. A launcher's request to all hosts counts once."""
     lives: tuple[tuple[str, int], ...] = ()
     """Roles and incarnations on that host."""
     within: float = 0.0
-    """Seconds within which the host may leave a job that goes on; 0 if it may not leave."""
+    """Seconds in which the host may leave while the job continues; 0 if it may not leave."""
     replaceable: bool = False
     """True if another host could hold its shards."""
 
@@ -115,7 +115,7 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class TickLater(msgspec.Struct, frozen=True):
-    """Effect: send the supervisor a `Tick` in so many seconds."""
+    """Effect: send the supervisor a `Tick` after some seconds."""
 
     seconds: float
 
@@ -127,7 +127,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     """Time limits of a supervisor, and its pause before a restart, in seconds."""
 
     ending: float = 30.0
-    """Limit for a replica to leave, a process to end after the job, or a stopped one (SIGSTOP) to go on."""
+    """Limit for a replica to leave, for a process to end after the job, or for a stopped one (SIGSTOP) to continue."""
     closing: float = 600.0
     """Limit for an interrupted job to write its checkpoint."""
     silence: float = 20.0

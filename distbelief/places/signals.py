@@ -1,4 +1,4 @@
-"""Signals: the handling of those that end a job, and of those of a container's first process.
+"""Signals: handling of those that end a job, and of all those that a container's first process gets.
 
 The module is light: a command handles signals before it imports anything else.
 """
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal was closed"}
-"""Signals that end a job, each with its name for people."""
+"""Signals that end a job, each with a name that people know."""
 FROM_KERNEL = 0x80
-"""The `si_code` of a signal that no process has sent, such as by a key: all processes of the terminal got it."""
+"""The `si_code` of a signal that no process has sent, such as by a key; all processes of the terminal got it."""
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[..., object]) -> Iterator[None]:
-    """Let a handler take the signals that end a job, in the main thread; ignored ones (nohup, a shell) stay ignored."""
+    """Handle the signals that end a job, in the main thread; ignored ones (nohup, a shell) stay ignored."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: own for number in WORDS if (own := signal.getsignal(number)) is not signal.SIG_IGN}
@@ -34,11 +34,11 @@ def handled(handler: Callable[..., object]) -> Iterator[None]:
         yield
     finally:
         for number, own in before.items():
-            signal.signal(number, own or signal.SIG_DFL)  # None where no Python code had set a handler
+            signal.signal(number, own or signal.SIG_DFL)  # None if no Python code had set a handler
 
 
 def raised() -> contextlib.AbstractContextManager[None]:
-    """Let these signals raise KeyboardInterrupt, so that all that was begun is ended on its way."""
+    """Let these signals raise KeyboardInterrupt, which ends whatever has begun on its way up."""
     return handled(signal.default_int_handler)
 
 
@@ -46,8 +46,7 @@ def raised() -> contextlib.AbstractContextManager[None]:
 def waitable() -> Iterator[Connection]:
     """Yield a connection that receives the name of each signal, if this is the main thread.
 
-    Nothing is raised: an exception at any line could be caught by the code that runs there, such as an import. Then the
-    signal would be lost.
+    Nothing is raised, as the running code, such as an import, could catch the exception. Then the signal would be lost.
     """
     import multiprocessing
 
@@ -57,7 +56,7 @@ def waitable() -> Iterator[Connection]:
 
 
 def leave_process_1() -> None:
-    """Go on in a child, if this is the first process of a container.
+    """Continue in a child if this is the first process of a container.
 
     The first process gets only the signals that it handles, and it has to wait for all orphans. It passes signals on to
     the child, and exits with the child's status.
@@ -76,7 +75,7 @@ def _wait_for_all(child: int) -> int:
     while True:
         came = signal.sigwaitinfo(signal.valid_signals())
         if came.si_signo != signal.SIGCHLD:
-            if came.si_code != FROM_KERNEL or came.si_signo == signal.SIGHUP:  # the first process alone may get SIGHUP
+            if came.si_code != FROM_KERNEL or came.si_signo == signal.SIGHUP:  # SIGHUP may reach this process alone
                 os.kill(child, came.si_signo)
             continue
         ended = -1
@@ -88,7 +87,7 @@ def _wait_for_all(child: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal, until another lets it go on."""
+    """Return whether a process is stopped by a signal, until another signal continues it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"
@@ -97,7 +96,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has used, with all processes that it has started."""
+    """Return the processor time that a process and all processes that it started have used."""
     used = 0.0
     with contextlib.suppress(OSError, ValueError):  # it has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

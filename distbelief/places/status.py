@@ -24,7 +24,7 @@ ANSWER_SECONDS = 0.5
 ASK_SECONDS = 5.0
 """Limit in seconds for the answer of a job's supervisor."""
 CLIENTS = 8
-"""Most clients that may wait for an answer or read one at once; more are turned away."""
+"""Most clients that may wait for an answer, or read one, at the same time; more are turned away."""
 READING_SECONDS = 0.02
 """Seconds between two attempts to send more to a client that reads slowly."""
 ANSWER_LIMIT = 16 << 20
@@ -38,7 +38,7 @@ def _address(run: str | Path) -> str:
 class StatusServer:
     """Server of a supervisor, which answers clients with the job's state.
 
-    It answers once every process has reported its state, or has had its time.
+    It answers once every process has reported its state, or after a time limit.
 
     Args:
         run: the run folder; without one there is no server.
@@ -59,14 +59,14 @@ class StatusServer:
             try:
                 listener.bind(_address(run))
                 listener.listen(CLIENTS)
-            except OSError:  # another job in the same folder has the name
+            except OSError:  # another job in the same folder holds the name
                 listener.close()
                 return
             listener.setblocking(False)
             self.listener = listener
 
     def serve(self, ready: bool) -> None:
-        """Accept a client if the listener is ready, and answer those whose answer is due."""
+        """Accept a client if the listener is ready, and answer the clients whose answer is due."""
         if ready and self.listener is not None:
             with contextlib.suppress(OSError):
                 client, _ = self.listener.accept()
@@ -99,7 +99,7 @@ class StatusServer:
 
     @property
     def due(self) -> float:
-        """Seconds until a client must be answered, at most; infinite if none waits."""
+        """Most seconds until a client must be answered; infinite if none waits."""
         reading = READING_SECONDS if self._readers else float("inf")
         return min(reading, max(0.0, self._deadline - time.monotonic()) if self._clients else float("inf"))
 
@@ -112,7 +112,7 @@ class StatusServer:
 
 
 def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socket, memoryview, float] | None:
-    """Send a client as much of its answer as it can take; return None once it has all, or its time is over."""
+    """Send a client as much of its answer as it can take; return None once it has all, or its time is up."""
     client, rest, until = reader
     try:
         rest = rest[client.send(rest) :]
@@ -205,7 +205,7 @@ def status(run: str | Path) -> Json:
 def _ended(folder: RunFolder) -> Json:
     """Return the state of a job whose supervisor does not listen."""
     if folder.locked:
-        reason = "it cannot be asked: it is a simulation, or a job that just begins or ends"
+        reason = "it cannot be asked: it is a simulation, or a job that is just beginning or ending"
         return {
             "run": str(folder.path),
             "running": True,
@@ -219,7 +219,7 @@ def _ended(folder: RunFolder) -> Json:
     try:
         result = dict(json.loads(folder.result.read_bytes()))
     except OSError:
-        result["reason"] = "it is not running and has left no result: it was killed, or had no room for one"
+        result["reason"] = "it is not running and has left no result: it was killed, or the disk was full"
     except (ValueError, TypeError) as error:
         result["reason"] = f"{folder.result} is corrupt ({error}): see {folder.metrics.name} for what it did"
     return {

@@ -1,4 +1,4 @@
-"""The supervisor: a state machine that starts, ends and informs the roles of a job, and decides how the job ends.
+"""Supervisor: a state machine that starts, ends and informs the roles of a job, and decides how the job ends.
 
 A place carries out its effects, and reports to it as events. The place is the processes of this machine, a simulation,
 or the machine of a guest. The supervisor reads no clock: every event comes with its moment. The coordinator alone
@@ -43,10 +43,10 @@ class _Life:
         self.name = role, incarnation
         """Role and incarnation under which the place knows it."""
         self.left = False
-        """True if it has left the job regularly; its script may go on for any time after that."""
+        """True if it has left the job regularly; its script may continue for any time after that."""
         self.stopped_at: float | None = None
         self.said = Failed("", "")
-        """Its last error, if that reported only that another role is gone."""
+        """Its last error, if the error only reported that another role is gone."""
         self.why = ""
         """Reason for which it was killed; "" if it was not."""
         self.mirrors = False
@@ -62,8 +62,8 @@ class Supervisor:
         restarts: the number of times that each role is restarted.
         explanation: the explanation of the job's end.
         lasts: whether a killed coordinator is restarted.
-        deadlines: the limits for others, and the pause before a restart.
-        script: whether replicas run the user's scripts, which may work long between two steps, and after the last.
+        deadlines: the time limits for other roles, and the pause before a restart.
+        script: whether replicas run the user's scripts, which may work long between two steps and after the last one.
         guest: whether it starts only one replica, which takes part in another machine's job.
 
     >>> supervisor = Supervisor(restarts=1)
@@ -113,14 +113,14 @@ class Supervisor:
         """Hosts that are leaving the job."""
         self._heard = self._hushed = 0.0
         self._late: DistbeliefError | None = None
-        """Error of a script after its part of the job was done."""
+        """Error that a script raised after its part of the job was done."""
         self._leave_by = self._end_by = float("inf")
 
     # state
 
     @property
     def over(self) -> bool:
-        """True once no role is started any more."""
+        """Return whether no role is started any more."""
         return self.failure is not None or self.finished is not None
 
     def _lives(self) -> Iterator[_Life]:
@@ -137,7 +137,7 @@ class Supervisor:
     def refusal(self) -> tuple[str, bool] | None:
         """Reason why no guest may join now, and whether one may join soon; None if one may join."""
         if self.listening is None or not self.started:
-            return "it has not begun, or its coordinator is about to come again", True
+            return "it has not begun, or its coordinator is about to be restarted", True
         return ("the job is ending", False) if self.ending or self.finished is not None else None
 
     def _needs(self, role: str) -> bool:
@@ -158,13 +158,13 @@ class Supervisor:
         """Assert the invariants between two events."""
         for role, lives in self._here.items():
             numbers = [life.incarnation for life in lives]
-            assert numbers == sorted({*numbers}), f"{role} is there as {numbers}"
+            assert numbers == sorted({*numbers}), f"{role} runs as {numbers}"
             wanted = self._wanted.get(role, numbers[-1] + 1)
-            assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and is there as {numbers}"
+            assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and runs as {numbers}"
             assert all(life.role == role for life in lives), f"{[life.role for life in lives]} are kept as {role}"
         names = [life.name for life in self._lives()]
         assert len(names) == len({*names}), f"{names}: two lives have one name"
-        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, and {[*self._wanted]} are to begin"
+        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, but {[*self._wanted]} are to begin"
         assert all(life in self._lives() for life in self._moving.values()), f"{[*self._moving]} move, and are gone"
 
     # events
@@ -224,7 +224,7 @@ class Supervisor:
         return []
 
     def _mirrors(self, now: float, record: records.StandbyReady | records.Vacant) -> list[Effect]:
-        """Note that a shard's standby holds its state; or that it does not, and start the shard again."""
+        """Note that a shard's standby holds its state; if it does not, start the shard again."""
         if life := self._latest(roles.standby_of(record.role)):
             life.mirrors = isinstance(record, records.StandbyReady)
         if isinstance(record, records.StandbyReady):
@@ -242,7 +242,7 @@ class Supervisor:
         return told
 
     def _leaves(self, lead: str) -> None:
-        """Note that the coordinator has released a role; if its partitions end now, they have not died."""
+        """Note that the coordinator has released a role; if its partitions end now, that is no death."""
         for life in self._lives():
             life.left |= roles.lead_of(life.role) == lead
 
@@ -260,13 +260,13 @@ class Supervisor:
         return []
 
     def _failed_late(self, role: str, word: Failed) -> list[Effect]:
-        """Keep a script's error until the end of the job: its part was done, and the training goes on."""
+        """Keep a script's error until the end of the job: its part was done, and the training continues."""
         for life in self._here.get(role, ()):
             life.left = True
         if self._late is None:
             self._late = word.error
             kept = f" and is kept in {self.explanation.run}" if self.explanation.run else ""
-            self._late.args = (f"{word.told}; that came after the training, which goes to its end{kept}",)
+            self._late.args = (f"{word.told}; that came after its part of the training: the job continues{kept}",)
         return [effects.WriteRecord(records.Note(f"{word.told}; its part of the training was done"))]
 
     # starts and ends
@@ -306,7 +306,9 @@ class Supervisor:
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
-        """Kill all partitions of a replica together: none could go on, or join an incarnation in which one has died."""
+        """Kill all partitions of a replica together: none could continue, or join an incarnation in which one has
+        died.
+        """
         if not roles.is_replica(life.role):
             return []
         lead, following = roles.lead_of(life.role), self._next_life(life)
@@ -361,7 +363,9 @@ class Supervisor:
         return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
 
     def _was_done(self, life: _Life) -> bool:
-        """Return whether another partition of the incarnation has ended regularly, so that none of it restarts."""
+        """Return whether another partition of the incarnation has ended regularly, so that none of the replica
+        restarts.
+        """
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
             one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead
@@ -369,8 +373,8 @@ class Supervisor:
         )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
-        """Return the notes about a death that the coordinator is not informed of."""
-        told = [f"{life.role} is gone: {how}; another takes its place, and goes on by its journal"] if again else []
+        """Return the notes about a death that is not reported to the coordinator."""
+        told = [f"{life.role} is gone: {how}; another takes its place, and continues from its journal"] if again else []
         if self._guest:
             told = [life.said.told] * bool(life.said.told)
             told += [f"{life.role} died: {how}; another takes its place"] * again
@@ -433,7 +437,7 @@ class Supervisor:
     # time
 
     def _tick(self, now: float, tick: Tick) -> list[Effect]:
-        """Start the roles that are due, kill those that delay the job too long, and report what it waits for."""
+        """Start the roles that are due, kill those that delay the job too long, and report what the job waits for."""
         told: list[Effect] = []
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
             del self._due[role]
@@ -499,7 +503,7 @@ class Supervisor:
         elif self._guest:
             self.ending = True
             asked = Interrupt("this replica was asked to leave")
-            told = effects.WriteRecord(records.Note("leaving, once what has begun is applied"))
+            told = effects.WriteRecord(records.Note("leaving once its unfinished work is applied"))
             for life in self._lives():
                 life.leave_by = now + event.within if event.within else float("inf")
             return [told, *(Tell(role, asked) for role in self._here)]
@@ -520,7 +524,7 @@ class Supervisor:
 
     @property
     def _ends(self) -> bool:
-        """True if the whole job ends, so that no host leaves by itself."""
+        """Return whether the whole job ends, so that no host leaves by itself."""
         return self.ending or bool(self._interrupts) or self.over
 
     def _replicas_of(self, event: Interruption) -> set[str]:
@@ -528,7 +532,7 @@ class Supervisor:
         return {roles.lead_of(role) for role, _ in event.lives if roles.is_replica(role)}
 
     def _spares(self, event: Interruption) -> bool:
-        """Return whether the job can go on without a host.
+        """Return whether the job can continue without a host.
 
         Other hosts must have replicas, and the host's shards must have standbys or a checkpoint.
         """
@@ -556,7 +560,7 @@ class Supervisor:
                 life.leave_by = min(life.leave_by, now + event.within)
         who = roles.named(sorted(role for role, _ in event.lives), NAMES) or "nobody"
         told = f"host {event.host} leaves within {event.within:g} s ({event.why}): {who}; the others go on"
-        asked = Interrupt(f"host {event.host} was told to go")
+        asked = Interrupt(f"host {event.host} was told to leave")
         return [
             effects.WriteRecord(records.Note(told)),
             Vacate(event.host),
@@ -576,12 +580,12 @@ class Supervisor:
         """Kill a life that has not left its host in time; a replica's unfinished minibatches are dealt again."""
         if self._guest:
             self.failure = Interrupted(
-                "what was begun took longer than --leave-within: ended at once, and what this replica held is dealt "
-                "to others"
+                "its unfinished work took longer than --leave-within: ended at once, and what this replica held is "
+                "dealt to others"
             )
             return []
         told: list[Effect] = []
-        why = f"host {life.host} leaves, and it was not done in time"
+        why = f"host {life.host} is leaving, and it did not finish in time"
         if roles.is_replica(life.role) and not life.left:
             lead = roles.lead_of(life.role)
             self._leaves(lead)

@@ -14,7 +14,7 @@ class View(CheckedStruct, frozen=True):
     """Description of the job, shown as it starts."""
 
     def show_start(self) -> None:
-        """Print what begins at once: importing torch, which comes next, takes seconds."""
+        """Print what begins, at once, since importing torch comes next and takes seconds."""
         if self.title and not (self.quiet or self.json):
             print(f"starting {self.title}", flush=True)
 

@@ -1,7 +1,7 @@
-"""The store of checkpoints: each is a folder of a file per shard, the model's weights, and a manifest.
+"""Store of checkpoints: each is a folder with a file per shard, the model's weights, and a manifest.
 
-A checkpoint is made in `.making-<number>` and renamed when all of it is on disk, so that a folder named by a number is
-complete. Nothing is pickled, and nothing is ever unpickled.
+A checkpoint is made in `.making-<number>` and renamed when all of it is on disk, so a folder named by a number is
+complete. Nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckpointFile(msgspec.Struct, frozen=True):
     """Length in bytes."""
     crc32: int
     facts: Json = {}
-    """Values that the shard saved beside its arrays."""
+    """Values that the shard saved besides its arrays."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 class Checkpoints:
-    """The checkpoints of one run: shards' processes save parts, and the coordinator's commits.
+    """Checkpoints of one run: the shards' processes save parts, and the coordinator's process commits.
 
     Args:
         run: the run folder; checkpoints lie in `run/checkpoints`.
@@ -86,7 +86,7 @@ class Checkpoints:
 
         Args:
             number: number of the checkpoint, from 0.
-            part: `shard-<index>`; or `SCRIPT`, whose latest tensors serve every checkpoint.
+            part: `shard-<index>`; or `SCRIPT`, of which every checkpoint uses the latest tensors.
             arrays: `vector.moving` and `vector.frozen` (1-D uint8, the shard's ranges of the flat vector), and for each
                 section of parameters `master.<section>` and `state.<section>.<key>`: 1-D, with one element per
                 parameter in the shard's range, or with one element (`step`).
@@ -121,8 +121,8 @@ class Checkpoints:
     def commit(self, number: int, plan: Plan, position: Position, samples: int, script: bool = False) -> Path:
         """Complete checkpoint `number`, whose parts are on disk, and copy its model to the run folder.
 
-        Older checkpoints beyond `keep_checkpoints` are deleted, and those with larger numbers: a resumed job has gone
-        back behind these.
+        Older checkpoints beyond `keep_checkpoints` are deleted. So are those with larger numbers, from before a job
+        went back to an earlier one.
 
         Args:
             number: number of the checkpoint.
@@ -136,7 +136,7 @@ class Checkpoints:
                 one stays.
         """
         making, final = self._making(number), self.folder_of(number)
-        # a coordinator may have died between its commit and the news of it
+        # an earlier coordinator may have died after its commit, before reporting it
         again = not making.exists() and self._holds(final, number, position, samples)
         if not again:
             with self._whole_or_nothing(number):
@@ -146,7 +146,7 @@ class Checkpoints:
             sync(self.folder)
         except OSError as error:
             raise CheckpointError(
-                f"{final} exists but may not survive a power cut: {error}; older checkpoints are kept. Mend that disk"
+                f"{final} exists but may not survive a power cut: {error}; older checkpoints are kept. Repair that disk"
             ) from error
         self._tidy(number, max(plan.settings.keep_checkpoints, 1))
         self._place(final / MODEL)
@@ -232,7 +232,7 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
         for path in self.folder.glob(".making-*"):
             other = path.name.removeprefix(".making-")
-            if not other.isdigit() or int(other) <= number:  # a larger one may be in the making now
+            if not other.isdigit() or int(other) <= number:  # a larger number may be in the making now
                 shutil.rmtree(path, ignore_errors=True)
 
     def _place(self, model: Path) -> None:
@@ -267,8 +267,8 @@ def read_manifest(path: str | Path) -> Manifest:
         version = msgspec.json.decode(outer.manifest, type=Json).get("format")
         if version != FORMAT:
             raise CheckpointError(
-                f"{file} is in format {version}, this distbelief reads format {FORMAT}: go on with the version that "
-                "wrote it"
+                f"{file} is in format {version}, but this distbelief reads {FORMAT}: go on with the version "
+                "that wrote it"
             )
         manifest = msgspec.json.decode(outer.manifest, type=Manifest, dec_hook=read_strategy_or_name)
         if len(manifest.parts) != len(manifest.plan.assignments):
@@ -289,13 +289,13 @@ def unreadable(file: Path, error: OSError) -> CheckpointError:
     """Make the error for an unreadable file of a checkpoint, with the remedy."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return CheckpointError(f"{file} is missing; {_remedy(file.parent)}")
-    return CheckpointError(f"{file} cannot be read: {error.strerror}; mend that, and go on with --resume")
+    return CheckpointError(f"{file} cannot be read: {error.strerror}; fix that, and go on with --resume")
 
 
 def _remedy(spoilt: Path) -> str:
     before = (path for path in spoilt.parent.glob("*") if _NUMBER.fullmatch(path.name) and path.name < spoilt.name)
     older = max(before, default=None)
-    remedy = f"delete {spoilt} to go on from {older}, the one before it, or " if older else "there is none before it: "
+    remedy = f"delete {spoilt} to go on from {older}, the previous one, or " if older else "there is none before it: "
     return f"{remedy}train anew into another folder"
 
 
@@ -303,7 +303,7 @@ def _room() -> str:
     """Return the remedy for a file that cannot be written."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = "" if most == resource.RLIM_INFINITY else f", or let a file be longer than {most:,} bytes (ulimit -f)"
-    return f"make room on that disk or mend it{limited}"
+    return f"make room on that disk or repair it{limited}"
 
 
 def sealed(path: Path, facts: Json | None = None) -> CheckpointFile:

@@ -1,4 +1,4 @@
-"""The run folder, which holds everything that a run leaves, and the way its files are written."""
+"""Run folder, which holds everything that a run leaves, and how its files are written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
-"""Tries for the lock of a folder, and the time between them: a look at the status holds the lock for a moment."""
+"""Tries to lock a folder, and the time between them: `distbelief status` holds the lock for a moment."""
 OWNER_ALONE = 0o600
 """Mode of a file that only its owner may read."""
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
@@ -79,7 +79,7 @@ def _sync(descriptor: int) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of distbelief, torch and Python."""
-    import torch  # late: a ticket is written without it
+    import torch  # imported here, since a ticket is written without it
 
     return {
         "distbelief": metadata.version("distbelief"),
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 class RunFolder:
-    """The folder of one run and the paths in it; TensorBoard events are in `path` itself.
+    """Folder of one run and the paths in it; TensorBoard events are in `path` itself.
 
     >>> import tempfile
     >>> folder = RunFolder.create(Path(tempfile.mkdtemp()) / "run", "mnist-downpour")
@@ -120,7 +120,7 @@ class RunFolder:
             folder.path.mkdir(parents=True, exist_ok=True)
             if any(folder.path.iterdir()):
                 raise UsageError(
-                    f"--out {folder.path} is not empty; name another folder, or go on with its run by --resume"
+                    f"--out {folder.path} is not empty; name another folder, or continue its run with --resume"
                 )
             with tempfile.TemporaryFile(dir=folder.path):
                 pass
@@ -191,18 +191,18 @@ class RunFolder:
         return (there.st_dev, there.st_ino) != (locked.st_dev, locked.st_ino)
 
     def make_again(self, job: Json) -> None:
-        """Make a deleted folder again, with its `job.json`, and lock it.
+        """Create a deleted folder again, with its `job.json`, and lock it.
 
         Raises:
-            UsageError: it cannot be made, or another job has made it.
+            UsageError: it cannot be created, or another job has created it.
         """
         self.unlock()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"the run folder {self.path} was deleted, and cannot be made again: {error.strerror}; do not delete it "
-                "while a job runs"
+                f"the run folder {self.path} was deleted, and cannot be created again: {error.strerror}; do not delete "
+                "it while a job runs"
             ) from error
         self.lock()
         self.write_job(job)
@@ -235,7 +235,7 @@ class RunFolder:
 
 
 def _locked(descriptor: int, kind: int, looks: int) -> bool:
-    """Try to lock a folder; return whether another holds it at every look."""
+    """Try to lock a folder several times; return whether another process holds the lock each time."""
     for look in range(looks):
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -251,7 +251,7 @@ def _locked(descriptor: int, kind: int, looks: int) -> bool:
 
 def _release(descriptor: int) -> None:
     with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would leave the lock to a process forked from this one
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave the lock to any forked process
     os.close(descriptor)
 
 

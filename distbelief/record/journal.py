@@ -1,4 +1,4 @@
-"""The journal of a machine: its state at some moment and the events since, from which another machine continues."""
+"""Journal of a state machine: its state at some moment and the events since, from which another machine continues."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from distbelief.core import events, wire
 from distbelief.core.messages import Message
 
 LONG = 1 << 20
-"""Bytes of events after which the state is written anew."""
+"""Bytes of events after which the state is written again."""
 LIMIT = 16 << 20
 """Longest journal in bytes; events beyond it are not noted, and the journal is useless."""
 
-_TOP = struct.Struct("<QI")  # how often the journal was begun, and the length of the memory that follows
+_TOP = struct.Struct("<QI")  # number of times the journal was begun, and length of the memory that follows
 _HEAD = struct.Struct("<I")
 _ALONE: dict[str, type] = {kind.__name__: kind for kind in (events.Lost, events.Saved, events.Woke)}
 
 
 class JournalEntry(NamedTuple):
-    """Event that a machine took: its sender, the sender's incarnation (-1 for events without a link), and the event."""
+    """Event that a machine handled, with its sender and the sender's incarnation (-1 for events without a link)."""
 
     sender: str
     incarnation: int
@@ -33,8 +33,8 @@ class Journal:
     """Journal to which an event is written before the machine acts on it, so that it lacks nothing that others saw.
 
     Args:
-        files: two unbuffered files that outlive the process. Each beginning takes the other file, so that one of them
-            is complete at any moment.
+        files: two unbuffered files that outlive the process. Each `begin` switches to the other file, so that one is
+            complete at any moment.
 
     >>> import io
     >>> from distbelief.core.conversations.checkpointing import Go
@@ -64,7 +64,7 @@ class Journal:
         return self._files[self._begun % len(self._files)]
 
     def begin(self, memory: bytes) -> None:
-        """Begin anew with the state of the machine."""
+        """Begin the journal again with the machine's present state."""
         self._begun += 1
         self._file.seek(0)
         self._file.truncate()
@@ -72,7 +72,7 @@ class Journal:
         self.memory, self._told, self._since, self._size = memory, b"", 0, _TOP.size + len(memory)
 
     def note(self, sender: str, incarnation: int, event: events.Event) -> None:
-        """Write down an event before the machine takes it."""
+        """Write down an event before the machine handles it."""
         if self._size > LIMIT:
             return
         if isinstance(event, Message):
@@ -86,7 +86,7 @@ class Journal:
 
     @property
     def long(self) -> bool:
-        """Return whether the journal should be begun anew."""
+        """Return whether the journal should be begun again."""
         return self._since > max(LONG, 2 * len(self.memory)) or (self._since > LONG and self._size > LIMIT // 2)
 
     def entries(self) -> Iterator[JournalEntry]:
@@ -109,7 +109,9 @@ def _end(data: bytes, begin: int) -> int:
 
 
 def _read(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return how often the journal was begun (0 if its memory is incomplete), its memory, and its complete entries."""
+    """Return how many times the journal was begun (0 if its memory is incomplete), its memory, and its complete
+    entries.
+    """
     file.seek(0)
     data = file.read()
     if len(data) < _TOP.size:

@@ -1,4 +1,4 @@
-"""Cores and memory that processes may use, of the machine or its container, and a description of the machine."""
+"""Cores and memory that this machine or its container lets processes use, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROC = Path("/proc")
 
 
 def quota() -> int:
-    """Return the cores that quotas of processor time allow, at least 1; without quotas, all of the machine."""
+    """Return the cores that quotas of CPU time allow, at least 1; without quotas, all cores of the machine."""
     cores = float(os.cpu_count() or 1)
     for group in _groups("cpu"):
         whole = _read(group / "cpu.max") or f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
@@ -44,7 +44,7 @@ def free_memory() -> int:
 def memory_kills() -> int:
     """Return how many processes of this group, or else this machine, the kernel has killed for lack of memory."""
     for group in _groups("memory"):
-        for name in ("memory.events", "memory.oom_control"):  # of version 2, and 1
+        for name in ("memory.events", "memory.oom_control"):  # version 2, and version 1
             if "oom_kill" in (counts := _counts(group / name)):
                 return counts["oom_kill"]
     return _counts(PROC / "vmstat").get("oom_kill", 0)
@@ -55,7 +55,7 @@ def _groups(controller: str) -> Iterator[Path]:
     paths = {}
     for line in _read(PROC / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        paths.update(dict.fromkeys(names.split(","), path))  # of version 2 the name is empty
+        paths.update(dict.fromkeys(names.split(","), path))  # in version 2 the name is empty
     for line in _read(PROC / "self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         top, root = before.split()[3:5]
@@ -89,7 +89,7 @@ LOOK = 0.1
 
 def machine() -> dict[str, object]:
     """Describe this machine, for figures that are measured on it."""
-    import torch  # late: hosts ask for their cores before they need it
+    import torch  # imported here, since hosts ask for their cores before they need torch
 
     model = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
@@ -112,7 +112,7 @@ def busy() -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """Return the ticks of all cores since the start of the machine, and the idle ones among them; 0 if unknown."""
+    """Return the ticks of all cores since the machine started, and how many were idle; 0 if unknown."""
     ticks = [int(word) for line in _lines("/proc/stat")[:1] for word in line.split()[1:9]]
     return sum(ticks), sum(ticks[3:5])
 

@@ -1,4 +1,4 @@
-"""View of a job: a live table on a terminal, plain lines, JSON lines, or nothing; and the lines at its end."""
+"""View of a job: a live table on a terminal, plain lines, JSON lines, or nothing; and the final lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PERIOD = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 FRAME = 0.25
-"""Least seconds between two pictures on a terminal, and before replicas are shown as joined."""
+"""Least seconds between two pictures on a terminal, and before replicas are shown as having joined."""
 NAMES = 8
 """Most names of replicas in one line."""
 ROWS = 16
@@ -66,7 +66,7 @@ class Live:
         self._staleness: dict[str, float] = {}
         """Mean staleness of the replicas' latest pushes, by shard."""
         self.ask: Callable[[], object] = bool
-        """Called before a picture or a line of progress, to report the state of shards by `stands`."""
+        """Function called before a picture or a line of progress; it reports the state of shards by `stands`."""
         self._unsaved = ""
         self._tested: set[int] = set()
         self._joined: list[str] = []
@@ -116,7 +116,7 @@ class Live:
         return not (self._silent or self._json)
 
     def stands(self, shard: str, facts: Json) -> None:
-        """Take the state of a shard; `facts["of"]` has its facts about each replica."""
+        """Note the state of a shard; `facts["of"]` has its facts about each replica."""
         latest = [push["staleness"] for push in facts.get("of", {}).values() if push.get("staleness") is not None]
         if latest:
             self._staleness[shard] = sum(latest) / len(latest)
@@ -134,7 +134,7 @@ class Live:
         return "" if mean is None else f"staleness {mean:.2f}"
 
     def close(self) -> None:
-        """Release the terminal; the table of replicas stays, and after a failure the progress too."""
+        """Release the terminal; the table of replicas stays visible, and after a failure the progress too."""
         if self._silent or self._json:
             return
         try:
@@ -169,7 +169,7 @@ class Live:
             self._last = now
 
     def _told(self, record: records.Record) -> str:
-        """Return the line for a record, "" if it only changes numbers."""
+        """Return the line for a record; "" if the record only changes numbers."""
         match record:
             case records.Started():
                 # a job without a server has no shards
@@ -212,7 +212,7 @@ class Live:
                 )
             case records.Checkpointed():
                 before, self._unsaved = self._unsaved, re.sub(r"\d+", "", record.error)
-                if not record.error or self._unsaved == before:  # a full disk fails all that follow, too
+                if not record.error or self._unsaved == before:  # a full disk makes all later checkpoints fail too
                     return ""
                 named = record.error.startswith("checkpoint")
                 return record.error if named else f"checkpoint {record.number} failed: {record.error}"

@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`: every record of a run in its order, and how they are read back."""
+"""Lines of `metrics.jsonl`: every record of a run in order, and how they are read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _records: msgspec.json.Decoder[records.AnyRecord] = msgspec.json.Decoder(records
 BLOCK = 1 << 16
 """Bytes read at a time from the end of a file."""
 GOES_BACK = (records.Started, records.Rewound)
-"""Records after which a job may continue from fewer samples."""
+"""Kinds of records after which a job may continue from fewer samples."""
 
 
 def line(seconds: float, record: records.Record) -> bytes:
@@ -82,7 +82,7 @@ def goes_back(path: Path, start: int = 0) -> list[int]:
 def in_effect(
     path: Path, ends: Sequence[int], start: int = 0, total: int = 0
 ) -> Iterator[tuple[float, records.Record]]:
-    """Yield the records that still count after all returns to checkpoints; counts of bytes always do.
+    """Yield the records that still count after all returns to checkpoints; counts of bytes always count.
 
     Args:
         path: path of the file.
@@ -93,7 +93,7 @@ def in_effect(
     Raises:
         OSError: the file cannot be read.
     """
-    # records stay up to the fewest samples from which the run continues later
+    # a record counts unless the run later continues from fewer samples
     most = [*accumulate(reversed(ends), min)][::-1]
     begun = 0
     for seconds, record in read_metrics(path, start):

@@ -1,4 +1,4 @@
-"""The weights as a safetensors file that PyTorch loads, written in chunks, so that no process holds the vector."""
+"""Weights as a safetensors file that PyTorch loads, written in chunks, so that no process holds the whole vector."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_arrays(out: BinaryIO, arrays: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
-    """Write the state dict in the shards' files, one for each assignment of the plan, with tied tensors as copies.
+    """Write the state dict from the shards' files, one for each assignment of the plan; tied tensors become copies.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -78,7 +78,7 @@ def write_model(out: BinaryIO, plan: Plan, parts: Sequence[Path]) -> None:
 
 
 def _whole(pieces: Sequence[Entry], places: Sequence[_Place]) -> Iterator[bytes]:
-    """Yield the bytes of a tensor, by its pieces if it is cut along its first dimension, else all at once."""
+    """Yield the bytes of a tensor: piece by piece if it is cut along its first dimension, else all at once."""
     if all(entry.piece.dimension == 0 for entry in pieces):
         for entry in pieces:
             yield from _bytes(entry, places)
@@ -114,7 +114,7 @@ def _named(layout: Layout) -> list[tuple[Tensor, list[Entry]]]:
 
 
 def header(tensors: Sequence[Tensor], room: int = 0) -> bytes:
-    """Return the header of a safetensors file, the length of a JSON text and the text, padded to `room` bytes."""
+    """Return the header of a safetensors file, a JSON text after its length, padded to `room` bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:

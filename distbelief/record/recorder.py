@@ -1,4 +1,4 @@
-"""The recorder: writes records as they come, the curves that TensorBoard shows, and the result at the end."""
+"""Recorder, which writes records as they come, the curves that TensorBoard shows, and the result at the end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, l
 from distbelief.record.summary import Mean, Summary
 
 RECENT = 10_000
-"""Most records that may come while a checkpoint is sealed; after more of them it has no sums."""
+"""Most records that may come while a checkpoint is sealed; after more records it has no sums."""
 SUMS = "sums.msgpack"
-"""File of a checkpoint with the sums of the run by then; without it all metrics are read."""
+"""Checkpoint's file with the sums of the run until then; without it all metrics are read."""
 SUMS_LIMIT = 64 << 20
 POINTS = 200
 """Points of a training curve per epoch."""
@@ -45,7 +45,7 @@ class CheckpointSums(msgspec.Struct):
 
     sums: Summary
     reported: int
-    """Samples that the run had done when the checkpoint was sealed, perhaps more than are in it."""
+    """Samples done when the checkpoint was sealed, perhaps more than it contains."""
 
 
 class Recorder:
@@ -63,9 +63,9 @@ class Recorder:
         self.folder, self.job = folder, dict(job)
         self.summary = Summary(self.job)
         self._settled = Summary(self.job)
-        """Sums before `_recent`."""
+        """Sums over all records before `_recent`."""
         self._recent: deque[tuple[float, records.Record, int]] = deque()
-        """Records that the next checkpoint may lack, each with its seconds and the samples done by then."""
+        """Records that the next checkpoint may lack, each with its seconds and the samples done until then."""
         self._warn = warn or _to_stderr
         self._file: io.FileIO | None = None
         self._curves = Curves(folder.path, self._warn) if folder else None
@@ -79,7 +79,9 @@ class Recorder:
                 self._complain(error)
 
     def take(self, seconds: float, record: records.Record) -> None:
-        """Write a record from `seconds` after the attempt began; a full disk is reported once and ends nothing."""
+        """Write a record from `seconds` after the attempt began; a full disk is reported once and does not end the
+        job.
+        """
         if self.folder and isinstance(record, GOES_BACK):
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
@@ -100,7 +102,7 @@ class Recorder:
     def _keep_sums(self, folder: RunFolder, number: int) -> None:
         """Write the sums of the run at a checkpoint into its folder."""
         checkpoint = Checkpoints(folder.path).folder_of(number)
-        with contextlib.suppress(OSError, CheckpointError):  # earlier sums, or all metrics, serve instead
+        with contextlib.suppress(OSError, CheckpointError):  # earlier sums, or all metrics, are used instead
             samples = read_manifest(checkpoint).samples
             while self._recent and self._recent[0][2] <= samples:
                 self._settled.take(*self._recent.popleft()[:2])
@@ -122,7 +124,7 @@ class Recorder:
                 if (kept := _read_sums(checkpoint / SUMS)) is None:
                     continue
                 mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
-                start = behind(path, mark) or path.stat().st_size  # without its mark, the later metrics are lost
+                start = behind(path, mark) or path.stat().st_size  # without its record, later metrics are lost
                 ends = [*goes_back(path, start), samples]
                 if kept.sums.samples <= min(ends):
                     break
@@ -162,7 +164,7 @@ class Recorder:
         if not self._warned and self.folder:
             self._warned = True
             self._warn(
-                f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job goes on without them"
+                f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job continues without them"
             )
 
     def result(self) -> Json:
@@ -170,7 +172,7 @@ class Recorder:
         return self.summary.result()
 
     def finish(self, write: bool = True) -> Json:
-        """Write `result.json` (unless told not to) and the last curves, close the files, and return the result."""
+        """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
         result = self.result()
         if self.folder and write:
             try:
@@ -215,7 +217,7 @@ class Curves:
         self._seconds = 0.0
         self._wrote = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._first: int | None = None  # start of a resumed run, which hides older points beyond it
+        self._first: int | None = None  # the start of a resumed run hides older points beyond it
         self._broken = False
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
@@ -274,16 +276,16 @@ class Curves:
                 self._first = None
                 for tag, value, samples, when in due:
                     writer.add_scalar(tag, value, samples, when)
-        except Exception as error:  # a job must not fail for its curves
+        except Exception as error:  # a job must not fail because of its curves
             self._broken = True
             self._warn(
                 f"TensorBoard events cannot be written to {self._folder}: {error}; the curves are in metrics.jsonl too"
             )
 
     def close(self) -> None:
-        """Write the last curves, and wait at most `CLOSE_SECONDS` for it."""
+        """Write the last curves, waiting at most `CLOSE_SECONDS`."""
         end = time.monotonic() + CLOSE_SECONDS
-        for _ in range(2):  # a write under way, and the rest
+        for _ in range(2):  # wait for a write under way, and for the rest
             if self._thread:
                 self._thread.join(max(0.0, end - time.monotonic()))
             self._write_beside()

@@ -1,4 +1,4 @@
-"""Reading checkpoints: a shard's part, also for another cut, and the weights alone; and a store in memory."""
+"""Reading of checkpoints: a shard's part, even for another cut, and the weights alone; and a store in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADER = 1 << 16
 def load_part(path: str | Path, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
     """Read the arrays of a shard from a checkpoint, which may have other shards or another split.
 
-    An array that some shards had not made yet is zero there: an optimizer makes its state at its first step.
+    An array that some shards had not made yet is zero for them: an optimizer makes its state at its first step.
 
     Args:
         path: folder of the checkpoint.
@@ -74,7 +74,7 @@ def load_script(path: str | Path) -> dict[str, torch.Tensor]:
     if part is None:
         return {}
     if part.size > SCRIPT_LIMIT + HEADER:
-        raise corrupt(folder / part.file, f"it has {part.size} bytes, of which a script keeps {SCRIPT_LIMIT} at most")
+        raise corrupt(folder / part.file, f"it has {part.size} bytes, but a script keeps at most {SCRIPT_LIMIT}")
     file = _verified(folder, part)
     try:
         return load_file(file)
@@ -83,7 +83,7 @@ def load_script(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 class CheckpointStore(Checkpoints):
-    """The store of a driver on disk: the checkpoints of one run, written and read back."""
+    """Store of a driver on disk: the checkpoints of one run, written and read back."""
 
     def load_part(self, checkpoint: str, plan: Plan, shard: int) -> tuple[dict[str, torch.Tensor], Json]:
         """Call the function `load_part`."""
@@ -111,7 +111,7 @@ def load_weights(
     named: dict[str, torch.Tensor] = {}
     known = {entry.tensor.name for entry in layout.entries} | set(layout.aliases)
     try:
-        with safe_open(source, framework="np"):  # checks the file; for torch it would map it as private memory
+        with safe_open(source, framework="np"):  # with torch it would map the file as private memory
             held = stored(source)
         present = set(held)
         with source.open("rb") as file:
@@ -149,7 +149,7 @@ def load_weights(
         )
         if source.suffix == ".safetensors" and isinstance(error, SafetensorError):
             remedy = (
-                "it is damaged: name another checkpoint, or go on with its run by --resume, which writes the file anew"
+                "it is damaged: name another checkpoint, or continue its run with --resume, which writes the file anew"
             )
         raise CheckpointError(f"{source} cannot be read as safetensors: {error}; {remedy}") from error
     if extra := sorted(present - known):
@@ -182,8 +182,8 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
     )
     if theirs != ours:
         raise CheckpointError(
-            f"checkpoint {folder} was made by optimizer {theirs}, this job's is {ours}: use {theirs}, or start anew "
-            f"with --init-from {folder}"
+            f"checkpoint {folder} was made by optimizer {theirs}, but this job's is {ours}: use {theirs}, or start "
+            f"anew with --init-from {folder}"
         )
     for what, was, now in (
         ("training samples", manifest.plan.samples, plan.samples),
@@ -193,7 +193,7 @@ def _check_fits(folder: Path, manifest: Manifest, plan: Plan) -> None:
     ):
         if was != now:
             raise CheckpointError(
-                f"checkpoint {folder} was made with {was} {what}, this job has {now}: the order of the data would "
+                f"checkpoint {folder} was made with {was} {what}, but this job has {now}: the order of the data would "
                 f"change; use {was}"
             )
     saved, layout = manifest.plan.layout, plan.layout
@@ -232,7 +232,8 @@ def _open(stack: contextlib.ExitStack, folder: Path, part: CheckpointFile) -> An
 
 
 _VECTOR = ("vector",)
-"""Key of the parameters and buffers, as bytes. Any other key is `master` or `state` with a name, of numbers."""
+"""Key of the parameters and buffers, which are bytes. All other keys are `master`, or `state` with a name, and hold
+numbers."""
 _COUNT, _MISSED = ("state", COUNT), ("state", MISSED)
 
 
@@ -245,7 +246,7 @@ class _Wanted(NamedTuple):
 
 
 class SavedParts:
-    """The arrays of a checkpoint, read by pieces of tensors.
+    """Arrays of a checkpoint, read by pieces of tensors.
 
     Args:
         plan: plan of the job that saved it.
@@ -306,7 +307,7 @@ class SavedParts:
             if shapes == [[self._held(shard, of).size // item] for shard, of in having]:
                 arrays[_name(key, number)] = self._array(key, layout, part, item, parts[0][:0].dtype)
             elif all(shape in ([], [1]) for shape in shapes):  # one value, such as the number of steps
-                shard, of = max(having, key=lambda source: self._count(*source))  # other shards have missed steps
+                shard, of = max(having, key=lambda source: self._count(*source))  # other shards may have missed steps
                 arrays[_name(key, number)] = self._file(shard)[0].get_tensor(_name(key, of)).clone()
             else:
                 raise KeyError(f"{_name(key, number)} has shapes {shapes}")

@@ -1,4 +1,4 @@
-"""The summary: the sums over the records of a run, while it runs and in `result.json`."""
+"""Summary: sums over the records of a run, while it runs and in `result.json`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ReplicaCounts(msgspec.Struct):
     samples: int = 0
     pushes: int = 0
     lost: int = 0
-    """Minibatches that died with it and were dealt again."""
+    """Minibatches that were lost when it died, and dealt again."""
     given_up: int = 0
-    """Its own minibatches that nobody did; -1 if their number is unknown."""
+    """Its own minibatches that no replica computed; -1 if their number is unknown."""
     times: records.StepsTimed | None = None
-    """Times of its lives without those that died."""
+    """Times of its lives, except those that died."""
     gone: str = ""
     """Reason of its death; empty if it takes part or has left."""
     recent: int = 0
@@ -45,7 +45,7 @@ class ReplicaCounts(msgspec.Struct):
 
 
 class HistoryRow(TypedDict):
-    """The model after so much training, as `result.json` has it."""
+    """Measures of the model at one moment, as `result.json` has them."""
 
     seconds: float
     epoch: int
@@ -55,7 +55,7 @@ class HistoryRow(TypedDict):
     test_loss: float | None
     test_accuracy: float | None
     test_metrics: NotRequired[dict[str, float | None]]
-    """Measures of the task beside loss and accuracy."""
+    """Measures of the task besides loss and accuracy."""
 
 
 class TargetReached(TypedDict):
@@ -80,7 +80,7 @@ class DescentSummary(TypedDict):
 
 
 class Mean(msgspec.Struct):
-    """A weighted mean that begins anew whenever it is taken.
+    """Weighted mean that begins again whenever it is taken.
 
     >>> mean = Mean()
     >>> mean.add(2.0, 3), mean.add(6.0, 1), mean.take(), mean.take()
@@ -102,7 +102,7 @@ class Mean(msgspec.Struct):
 
 
 class Summary(msgspec.Struct):
-    """The sums over records, taken in the order of time."""
+    """Sums over records, which are added in the order of time."""
 
     job: Json
     """Contents of `job.json`: task, strategy, settings (with `target_accuracy`, `evaluate_every`, ...), seed, device,
@@ -111,7 +111,7 @@ class Summary(msgspec.Struct):
     started: records.Started | None = None
     replicas: dict[int, ReplicaCounts] = {}
     history: list[HistoryRow] = []
-    """All rows; beyond `ROWS` of them only every second, fourth, ..., and the last."""
+    """All rows up to `ROWS`; beyond that only every second, fourth, ..., and the last."""
     applied: dict[str, records.Applied] = {}
     steps: int = 0
     samples: int = 0
@@ -119,7 +119,7 @@ class Summary(msgspec.Struct):
     bytes: dict[str, dict[str, int]] = msgspec.field(
         default_factory=lambda: {way: dict.fromkeys(KINDS, 0) for way in WAYS}
     )
-    """Bytes of all roles, by way and kind."""
+    """Bytes of all roles, by way (sent or shared memory) and kind."""
     epochs: int = 0
     dropped: int = 0
     forgotten: int = 0
@@ -145,9 +145,9 @@ class Summary(msgspec.Struct):
     """Moment of the last evaluation, if it met the target."""
     _loss: Mean = msgspec.field(default_factory=Mean)
     _counted: int = 0
-    """Samples whose seconds are known; a resumed run may have lost the metrics of earlier ones."""
+    """Samples whose seconds are known; a resumed run may have lost the metrics of earlier samples."""
     _window: float = 0.0
-    """Begin of the present window."""
+    """Beginning of the present window."""
     _began: float = 0.0
     _before: float = 0.0
 
@@ -272,7 +272,7 @@ class Summary(msgspec.Struct):
             "epoch": epoch,
             "samples": self.samples,
             "updates": self.pushes,
-            # a batch method knows the loss of the whole batch, without that of its tries
+            # a batch method knows the loss of the whole batch, apart from the losses of its tries
             "train_loss": self.descent["loss"] if self.descent else _finite(trained),
             "test_loss": _finite(tested.loss) if tested else None,
             "test_accuracy": _finite(tested.accuracy) if tested else None,
@@ -282,7 +282,7 @@ class Summary(msgspec.Struct):
                 row["test_metrics"] = {name: _finite(value) for name, value in tested.metrics.items()}
             self._tested = row
         if self.history and (self._rows - 1) % self._stride:
-            self.history.pop()  # kept only while it was the last
+            self.history.pop()  # this row was kept only while it was the last
         self.history.append(row)
         self._rows += 1
         if len(self.history) > ROWS:
@@ -325,7 +325,7 @@ class Summary(msgspec.Struct):
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
             **{key: self.job[key] for key in ("cluster", "path", "carrier", "network") if key in self.job},
-            # shards step several models, whatever the path of a single one would be
+            # several models are always stepped by shards, whatever path a single model would have
             **({"models": started.models, "path": "served"} if started and started.models > 1 else {}),
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),

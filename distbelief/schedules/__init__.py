@@ -1,1 +1,3 @@
-"""Schedules: how an algorithm moves what ranks hold, as data; with a proof, a price, a drawing. No bytes move here."""
+"""Schedules: how an algorithm moves data between ranks, itself as data; with a proof, a price and a drawing. No bytes
+move here.
+"""

@@ -1,8 +1,8 @@
-"""The algorithms of all-reduce, each a function that returns its steps (`schedules/schedule`).
+"""Algorithms of all-reduce, each a function that returns its steps (`schedules/schedule`).
 
 Each works for any number of ranks and any length. If several ranks add up the same elements, all of them add the same
-operands, so that they end with the same bits. Where an algorithm needs a power of two, the ranks beyond it first give
-their elements to another, and get the sum at the end.
+operands, so that they end with the same bits. If an algorithm needs a power of two, each rank beyond it first gives its
+elements to another, and gets the sum at the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tree(members: Sequence[int], whole: Range) -> Steps:
 
 
 def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[int], whole: Range) -> Steps:
-    """Use an algorithm for powers of two with any number of ranks."""
+    """Extend an algorithm for powers of two to any number of ranks."""
     core = 1 << (len(members).bit_length() - 1)
     beyond = list(zip(members[core:], members, strict=False))
     fold = _all_at_once(((extra, partner, whole) for extra, partner in beyond), True)
@@ -126,14 +126,14 @@ FLAT: Mapping[str, Callable[[Sequence[int], Range], Steps]] = {
 HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*FLAT, HIERARCHICAL)
 PLACED = ("native", "auto")
-"""Names that leave the choice to the place of the job: its own algorithm, or the best that is known there."""
+"""Names that leave the choice to the job's place: its own algorithm, or the best one known there."""
 
 
 def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> Steps:
     """Reduce-scatter inside each host, all-reduce each piece between hosts, and gather inside each host.
 
-    On a host with more ranks than the smallest has, the others first give their elements to one of those, and get the
-    sum at the end.
+    On a host with more ranks than the smallest host has, each extra rank first gives its elements to one of the others,
+    and gets the sum at the end.
     """
     least = min(map(len, hosts))
     beyond = [(extra, host[i % least]) for host in hosts for i, extra in enumerate(host[least:])]
@@ -167,7 +167,7 @@ def broadcast(ranks: int, length: int) -> Schedule:
 
 
 def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each host, with so many in a row on one; 0 puts all on one.
+    """Return the ranks of each host, `per_host` consecutive ranks on each; 0 puts all on one.
 
     >>> by_host(5, 2)
     ((0, 1), (2, 3), (4,))
@@ -177,7 +177,7 @@ def by_host(ranks: int, per_host: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
-    """Refuse an algorithm that does not exist; `hierarchical:NAME` names the one between hosts."""
+    """Refuse an algorithm that does not exist; in `hierarchical:NAME`, NAME is the algorithm between hosts."""
     outer, colon, inner = name.partition(":")
     if name in others:
         return
@@ -188,7 +188,7 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse a number of ranks on each host where the algorithm does not use it.
+    """Refuse a number of ranks on each host if the algorithm does not use it.
 
     `auto` tells whether algorithm auto uses it.
 
@@ -206,10 +206,10 @@ def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
 
 @lru_cache(maxsize=256)
 def schedule(algorithm: str, ranks: int, length: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Schedule:
-    """Return the schedule of an algorithm for so many ranks and elements.
+    """Return the schedule of an algorithm for some number of ranks and elements.
 
     Args:
-        algorithm: one of `ALGORITHMS`; `hierarchical:tree` names the one between hosts, `ring` by default.
+        algorithm: one of `ALGORITHMS`; `hierarchical:tree` uses `tree` between hosts, and `hierarchical` uses `ring`.
         ranks: 1 or more.
         length: number of elements, 0 or more.
         hosts: the ranks of each host, for `hierarchical`; without them, all are on one.

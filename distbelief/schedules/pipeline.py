@@ -4,16 +4,16 @@ the values that cross between partitions.
 The rules of a pipeline:
 
 1. A partition does its tasks in order; in each it computes its segments in order, or in reverse order backward.
-2. It receives a segment's inputs before it first needs them. It sends a segment's outputs once they are computed, to
-   each partition once. Gradients cross the same boundaries backward: a partition adds up those of its segments, and
-   sends the sum after the last.
+2. It receives a segment's inputs before it first needs them. It sends a segment's outputs to each partition once, as
+   soon as they are computed. Gradients cross the same boundaries backward: a partition adds up those of its segments,
+   and sends the sum after the last.
 3. Each boundary has slots for each direction, which are used in turn. A sender waits until the slot is free, a receiver
    until it is full. It is free once the last segment that uses its content is computed; a segment uses its inputs
    backward too.
 
-The algorithms differ only in the number of microbatches that a partition has in flight: it takes that many forward,
-then in turn one backward and the next forward, then the rest backward. A test executes pipelines symbolically: they
-must end with every gradient.
+The algorithms differ only in the number of microbatches that a partition has in flight. It takes that many forward,
+then alternates one backward and the next forward, then takes the rest backward. A test executes pipelines symbolically:
+they must end with every gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pass(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    """It computes the gradients of inputs and weights."""
+    """Backward, which computes the gradients of inputs and weights."""
 
 
 class PartitionTask(NamedTuple):
@@ -42,7 +42,7 @@ class PartitionTask(NamedTuple):
 
     direction: Pass
     microbatch: int
-    """Its number, from 0."""
+    """Number of the microbatch, from 0."""
 
 
 class SegmentTask(NamedTuple):
@@ -65,7 +65,7 @@ Action = SegmentTask | Crossing
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """The way of a value from the partition that computes it to one that needs it."""
+    """Way of a value from the partition that computes it to one that needs it."""
 
     value: str
     source: int
@@ -81,7 +81,7 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class PartitionSegment(msgspec.Struct, frozen=True):
-    """A computation of one partition without waits, with its inputs from and outputs to other partitions."""
+    """Computation of one partition without waits, with its inputs from other partitions and its outputs to them."""
 
     name: str
     partition: int
@@ -92,11 +92,11 @@ class PartitionSegment(msgspec.Struct, frozen=True):
 
 
 class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
-    """The segments of a split model, in an order in which each takes only outputs of those before it.
+    """Segments of a split model, in an order in which each takes only outputs of earlier ones.
 
     Raises:
-        UsageError: a boundary does not exist; it does not have one segment that gives at its source before one that
-            takes at its target; a value comes to a partition twice; a partition has no segment.
+        UsageError: a boundary does not exist, or lacks a segment that gives at its source and a later one that takes at
+            its target; or a value comes to a partition twice; or a partition has no segment.
     """
 
     segments: tuple[PartitionSegment, ...]
@@ -111,11 +111,11 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
             for number in segment.takes:
                 if number not in sent or self.boundaries[number].target != segment.partition:
                     raise UsageError(
-                        f"{segment.name} takes {self.boundaries[number]}, which no segment before it gives there"
+                        f"{segment.name} takes {self.boundaries[number]}, which no earlier segment gives there"
                     )
             for number in segment.gives:
                 if number in sent or self.boundaries[number].source != segment.partition:
-                    raise UsageError(f"{segment.name} gives {self.boundaries[number]}, which another segment gives")
+                    raise UsageError(f"{segment.name} gives {self.boundaries[number]}, which another segment gives too")
                 sent.add(number)
         received = {number for segment in self.segments for number in segment.takes}
         arrivals = set[tuple[str, int]]()
@@ -139,8 +139,8 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """The depth of each partition: the number of partitions from it to the end of the model, 1 for the last of a
-        chain.
+        """Return the depth of each partition: the number of partitions from it to the end of the model, 1 for the last
+        of a chain.
 
         Partitions that need values of each other have the same depth.
 
@@ -186,7 +186,7 @@ def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
             if middle in reach[partition]:
                 reach[partition] |= reach[middle]
     depths: dict[int, int] = {}
-    # partitions that reach more come later, so that all behind them are done; those in a circle reach the same
+    # partitions that reach more come later, when all that follow them are done; those in a cycle reach the same ones
     for partition in sorted(range(partitions), key=lambda partition: len(reach[partition])):
         depths[partition] = 1 + max(
             (depths[other] for other in reach[partition] if partition not in reach[other]), default=0
@@ -195,7 +195,7 @@ def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
 
 
 def chain(stages: int, size: int = 0) -> SegmentGraph:
-    """Return a chain of stages, each at its own partition, with values of so many bytes a sample between them."""
+    """Return a chain of stages, each at its own partition, with values of `size` bytes a sample between them."""
     last = stages - 1
     return SegmentGraph(
         tuple(
@@ -206,7 +206,7 @@ def chain(stages: int, size: int = 0) -> SegmentGraph:
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
-    """The order of each partition's tasks, for a minibatch of so many microbatches.
+    """Order of each partition's tasks, for a minibatch of some number of microbatches.
 
     >>> from distbelief.schedules.pipeline import pipeline
     >>> gpipe = pipeline("gpipe", chain(2), 1)
@@ -246,13 +246,13 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def last_uses(self) -> Mapping[Crossing, SegmentTask]:
-        """The last task that uses each crossing."""
+        """Return the last task that uses each crossing."""
         tasks = (action for actions in self.actions for action in actions if isinstance(action, SegmentTask))
         return {crossing: task for task in tasks for crossing in self.graph.uses(task)}
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """Most microbatches of each partition that have gone forward and not yet backward."""
+        """Return for each partition the most microbatches that have gone forward and not yet backward."""
         most = []
         for order in self.orders:
             ways = [(way is Pass.FORWARD) - (way is Pass.BACKWARD) for way, _ in order]
@@ -260,9 +260,11 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """Return the number of slots of a boundary in each direction: as many as its source has in flight."""
-        # So a sender finds a free slot: its source takes another microbatch forward only after one has come backward,
-        # and with it all that was made of it. Only where no gradient comes backward may it have to wait.
+        """Return the number of slots of a boundary in each direction: the microbatches that its source has in
+        flight.
+        """
+        # So a sender finds a free slot: the source takes another microbatch forward only after one has come back, with
+        # all gradients of its values. Only if no gradient comes back may the sender have to wait.
         return self.in_flight[self.graph.boundaries[boundary].source]
 
 
@@ -272,10 +274,10 @@ PIPELINES = ("sequential", "gpipe", "1f1b")
 def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipeline:
     """Return the pipeline of an algorithm over the segments of a split model.
 
-    - `sequential`: the minibatch goes through as a whole.
+    - `sequential`: the minibatch passes through as a whole.
     - `gpipe`: all microbatches go forward, then all backward (Huang et al. 2018).
-    - `1f1b`: a partition has at most as many in flight as there are partitions from it to the last (Narayanan et al.
-      2019, 2021).
+    - `1f1b`: a partition has at most as many microbatches in flight as there are partitions from it to the last
+      (Narayanan et al. 2019, 2021).
 
     Args:
         algorithm: one of `PIPELINES`.
@@ -283,7 +285,7 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
         microbatches: 1 or more; 1 for `sequential`.
 
     Raises:
-        UsageError: the algorithm does not exist, or cannot have so many microbatches.
+        UsageError: the algorithm does not exist, or cannot have this many microbatches.
 
     >>> from distbelief.schedules.pipeline import chain
     >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
@@ -306,7 +308,7 @@ def in_flight(algorithm: str, microbatches: int, depth: int) -> int:
 
 
 def partition_tasks(microbatches: int, in_flight: int) -> Iterator[PartitionTask]:
-    """Yield the tasks of a partition with so many microbatches in flight.
+    """Yield the tasks of a partition with `in_flight` microbatches in flight.
 
     >>> [(way.value, number) for way, number in partition_tasks(2, 2)]
     [('forward', 0), ('forward', 1), ('backward', 0), ('backward', 1)]
@@ -328,7 +330,7 @@ def named(schedule: str, microbatches: int) -> str:
 
 
 def check_pipeline(algorithm: str, microbatches: int) -> None:
-    """Refuse an algorithm that does not exist, or cannot have so many microbatches."""
+    """Refuse an algorithm that does not exist, or cannot have this many microbatches."""
     if algorithm not in PIPELINES:
         raise unknown("schedule", algorithm, PIPELINES)
     if microbatches < 1:

@@ -1,4 +1,4 @@
-"""The price of a pipeline: the seconds of a step, from those of segments and links, and the memory that it needs."""
+"""Price of a pipeline: the seconds of a step, from those of segments and links, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
     backward: float
     """Seconds for a microbatch."""
     kept: int = 0
-    """Bytes that a microbatch keeps from forward to backward, besides what was received."""
+    """Bytes that a microbatch keeps from forward to backward, besides the values received."""
 
     def seconds(self, direction: Pass) -> float:
         """Return the seconds of one task."""
@@ -30,7 +30,7 @@ class SegmentCost(msgspec.Struct, frozen=True):
 
 
 class Span(NamedTuple):
-    """The time in which a partition computed a task, in seconds from the start of the step."""
+    """Time in which a partition computed a task, in seconds from the start of the step."""
 
     partition: int
     task: SegmentTask
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class PipelinePrice(msgspec.Struct, frozen=True):
-    """The price of a step."""
+    """Price of a step."""
 
     seconds: float
     """Seconds from the first task to the last."""
@@ -48,11 +48,11 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
     """Seconds for which each partition computes."""
     held: tuple[int, ...]
-    """Most bytes that each partition holds: kept values, and slots of what crosses."""
+    """Most bytes that each partition holds: kept values, and slots of crossing values."""
 
     @property
     def idle(self) -> float:
-        """The share of all partitions' time in which they wait.
+        """Return the share of all partitions' time in which they wait.
 
         >>> from distbelief.schedules.pipeline import chain
         >>> from distbelief.schedules.pipeline import pipeline
@@ -67,13 +67,13 @@ def price_pipeline(
 ) -> PipelinePrice:
     """Return the price of a pipeline in which each task and crossing begins as early as possible.
 
-    A chain of stages with t seconds each, without a price of messages, takes sum(t) + (M - 1) max(t) seconds for M
+    With free messages, a chain of stages that take t seconds each needs sum(t) + (M - 1) max(t) seconds for M
     microbatches.
 
     Args:
         pipeline: the order of tasks.
         costs: of each segment, in their order.
-        link: between any two partitions, where messages cost time; a partition computes while they leave and arrive.
+        link: between any two partitions, if messages cost time; a partition computes while they leave and arrive.
         samples: number of samples in a microbatch, for the bytes that cross.
 
     >>> from distbelief.schedules.pipeline import chain
@@ -94,7 +94,7 @@ def price_pipeline(
 
 
 class _Timeline:
-    """The time until which each partition and port is busy, and the bytes that each partition holds."""
+    """Moments until which each partition and port is busy, and the bytes that each partition holds."""
 
     def __init__(self, pipeline: Pipeline, costs: Sequence[SegmentCost], link: LinkModel, samples: float) -> None:
         partitions = pipeline.graph.partitions
@@ -109,7 +109,7 @@ class _Timeline:
         self.held, self.most = [0] * partitions, [0] * partitions
 
     def advance(self, partition: int) -> bool:
-        """Do a partition's next action, unless it waits for another; return whether it was done."""
+        """Do a partition's next action, unless it must wait for another partition; return whether it was done."""
         actions = self.pipeline.actions[partition]
         if self.at[partition] == len(actions):
             return False

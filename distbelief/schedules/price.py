@@ -1,4 +1,4 @@
-"""The price of communication: latency, bandwidth and additions. The virtual network charges it for each message.
+"""Price of communication: latency, bandwidth and additions. The virtual network charges it for each message.
 
 A message leaves through its sender's port, is on the line for the latency, and enters through its receiver's port; then
 one processor adds it up. Ports and processors serve one message at a time. The two ports of a rank work side by side,
@@ -21,9 +21,9 @@ from distbelief.schedules.allreduce import ALGORITHMS, by_host, check_algorithm,
 from distbelief.schedules.schedule import Schedule
 
 CHOICES = tuple(name for name in ALGORITHMS if name != "direct")
-"""Algorithms from which auto chooses where messages travel. `direct` takes longer than its price: its messages meet at
-a port. A virtual network serves them in the order of sending, not of arrival, and a real one shares the port
-unevenly."""
+"""Algorithms from which auto chooses if messages travel. `direct` is not among them: it takes longer than its price, as
+its messages meet at a port. A virtual network serves them in the order of sending, not of arrival, and a real one
+shares the port unevenly."""
 
 
 class LinkModel(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Port:
 
 
 def carry(source: Port, target: Port, now: float, takes: float, latency: float) -> float:
-    """Return when a message arrives whose bytes take so many seconds through a port.
+    """Return when a message arrives whose bytes take `takes` seconds through a port.
 
     >>> one, other = Port(), Port()
     >>> carry(one, other, 0.0, 2.0, 0.5), carry(one, other, 0.0, 2.0, 0.5)
@@ -62,7 +62,7 @@ def carry(source: Port, target: Port, now: float, takes: float, latency: float) 
 
 
 def add(target: Port, arrives: float, takes: float) -> float:
-    """Return when an arrival is added up, which takes so many seconds."""
+    """Return when an arrival has been added up, which takes `takes` seconds."""
     target.adds = (arrives if arrives > target.adds else target.adds) + takes
     return target.adds
 
@@ -80,7 +80,7 @@ def price(
         schedule: the moves.
         item: bytes of an element.
         link: between any two ranks.
-        inside: between two ranks of one host, where that is different.
+        inside: between two ranks of one host, if that is different.
         hosts: the ranks of each host; without them, those of the schedule.
 
     >>> from distbelief.schedules.allreduce import schedule
@@ -104,7 +104,7 @@ def price(
 
 
 def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel, size: float) -> float:
-    """Return the seconds for so many bytes on a topology; in each step, all wait for the busiest link.
+    """Return the seconds for some bytes on a topology; in each step, all wait for the busiest link.
 
     `link` has the latency of two cables, and the bandwidth of cables for which the topology has none.
     """
@@ -120,14 +120,14 @@ def price_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Lin
 
 
 class Formula(msgspec.Struct, frozen=True):
-    """The literature's formula for an algorithm: steps, and elements that all ranks send."""
+    """Published formula for an algorithm: steps, and elements that all ranks send."""
 
     steps: int
     moved: int
 
 
 def formula(algorithm: str, ranks: int, length: int, hosts: Sequence[Sequence[int]] = ()) -> Formula:
-    """Return the steps and elements by the formula, for a length that is at least the number of ranks.
+    """Return the steps and elements by the formula, for a length of at least the number of ranks.
 
     >>> formula("halving-doubling", 8, 1000), formula("ring", 8, 1000)
     (Formula(steps=6, moved=14000), Formula(steps=14, moved=14000))
@@ -183,11 +183,12 @@ def cheapest(
 Traffic = Mapping[str, tuple[int, int, float]]
 """Hosts of sender and receiver, and the amount, by the names of sender and receiver."""
 NAMED = 8
-"""Most users of the busiest link to be named."""
+"""Most users of the busiest link that are named."""
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:
-    """Describe the loads of links under a schedule with these hosts of its ranks, and with those in two other orders.
+    """Describe the loads of links under a schedule with ranks on these hosts, and on the same hosts in two other
+    orders.
 
     With `link` it also prices a megabyte; `link` has the bandwidth of cables for which the topology has none.
     """
@@ -222,7 +223,7 @@ def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: Link
 def load_lines(routes: Routes, traffic: Traffic, unit: str, usual: float = 0.0, more: str = "") -> list[str]:
     """Describe the busiest link and its users, and the traffic through each switch.
 
-    Cables without a bandwidth have the usual one, or the fastest of the topology.
+    Cables without a bandwidth get the default one, or the fastest of the topology.
     """
     topology, carried = routes.topology, loads(routes, traffic.values())
     busiest = busiest_link(topology, carried, usual)

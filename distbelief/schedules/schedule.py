@@ -1,10 +1,10 @@
-"""Schedules as data: the elements that move from rank to rank at each step, to be added or to replace others.
+"""Schedules as data: elements that move from rank to rank at each step, and are added to others or replace them.
 
 The rules of a schedule:
 
 1. Elements leave a rank with the values that they had at the end of the step before.
-2. Elements that arrive at a rank are taken in the order of the schedule, and are there at the end of the step.
-3. A rank goes on to its next step once all that it receives has arrived; it waits for nothing else.
+2. Elements that arrive at a rank are added or stored in the order of the schedule, by the end of the step.
+3. A rank continues with its next step once all its elements of this step have arrived; it waits for nothing else.
 
 A schedule has a postcondition: what every rank holds at the end. A test executes schedules symbolically, and checks it.
 """
@@ -50,7 +50,7 @@ class RankStep(NamedTuple):
 
     @property
     def swaps(self) -> bool:
-        """True if elements leave and arrive in the same step, which needs a copy."""
+        """Return whether the same elements leave and arrive in this step, which needs a copy."""
         return any(sent.overlaps(received) for sent in self.sends for received in self.receives)
 
 
@@ -83,17 +83,17 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def moves(self) -> Iterator[Move]:
-        """All moves, in order."""
+        """Return all moves, in order."""
         return (move for step in self.steps for move in step)
 
     @cached_property
     def moved(self) -> int:
-        """Number of elements sent, over all ranks."""
+        """Return the number of elements sent, over all ranks."""
         return sum(move.length for move in self.moves)
 
     @cached_property
     def edges(self) -> list[int]:
-        """Starts and ends of moves, in order; elements between two edges move together."""
+        """Return starts and ends of moves, in order; elements between two edges move together."""
         return sorted({0, self.length, *(edge for move in self.moves for edge in (move.start, move.stop))})
 
     def parts_of(self, move: Move) -> range:

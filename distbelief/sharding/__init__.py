@@ -1,1 +1,1 @@
-"""Layout of the flat vector, and who holds which range of it: pure functions."""
+"""Layout of the flat vector, and which shard holds which range of it, as pure functions."""

@@ -31,7 +31,7 @@ def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
     """
     if len(layout.partitions) != partitions:
         raise UsageError(
-            f"--partitions {partitions}: the model is laid out for {len(layout.partitions)}; split it over as many"
+            f"--partitions {partitions}: the model is split over {len(layout.partitions)}; name the same number"
         )
     if shards < 1:
         raise UsageError(f"--shards {shards}: at least one shard must hold the parameters")
@@ -61,7 +61,7 @@ def check_shards(shards: int, parameters: int) -> None:
 
 
 def _shares(sizes: list[int], shards: int) -> list[int]:
-    """Return the number of shards of each partition: one, and each further one where shards hold most."""
+    """Return the number of shards of each partition: one each, then every further one where shards hold most."""
     counts = [1] * len(sizes)
     for _ in range(shards - len(sizes)):
         most = max(range(len(sizes)), key=lambda partition: sizes[partition] / counts[partition])

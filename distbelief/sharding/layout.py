@@ -1,11 +1,12 @@
-"""Layout: the place of each parameter and buffer of a module in the flat vector.
+"""Layout: where each parameter and buffer of a module lies in the flat vector.
 
-The flat vector is one run of bytes, partition after partition; a model that is not split has one partition. Each
+The flat vector is one sequence of bytes, partition after partition; a model that is not split has one partition. Each
 partition has its trained parameters, ordered by (dtype, parameter group), then its buffers by dtype, then its frozen
-parameters. Parameters and buffers *move*: they are pushed and fetched. Frozen parameters are sent once. Several models,
-each with an optimizer of its own, lie one after another. The vector holds *pieces* of tensors; with one partition each
-piece is a whole tensor. A *section* is a run of one partition, kind, dtype and group, and starts at a multiple of
-`ALIGNMENT` bytes. A shard's range is cut at such multiples too, which are multiples of 16 elements of any dtype.
+parameters. Trained parameters and buffers *move*: they are pushed and fetched. Frozen parameters are sent once. Several
+models, each with an optimizer of its own, lie one after another. The vector holds *pieces* of tensors; with one
+partition each piece is a whole tensor. A *section* is a contiguous range of one partition, kind, dtype and group, and
+starts at a multiple of `ALIGNMENT` bytes. Shards' ranges are cut at such multiples too, which are multiples of 16
+elements of any dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ORDER: Mapping[Kind, int] = {"parameter": 0, "buffer": 1, "frozen": 2}
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes `start` up to, not including, `stop` of the flat vector."""
+    """Bytes of the flat vector from `start` up to, but not including, `stop`."""
 
     start: int
     stop: int
@@ -46,7 +47,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return self.stop - self.start
 
     def common(self, other: Range) -> Range:
-        """Return the intersection with another range; an empty range where there is none.
+        """Return the intersection with another range, which may be empty.
 
         >>> Range(0, 8).common(Range(4, 12)), Range(0, 4).common(Range(8, 12)).size
         (Range(start=4, stop=8), 0)
@@ -55,7 +56,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return Range(start, max(start, min(self.stop, other.stop)))
 
     def without(self, others: Iterable[Range]) -> tuple[Range, ...]:
-        """Return the rest of this range without others, which are in order; an empty range where nothing is left.
+        """Return the parts of this range outside of others, which are in order; one empty range if nothing is left.
 
         >>> Range(0, 9).without([Range(2, 4), Range(4, 5)])
         (Range(start=0, stop=2), Range(start=5, stop=9))
@@ -77,7 +78,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def elements(self) -> int:
-        """Number of elements; 1 for a scalar."""
+        """Return the number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
     @property
@@ -87,7 +88,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a tensor and its partition: indices `start` up to, not including, `stop` of one dimension."""
+    """Part of a tensor and its partition: indices of one dimension from `start` up to, but not including, `stop`."""
 
     dimension: int
     start: int
@@ -105,7 +106,7 @@ def whole(tensor: Tensor, partition: int = 0) -> Piece:
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a tensor and the byte of the flat vector at which it starts.
+    """Piece of a tensor, and the byte of the flat vector where it starts.
 
     >>> entry = Entry(Tensor("weight", (3, 4), "float32"), Piece(dimension=1, start=0, stop=2, partition=0), 128)
     >>> entry.shape, entry.size, entry.stop
@@ -134,7 +135,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def stop(self) -> int:
-        """Byte after its last."""
+        """Return the byte after its last one."""
         return self.start + self.size
 
 
@@ -149,7 +150,7 @@ class TrainedPart(NamedTuple):
 
     @property
     def elements(self) -> slice | None:
-        """Elements of the parameter in this part, of the flattened tensor; None for all of them.
+        """Return which elements of the flattened parameter lie in this part; None for all.
 
         >>> weight = Tensor("weight", (3, 4), "float32")
         >>> entry = Entry(weight, whole(weight), 128)
@@ -163,7 +164,7 @@ class TrainedPart(NamedTuple):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):
-    """A run of the flat vector of one partition, kind, dtype and parameter group."""
+    """Contiguous range of the flat vector with one partition, kind, dtype and parameter group."""
 
     kind: Kind
     dtype: str
@@ -174,11 +175,11 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionRanges(msgspec.Struct, frozen=True, array_like=True):
-    """Ranges of a partition in the flat vector, which are also the length of its own vectors."""
+    """Ranges of a partition in the flat vector; the partition's own vectors have the same lengths."""
 
     trained: Range
     moving: Range
-    """Range that is pushed and fetched: the trained parameters, and the buffers behind them."""
+    """Range that is pushed and fetched: the trained parameters, then the buffers."""
     frozen: Range
     """Range that is sent once."""
 
@@ -194,13 +195,13 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
     groups: tuple[dict[str, float], ...]
-    """Options that each parameter group sets (`lr`, `weight_decay`), and `rows` where gradients may be sparse."""
+    """Options that each parameter group sets (`lr`, `weight_decay`), and `rows` if gradients may be sparse."""
     aliases: dict[str, str]
-    """Name in the layout of each tied tensor's other names."""
+    """Map from each tied tensor's other names to its name in the layout."""
     partitions: tuple[PartitionRanges, ...]
     """Ranges of each partition, by its number."""
     models: tuple[Range, ...] = ()
-    """Moving range of each model, where there are several with an optimizer each; else empty."""
+    """Moving range of each model, if there are several with an optimizer each; else empty."""
 
     @property
     def total(self) -> int:
@@ -208,7 +209,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return self.partitions[-1].frozen.stop
 
     def model_of(self, entry: Entry) -> int:
-        """Return the model of a trained parameter or buffer; 0 where there is one model."""
+        """Return the number of the model to which a trained parameter or buffer belongs; 0 if there is only one."""
         return next((number for number, part in enumerate(self.models) if entry.start < part.stop), 0)
 
     def partition_of(self, part: Range) -> int:
@@ -222,7 +223,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def only(self) -> PartitionRanges:
-        """Ranges of the only partition of a model that is not split.
+        """Return the ranges of the only partition of a model that is not split.
 
         Raises:
             UsageError: the model is split.
@@ -235,7 +236,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def moving(self) -> int:
-        """Bytes that are pushed and fetched of a model that is not split: [0, moving)."""
+        """Return the end of the moving bytes of a model that is not split: [0, moving) is pushed and fetched."""
         return self.only.moving.stop
 
     @property
@@ -258,7 +259,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def trained(self) -> Range:
-        """Range of the trained parameters, without buffers, of a model that is not split."""
+        """Return the range of the trained parameters, without buffers, of a model that is not split."""
         return self.only.trained
 
     @property
@@ -267,7 +268,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return sum(e.elements for e in self.trained_entries)
 
     def is_sparse(self, entry: Entry) -> bool:
-        """Return whether a parameter's gradients may be sparse, some of its rows."""
+        """Return whether a parameter's gradients may be sparse, with only some rows."""
         return "rows" in self.groups[entry.tensor.group]
 
     def stepped(self, group: int) -> dict[str, float]:
@@ -297,7 +298,7 @@ def lay_out(
         groups: options of each parameter group.
         aliases: other names of tied tensors.
         split: pieces, by name, of each tensor that is not whole at partition 0.
-        models: number of each tensor's model, by name, where there are several with an optimizer each. All are at
+        models: number of each tensor's model, by name, if there are several with an optimizer each. All are at
             partition 0, each with a group of its own and a trained parameter.
 
     Raises:
@@ -333,7 +334,7 @@ def lay_out(
         here = [entry for entry in placed if entry.piece.partition == partition]
         if not any(entry.tensor.kind == "parameter" and entry.elements for entry in here):
             raise UsageError(
-                f"partition {partition} has no trained parameter: split the model over fewer, or otherwise"
+                f"partition {partition} has no trained parameter: split the model over fewer partitions, or another way"
             )
         start = trained = moving = position = _aligned(position)
         for part in sorted(here, key=order):
@@ -373,7 +374,9 @@ def _aligned(position: int) -> int:
 
 
 def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Check that the pieces of a tensor follow each other along one dimension; none is empty, unless the tensor is."""
+    """Check that a tensor's pieces follow each other along one dimension, and that none is empty unless the tensor
+    is.
+    """
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension
@@ -381,7 +384,7 @@ def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
         if not fits or piece.start != edge or (piece.stop <= edge and sides[along]):
             raise UsageError(
                 f"{tensor.kind} {tensor.name!r} {list(tensor.shape)} is not whole in its pieces: {piece} does not "
-                f"go on from index {edge} of one dimension"
+                f"continue from index {edge} of one dimension"
             )
         edge = piece.stop
     if not pieces or edge != sides[pieces[0].dimension]:
@@ -404,7 +407,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
     difference = "its parameter groups, their options or the order of its parameters differ from the server's"
     split = [{(e.tensor.name, e.piece) for e in layout.entries} for layout in (server, joining)]
     if split[0] != split[1]:
-        difference = "its parameters are split otherwise than the server's"
+        difference = "its parameters are split differently from the server's"
     for name, tensor in ours.items():
         other = theirs.get(name)
         if other is None:
@@ -422,7 +425,7 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
 
 
 def _lacks(server: Layout, joining: Layout, tensor: Tensor) -> str:
-    """Return how a model differs that lacks a tensor's name."""
+    """Return how a model without a tensor's name differs."""
 
     def nameless(layout: Layout) -> list[Entry]:
         return [msgspec.structs.replace(e, tensor=msgspec.structs.replace(e.tensor, name="")) for e in layout.entries]

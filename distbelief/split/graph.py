@@ -1,10 +1,10 @@
 """Split graph: each node has one partition, and only transfers cross between partitions.
 
 A value is *whole* at one partition, *cut* along a dimension into a part for each partition, or left as *summands*, one
-at each. What a partition needs of a value comes by slices at the owners, a transfer each, and a `cat` or `add` where
-they arrive: a gather is transfers and a cat, a sum transfers and additions, a halo slices, transfers and a cat. All
-adjoints follow from one rule: a transfer's gradient goes back to its source and is added there. Every partition has
-the inputs and targets.
+at each. A partition gets the part of a value that it needs by slices at the owners, a transfer for each, and a `cat` or
+`add` on arrival. So a gather is transfers and a cat, a sum is transfers and additions, and a halo is slices, transfers
+and a cat. All adjoints follow from one rule: a transfer's gradient goes back to its source and is added there. Every
+partition has the inputs and targets.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SplitGraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """Return the nodes in order of computation: those that wait for no transfer, then for one, and so on."""
+        """Return the nodes in order of computation: first those that wait for no transfer, then for one, and so on."""
         depth: dict[fx.Node, int] = {}
         for node in self.graph.nodes:
             before = [depth[input_node] + (node in self.transfers) for input_node in node.all_input_nodes]

@@ -1,4 +1,4 @@
-"""Divisions of layers: their form, and modules that stand in for layers at a partition."""
+"""Divisions of layers: how they are described, and modules that stand in for layers at a partition."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Indices:
         return replace(shape, fixed=fixed, growth=(*shape.growth[:at], 0, *shape.growth[at + 1 :]))
 
     def clipped(self, shape: Shape) -> Indices:
-        """Return those within a shape."""
+        """Return the indices that lie within a shape."""
         return replace(self, start=max(self.start, 0), stop=min(self.stop, shape.fixed[self.dimension]))
 
     def common(self, other: Indices) -> Indices | None:
-        """Return the indices of both in the same dimension, if any."""
+        """Return the indices that both contain in the same dimension, if any."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Indices(self.dimension, start, stop) if start < stop else None
 
@@ -81,8 +81,8 @@ class NodeShare:
     """
 
     needs: tuple[Indices | None, ...] = ()
-    """Indices of each input, in the order of arguments: None for the whole, () for all whole; those outside are
-    padding."""
+    """Indices of each input, in the order of arguments: None for a whole input, () if all are whole; indices outside
+    are padding."""
     gives: Indices | None = None
     """Indices of the result that it gives; None for a summand of the whole."""
     layer: nn.Module | None = None
@@ -111,7 +111,7 @@ Placed = dict[fx.Node, int | Divided]
 
 
 def part_of(layer: nn.Module, holds: Mapping[str, Indices | None], **changed: object) -> nn.Module:
-    """Return a layer with the shape of a part, on empty tensors, with only those that it holds.
+    """Return a layer with the shape of a part, with only the tensors that it holds, left empty.
 
     >>> part_of(nn.Linear(4, 6), {"weight": Indices(0, 0, 2)}, out_features=2)
     Linear(in_features=4, out_features=2, bias=False)
@@ -189,7 +189,7 @@ class DroppedShare(nn.Dropout):
         super().__init__(rate)
         self.share, self.indices, self.whole = share, indices, whole
 
-    def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # needs the samples of all parts
+    def forward(self, value: torch.Tensor, samples: int) -> torch.Tensor:  # type: ignore[override]  # it also needs the samples of all parts
         """Return the part with some elements zero and the others scaled; the first dimension counts samples."""
         if not self.training:
             return value

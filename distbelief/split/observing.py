@@ -1,4 +1,4 @@
-"""Values along a graph's nodes with two numbers of samples, by shapes alone if possible."""
+"""Values of a graph's nodes for two numbers of samples, computed from shapes alone if possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SampleRun(fx.Interpreter):
         return self._mode.from_tensor(tensor)
 
     def fetch_attr(self, target: str) -> Any:
-        """Return an attribute of the model; tensors that tracing added are at the original."""
+        """Return an attribute of the model; tensors added by tracing are on the original model."""
         held = hasattr(self.module, target.partition(".")[0])
         return super().fetch_attr(target) if held else getattr(self._constants, target)
 

@@ -34,10 +34,11 @@ class Split:
     pattern counts; unmatched modules follow their inputs."""
     partitions: int = 2
     chunks: int = 0
-    """Runs of steps into which `time` cuts a sequence; 0 is four for each partition, but at most one for each step."""
+    """Number of chunks into which `time` cuts a sequence; 0 means four for each partition, but at most one for each
+    step."""
     modules: tuple[str, ...] = ()
     own: str = field(default="", compare=False, repr=False, kw_only=True)
-    """Text of the task's split, if this is it; for messages."""
+    """Text of the task's own split, if this is it; used in messages."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.partitions <= MOST:
@@ -122,8 +123,8 @@ class Partitions(Pipelined):
     """Way to split the model over them: a way (stages, neurons, ...), or ways by patterns of its modules
     (conv*=filters,fc*=neurons); auto takes the way with the least price."""
     chunks: int = 0
-    """Runs of steps into which --split time cuts a sequence, so that partitions compute at the same time; 0 is four for
-    each partition."""
+    """Number of chunks into which --split time cuts a sequence, so that partitions compute at the same time; 0 means
+    four for each partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ class SplitSteps(Pipelined):
 
 @contextmanager
 def blamed_on_task(split: str) -> Iterator[None]:
-    """Mention in refusals that the split is the task's own, unless it is ""."""
+    """Add to refusals that the split is the task's own, unless it is ""."""
     try:
         yield
     except UsageError as error:

@@ -1,8 +1,8 @@
 """Planning of a split: the split graph for a user's ways, and the choice of a way by a price.
 
-Every process computes the same price of operations, not of time. It is that of the schedule of the partitions, with
-a guess for each segment: a rate of operations, a time for each output element and each node, and twice as much
-backward. `distbelief split` measures instead.
+Every process computes the same price from operations, without measuring time. It is the price of the partitions'
+schedule, with a guess for each segment: a rate of operations, a time for each output element and each node, and twice
+as much backward. `distbelief split` measures instead.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Choice:
 
     @property
     def told(self) -> str:
-        """Return the reason of the choice as a sentence."""
+        """Return the reason for the choice as a sentence."""
         best = self.candidates[0]
         others = [candidate for candidate in self.candidates[1 : 1 + TOLD] if not candidate.reason]
         beside = "; ".join(f"{_named(candidate.split)} {self.whole / candidate.seconds:.2f}" for candidate in others)

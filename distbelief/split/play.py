@@ -1,4 +1,4 @@
-"""Computation of a partition's part of a minibatch: the tensors between the actions of its pipeline."""
+"""Computation of a partition's part of a minibatch, with the tensors that its pipeline's actions pass on."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int
 
 @dataclass
 class _Pending:
-    """Microbatch that went forward through a partition and not yet back."""
+    """Microbatch that has gone forward through a partition but not yet backward."""
 
     leaves: dict[Source, Any] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
 
 
 class Passes:
-    """Passes of a minibatch's microbatches forward and back through a partition's segments.
+    """Forward and backward passes of a minibatch's microbatches through a partition's segments.
 
     A pipeline's actions are played in order: inputs are taken before they are needed, and outputs given once they
     exist. The minibatch's gradient is added to the parameters' `.grad`.
@@ -103,7 +103,7 @@ class Passes:
         return self.program.partition == (transfer.source if crossing.direction is Pass.FORWARD else transfer.target)
 
     def give(self, crossing: Crossing) -> torch.Tensor:
-        """Return what leaves this partition; it is not written to any more."""
+        """Return a tensor that leaves this partition; it is not written to again."""
         transfer, pending = self._own[crossing.boundary], self._pending[crossing.microbatch]
         if crossing.direction is Pass.FORWARD:
             value: torch.Tensor = pending.results[self._values[transfer.number]].detach()
@@ -112,7 +112,7 @@ class Passes:
         return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
 
     def take(self, crossing: Crossing, tensor: torch.Tensor) -> None:
-        """Take what a transfer's other end gave."""
+        """Receive the tensor from a transfer's other end."""
         if crossing.direction is Pass.BACKWARD:
             self._arrived[crossing] = tensor
             return
@@ -158,7 +158,7 @@ class Passes:
             total = self.begins.get(result.value)
             if self.program.loss == OwnValue(result.value):
                 total = torch.full_like(tensor, self.batches[number].weight)
-            # sums begin with the last user, as in the whole model
+            # sums begin with the gradient of the last user, as in the whole model
             for transfer in reversed(result.transfers):
                 if transfer.shape.differentiable:
                     gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD))
@@ -194,7 +194,8 @@ def _cut_off(value: object) -> object:
 class _BatchNorms:
     """Batch norms of a partition, whose running statistics move in a step as for one minibatch.
 
-    A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that all together leave 1 - m of the old.
+    A microbatch with a share w of the samples moves them by 1 - (1 - m)^w, so that all together keep 1 - m of the old
+    statistics.
     """
 
     def __init__(self, program: PartitionProgram) -> None:
@@ -219,7 +220,7 @@ class _BatchNorms:
 
 
 def play(partitions: Sequence[Passes], actions: Sequence[Iterable[Action]]) -> None:
-    """Play all partitions of a split model in this process by turns, for oracles and measurements."""
+    """Play all partitions of a split model in this process in turn, for oracles and measurements."""
     left = [deque(waiting) for waiting in actions]
     lines: dict[Crossing, torch.Tensor] = {}
     while any(left):

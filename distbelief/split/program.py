@@ -1,4 +1,6 @@
-"""Programs of a split model: segments of all partitions, and one partition's share of the model that computes them."""
+"""Programs of a split model: the segments of all partitions, and the share of the model with which one partition
+computes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from distbelief.split.tidying import Shape
 
 @dataclass(frozen=True)
 class Supplied:
-    """Argument that every partition has of a minibatch: `input_0`, `target_0`, `samples`, `chance`."""
+    """Argument of a minibatch that every partition has: `input_0`, `target_0`, `samples`, `chance`."""
 
     name: str
 
@@ -87,9 +89,9 @@ class SplitProgram:
 
     partitions: int
     segments: tuple[Segment, ...]
-    """Segments of all partitions, each behind those whose transfers it takes."""
+    """Segments of all partitions, each after those whose transfers it takes."""
     transfers: tuple[Transfer, ...]
-    """Transfers by number, which is also that of their boundaries."""
+    """Transfers by number; each has the same number as its boundary."""
 
     @functools.cached_property
     def graph(self) -> SegmentGraph:
@@ -166,13 +168,13 @@ def program_of(split: SplitGraph) -> SplitProgram:
 def build(split: SplitGraph, partition: int, model: nn.Module, device: torch.device | None = None) -> PartitionProgram:
     """Return the program of one partition, on the model's whole tensors and on copies of pieces.
 
-    Only the partition's own part of the model moves to the device, if one is named; others' may be on the meta device.
+    Only this partition's part of the model moves to the device, if one is named; other parts may be on the meta device.
     """
     return _Builder(split, partition, model, device).program()
 
 
 LIGHT = frozenset({torch.narrow, operator.getitem})
-"""Functions that only take a value apart; they stay with its computation."""
+"""Functions that only take a value apart; each stays in the segment that computes the value."""
 
 
 def elements(nodes: Iterable[fx.Node], shapes: Mapping[fx.Node, Shape]) -> int:

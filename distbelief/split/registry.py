@@ -19,7 +19,7 @@ PLACING = {
     "stages": "runs of consecutive layers, balanced by work",
     "branches": "the paths between a fork and where they join",
     "time": "the layers of a recurrent stack, over chunks of the sequence",
-    "samples": "layers before fully connected ones by samples, these by neurons, part after part",
+    "samples": "layers before the fully connected ones by samples; those by neurons, part after part",
 }
 """Ways that place each node at a partition."""
 DIVIDING = {
@@ -28,7 +28,7 @@ DIVIDING = {
     "rows": "fully connected layers by inputs",
     "filters": "convolutions by filters",
     "regions": "convolutions and pooling by rows of the image",
-    "groups": "convolutions by groups, or filters where they have none; fully connected layers by columns",
+    "groups": "convolutions by groups, or by filters if they have none; fully connected layers by columns",
 }
 """Ways that divide each layer over all partitions."""
 
@@ -57,7 +57,7 @@ class LayerCall:
 
         Args:
             gives: dimension of the output.
-            needs: returns the needed input of a run, from its first index and the one behind its last: a dimension and
+            needs: returns the needed input of a run, given its first index and the one after its last: a dimension and
                 two such indices; None for the whole input.
             holds: dimension of each parameter that is divided as the output is.
             changed: returns the attributes in which a run's layer differs, from the same two indices.
@@ -78,7 +78,7 @@ class LayerCall:
         return Divided(tuple(parts), gives, bounds)
 
     def refuse(self, what: str, most: int) -> UsageError:
-        """Return the error of a layer that has less of something than partitions."""
+        """Return the error for a layer that has fewer of something than there are partitions."""
         return UsageError(
             f"--partitions {self.partitions}: {self.path} has {most} {what}; split it over at most {most}, or "
             f"another way"
@@ -97,11 +97,11 @@ def register(layer: type[nn.Module], way: str, rule: Rule) -> None:
     Args:
         layer: class of the layer, without subclasses.
         way: known or new name, which `Split` then accepts.
-        rule: returns what each partition computes, holds and takes of a call, as `call.sections` does; missing inputs
+        rule: returns what each partition computes, holds and takes in a call, as `call.sections` does; missing inputs
             are sent there.
 
     Raises:
-        UsageError: the way places nodes and divides none.
+        UsageError: the way places whole nodes and divides none.
     """
     if way in PLACING:
         raise UsageError(f"register({layer.__name__}, {way!r}): {way} places whole layers; choose another name")

@@ -63,7 +63,7 @@ class Rewriter:
         return self._values[node]
 
     def share_out(self, partitions: Mapping[fx.Node, int]) -> None:
-        """Give the tensors of modules that several partitions call to one of these each, balanced by size."""
+        """Give each tensor of a module that several partitions call to one of these, balanced by size."""
         users: dict[str, set[int]] = {}
         for node, partition in partitions.items():
             if node.op == "call_module":
@@ -155,7 +155,7 @@ class Rewriter:
         return self.split
 
     def _hand_out(self, partition: int) -> None:
-        """Give every partition the loss or the output; no gradients come back from copies."""
+        """Give every partition the loss or the output; no gradients flow back from the copies."""
         structure = self.split.outputs[partition]
         if self.split.loss is not None:
             number = self.split.graph.call_function(as_number, (self.split.loss,))
@@ -372,7 +372,7 @@ class Rewriter:
                 borrowed.append(name)
             else:
                 raise UsageError(
-                    f"{path}.{name} is also {first}, which is divided otherwise ({self.split.pieces[first]}): split "
+                    f"{path}.{name} is also {first}, which is divided differently ({self.split.pieces[first]}): split "
                     "both alike, or leave one of them whole"
                 )
         key = f"{node.name}@{partition}"
@@ -385,7 +385,7 @@ class Rewriter:
         return key, [self._borrow(self._names[id(names[name])], partition) for name in borrowed]
 
     def _claim(self, node: fx.Node, partition: int, part: NodeShare) -> None:
-        """Give a partition the tensors that a part holds there, before other partitions borrow them."""
+        """Give a partition the tensors that its part of a layer holds, before other partitions borrow them."""
         for name, indices in part.holds.items():
             tensor = dict(_tensors(self._traced.layer(node), remove_duplicate=False)).get(name)
             if tensor is not None and self._is_held(first := self._names[id(tensor)]):
@@ -415,7 +415,7 @@ class Rewriter:
             if len(held) > 1:
                 raise UsageError(
                     f"{name} is needed whole at partition {partition}, but it is held in pieces by partitions "
-                    f"{[piece.partition for piece in held]}: split its users alike"
+                    f"{[piece.partition for piece in held]}: split its users the same way"
                 )
             piece_node = self.split.graph.get_attr(name)
             shape = Shape(tuple(tensor.shape), (0,) * tensor.ndim, tensor.dtype, tensor.requires_grad)

@@ -33,7 +33,7 @@ class Shape:
     dtype: torch.dtype
     differentiable: bool
     share: tuple[int, int] = (0, 1)
-    """Number of the part of the samples, and number of parts: `samples_of` counts its samples."""
+    """Number of this part of the samples, and number of parts; `samples_of` counts the part's samples."""
 
     def at(self, samples: int) -> tuple[int, ...]:
         """Return the sides for a number of samples of all parts."""
@@ -50,17 +50,17 @@ class Shape:
 
     @property
     def elements_each(self) -> int:
-        """Return the elements of one sample; for a part, in the mean."""
+        """Return the elements of one sample; for a part, on average."""
         return round(self.elements(self.share[1]) / self.share[1])
 
     @property
     def bytes_each(self) -> int:
-        """Return the bytes of one sample; for a part, in the mean."""
+        """Return the bytes of one sample; for a part, on average."""
         return self.elements_each * self.dtype.itemsize
 
     @property
     def bytes_more(self) -> float:
-        """Return the bytes that one sample adds; for a part, in the mean."""
+        """Return the bytes that one sample adds; for a part, on average."""
         return (self.bytes(1 + self.share[1]) - self.bytes(1)) / self.share[1]
 
 
@@ -68,8 +68,6 @@ def samples_of(samples: int, number: int, parts: int) -> int:
     """Return the samples of one part; parts are as equal as possible, the first ones larger.
 
     If there are fewer samples than parts, the last parts get a copy of one, as a layer may refuse none.
-
-    Without enough samples for all, the last parts get a copy of one, as a layer may refuse none.
 
     >>> [samples_of(8, number, 3) for number in range(3)], [samples_of(2, number, 3) for number in range(3)]
     ([3, 3, 2], [1, 1, 1])
@@ -185,7 +183,7 @@ class _Tidied:
         return self._taken_out(new, values)
 
     def _taken_out(self, new: fx.Node, values: tuple[Any, Any]) -> Any:
-        """Return a node, or a structure of nodes that each take one tensor out of its value."""
+        """Return the node, or a structure of new nodes that each take one tensor out of its value."""
         value, other = values
         if isinstance(value, torch.Tensor):
             fixed, growth = [], []
@@ -259,7 +257,7 @@ class _Tidied:
         kwargs: dict[str, Argument],
         values: tuple[object, object],
     ) -> None:
-        """Compute a write out of place, and let the result stand for the written value from here on."""
+        """Compute a write out of place, and let the result replace the written value from here on."""
         old = self._new[into]
         self._refuse_views(node, into)
         if node.op == "call_module":

@@ -41,9 +41,9 @@ class Traced:
     """Graph with a placeholder for each input leaf, `samples` first; `node.meta["path"]` is a node's module."""
     shapes: Mapping[fx.Node, Shape]
     listed: bool
-    """True if consecutive modules were named, and run in turn."""
+    """True if consecutive modules were named, to run one after the other."""
     aliases: Mapping[str, str]
-    """First name of each tied tensor, by its other names."""
+    """Map from each tied tensor's other names to its first name."""
     samples: int
     copied: bool
     """True if tracing copied the model with all its values."""
@@ -73,7 +73,7 @@ def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] =
         modules: submodules to run one after the other instead of the forward.
 
     Raises:
-        UsageError: it cannot be traced; with the line of the model that failed, and the remedy.
+        UsageError: it cannot be traced; the message names the line of the model that failed, and the remedy.
 
     >>> traced = trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (torch.zeros(2, 4),))
     >>> [node.meta["path"] for node in traced.layers], traced.shapes[traced.layers[0]].at(5)
@@ -154,7 +154,7 @@ class _Proxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     """Tracer that computes each node when it is created."""
 
-    proxy_buffer_attributes = True  # else computations on buffers alone would be constants
+    proxy_buffer_attributes = True  # otherwise computations on buffers alone would become constants
 
     def __init__(self, leaves: set[str], values: NodeValues, modules: Sequence[str]) -> None:
         super().__init__(autowrap_functions=FACTORIES)
@@ -229,8 +229,8 @@ class _Tracer(fx.Tracer):
 
 @contextlib.contextmanager
 def _buffers_kept() -> Iterator[None]:
-    """Refuse the assignment of a new buffer during tracing: torch.fx leaves its proxy in the model, and a partition
-    computes with a copy of a layer.
+    """Refuse the assignment of a new buffer during tracing: torch.fx would leave its proxy in the model, and a
+    partition would compute with a copy of the layer.
     """
     plain = nn.Module.__setattr__
 
@@ -249,7 +249,7 @@ def _buffers_kept() -> Iterator[None]:
 def _by_place(
     forward: Callable[..., object], inputs: tuple[object, ...]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return positional arguments behind the module itself, and keyword-only ones."""
+    """Return the positional arguments after the module itself, and the keyword-only ones."""
     parameters = inspect.signature(forward).parameters.values()
     named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     places = sum(
@@ -267,7 +267,7 @@ def _told(model: nn.Module, failure: BaseException) -> str:
         if not path.is_relative_to(OURS) and not {"torch", "<string>"} & set(path.parts):
             where = f" at {frame.filename}:{frame.lineno}: {frame.line}"
     reason = str(failure).strip().split("\n")[0]
-    if isinstance(failure, UsageError):  # it names the remedy already
+    if isinstance(failure, UsageError):  # its message names the remedy already
         return f"{kind} cannot be traced{where}: {reason}"
     return (
         f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put code that depends on values, "

@@ -1,4 +1,4 @@
-"""A checker beside a job, which follows from messages alone what is dealt, pushed, applied and dropped."""
+"""Checker of a job, which derives from messages alone what is dealt, pushed, applied and dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Minibatch = tuple[int, int]
 
 
 def life(role: str, incarnation: int) -> str:
-    """Return the name of a life of a role, which for the first life is the role.
+    """Return the name of a life of a role; the first life has the role's name.
 
     >>> life("replica 0", 0), life("replica 0", 2)
     ('replica 0', 'replica 0 again (2)')
@@ -29,20 +29,20 @@ def life(role: str, incarnation: int) -> str:
 
 
 class Accounting:
-    """The accounts of a run.
+    """Account of a run's minibatches and updates.
 
-    - At any time one living replica holds a minibatch. A push contains the minibatches dealt next and not returned; a
-      dropped push gives its minibatches back.
+    - At any time only one living replica holds a minibatch. A push contains the next minibatches that were dealt and
+      not returned. A dropped push returns its minibatches.
     - A shard applies a push at most once, and applies or drops it, not both; all shards agree.
     - The version of a shard grows by one with each update.
     - A round contains minibatches of one epoch, each once.
-    - A restarted shard holds the state of its checkpoint; the pushes that it had acknowledged since are reported as
-      forgotten, once. In rounds all roles go back together, and the kept updates contain each minibatch once.
+    - A restarted shard holds the state of its checkpoint. Pushes that it had acknowledged since are reported once, as
+      forgotten. In rounds all roles go back together, and the kept updates contain each minibatch once.
     - A standby that succeeds a shard holds every update that the shard had acknowledged.
     - All partitions of a split replica push the same minibatches in the same push, each to the shards of its partition;
       here they count as one replica, with the name of the leading partition.
-    - Each shard's part of a checkpoint contains all that its position counts as done; and nothing else, if no role has
-      died and the checkpoint waited for all.
+    - Each shard's part of a checkpoint contains all minibatches that its position counts as done. It contains no others
+      if no role has died and the checkpoint waited for all.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -51,7 +51,7 @@ class Accounting:
         self.holder: dict[Minibatch, str] = {}
         self._let_go: set[str] = set()
         self.dealt: set[Minibatch] = set()
-        """All dealt minibatches, without those beyond the end of a stream."""
+        """All dealt minibatches, except those beyond the end of a stream."""
         self.waiting: defaultdict[str, list[Minibatch]] = defaultdict(list)
         self.pushes: dict[tuple[str, int], list[Minibatch]] = {}
         self.sent_pushes: dict[tuple[str, str, int], tuple[pushing.Push, Any]] = {}
@@ -70,7 +70,7 @@ class Accounting:
         self._began: Counter[str] = Counter()
         self._generations: Counter[tuple[str, int]] = Counter()
         self._mirrored: dict[str, tuple[int, list[list[tuple[str, int]]], list[tuple[str, int]]]] = {}
-        """By shard, the updates with which its standby began, those copied since, and the pushes of the next."""
+        """For each shard: the updates its standby began with, those copied since, and the pushes of the next."""
         self._lasting: set[str] = set()
         """Shards whose memory survives their processes."""
         self._generation = 0
@@ -89,7 +89,7 @@ class Accounting:
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role has sent."""
+        """Handle a message that a living role has sent."""
         note = NOTES.get(type(message))
         if note is not None and not (roles.is_replica(sender) and roles.is_replica(to)):
             note(self, sender, to, message)
@@ -118,7 +118,7 @@ class Accounting:
         for index in portion.numbers:
             holder, who = self.holder.get((portion.epoch, index)), self._name(to, self._members[to])
             assert holder is None or holder in self._let_go or not self._lives_on(holder), (
-                f"{(portion.epoch, index)} is dealt to {who} and to {holder}"
+                f"{(portion.epoch, index)} is dealt to both {who} and {holder}"
             )
             self.holder[portion.epoch, index] = who
             self.dealt.add((portion.epoch, index))
@@ -165,7 +165,7 @@ class Accounting:
             self._lent[sender, to, -message.start] = self._lends(sender, message)
 
     def _lends(self, role: str, message: Bulk) -> torch.Tensor:
-        """Return the payload of a message in the memory of its sender."""
+        """Return a message's payload if it lies in the memory of its sender."""
         arena = self.network.endpoints[role].arena
         start, stop = message.start - arena.held.start, message.stop - arena.held.start
         return arena.gradients[message.slot][start:stop]
@@ -184,13 +184,13 @@ class Accounting:
             groups = [group for version, group in self.groups[shard].items() if version <= self._parts[number, shard]]
             held = {minibatch for group in groups for minibatch in self.batches(group)}
             missing, more = done - held - self._passed_over, held - done
-            assert not missing, f"checkpoint {number} counts {missing} as done, and {shard} had not applied them"
+            assert not missing, f"checkpoint {number} counts {missing} as done, but {shard} had not applied them"
             waited = not any(
                 isinstance(record, Note) and f"checkpoint {number} is made without" in record.text
                 for record in self._run.records
             )
             assert not (more and waited and not self._run.simulation.killed), (
-                f"checkpoint {number} of {shard} holds {more}, which is not done"
+                f"checkpoint {number} of {shard} holds {more}, which are not done"
             )
             self.checkpoints.add(number)
         return self._commit(number, plan, position, samples, script)
@@ -215,7 +215,7 @@ class Accounting:
 
     @property
     def _passed_over(self) -> set[Minibatch]:
-        """Return the dropped minibatches that are not dealt again, as data in sequential order are not."""
+        """Return the dropped minibatches that are not dealt again: those of data in sequential order."""
         in_order = self.plan.settings.order == SEQUENTIAL or not self.plan.samples
         return {minibatch for key in self.dropped for minibatch in self.pushes[key]} if in_order else set()
 
@@ -248,12 +248,12 @@ class Accounting:
         """Check that a standby which succeeds its shard holds all acknowledged updates, and perhaps more."""
         began, updates, gathered = self._mirrored[shard]
         assert now >= len(self.groups[shard]), (
-            f"{shard} had acknowledged {len(self.groups[shard])} updates, its standby holds {now}"
+            f"{shard} had acknowledged {len(self.groups[shard])} updates, but its standby holds {now}"
         )
         for version, keys in enumerate([*updates, gathered], began + 1):
             known = self.groups[shard].get(version, [])
             assert set(known) <= set(keys) or version > now, (
-                f"{shard} had acknowledged {known} as update {version}, its standby holds {keys}"
+                f"{shard} had acknowledged {known} as update {version}, but its standby holds {keys}"
             )
             for who, clock in keys if version <= now else ():
                 if (who, clock) not in known:
@@ -291,7 +291,7 @@ class Accounting:
         push = self.sent_pushes[who, shard, message.clock][0]
         again = self._began[shard] or shard in self._lasting
         if again and any(key in group for group in self.groups[shard].values()):
-            return  # the previous life has applied it, and the replica did not know
+            return  # the previous life had applied it, but the replica did not know
         assert (who, shard, message.clock) not in self.fates, f"{shard} decides twice on push {message.clock} of {who}"
         self.fates[who, shard, message.clock] = message.dropped
         if message.dropped:
@@ -325,7 +325,7 @@ class Accounting:
         assert not self.plan.settings.policy.rounds or len({*held}) == len(held), error
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role is about to handle."""
+        """Handle a message that a living role is about to receive."""
         if isinstance(message, membership.Join) and to == roles.COORDINATOR:
             self._members[sender] = message.incarnation
         elif isinstance(message, pushing.Push):
@@ -365,7 +365,9 @@ class Accounting:
             if isinstance(record, Forgotten)
             for clock in range(record.first, record.last + 1)
         }
-        assert lost == self.forgotten, f"{lost} pushes were told to be lost with their shard, {self.forgotten} were"
+        assert lost == self.forgotten, (
+            f"pushes reported as lost with their shard: {lost}; really lost: {self.forgotten}"
+        )
         gone = self._vacated | {*(died if outcome == "failed" else ())}
         fallen = any(roles.kind(role) is roles.Kind.SHARD for role in gone)
         rounds = self.plan is not None and self.plan.settings.policy.rounds
@@ -406,4 +408,4 @@ NOTES: Mapping[type[Message], Callable[[Accounting, str, str, Any], None]] = {
     initialising.Initialise: Accounting._note_initialise,
     pushing.Pushed: Accounting._note_pushed,
 }
-"""Method that takes each kind of message, with its sender and receiver."""
+"""Method that handles each kind of message, with its sender and receiver."""

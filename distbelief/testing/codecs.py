@@ -12,7 +12,7 @@ from distbelief.codecs.codec import Codec, Value
 from distbelief.errors import DataError
 
 CUTS = 20
-"""Most places at which the bytes of an example are cut."""
+"""Most positions at which an example's bytes are truncated."""
 SPOILT = 50
 """Number of corrupt versions of the bytes of an example."""
 MOST = 1 << 44
@@ -53,15 +53,15 @@ def check_codec(
 def _check_back(codec: Codec[Value], values: npt.NDArray[Value], bound: npt.NDArray[Any], example: str) -> bytes:
     before = values.copy()
     data = codec.encode(values)
-    assert np.array_equal(before, values), f"{example}: encode wrote to the values"
+    assert np.array_equal(before, values), f"{example}: encode changed the values"
     assert codec.encode(values.copy()) == data, f"{example}: the same values give other bytes"
     back = codec.decode(data, len(values))
-    assert back.shape == values.shape, f"{example}: came back as {back.shape}"
-    assert back.dtype == values.dtype, f"{example}: came back as {back.dtype}"
+    assert back.shape == values.shape, f"{example}: was decoded as {back.shape}"
+    assert back.dtype == values.dtype, f"{example}: was decoded as {back.dtype}"
     wide = np.float64 if values.dtype.kind == "f" else np.int64
     distance = np.abs(back.astype(wide) - values.astype(wide))
     far = np.flatnonzero(distance > bound)
-    assert not len(far), f"{example}: value {far[0]} is {values[far[0]]}, and came back as {back[far[0]]}"
+    assert not len(far), f"{example}: value {far[0]} is {values[far[0]]}, but was decoded as {back[far[0]]}"
     return data
 
 
@@ -69,7 +69,7 @@ def _check_refused(codec: Codec[Value], data: bytes, count: int, dtype: npt.DTyp
     cuts = range(len(data)) if len(data) <= CUTS else np.linspace(0, len(data) - 1, CUTS).astype(int).tolist()
     for at in cuts:
         _must_refuse(codec, data[:at], count, f"{example}, cut to {at} of {len(data)} bytes")
-    _must_refuse(codec, data + b"\0", count, f"{example}, with a byte more")
+    _must_refuse(codec, data + b"\0", count, f"{example}, with one extra byte")
     _must_refuse(codec, data, MOST, f"{example}, asked for {MOST} values")
     _check_any(codec, data, count + 1, dtype, f"{example}, asked for one more")
 

@@ -1,4 +1,4 @@
-"""The conformance suite of fabrics, for the promises of `distbelief.fabric.base`, which all ranks run together."""
+"""Conformance suite of fabrics: the promises of `distbelief.fabric.base`, checked by all ranks together."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MOMENT_SECONDS = 30.0
 """Longest time of a call that waits for no rank, even on a busy machine."""
 ROUNDS = 4
 LOOKS = 9
-"""Number of looks whether a round ends without a rank."""
+"""Number of times to look whether a round ends without a rank."""
 GUARD = 64
-"""Bytes between two vectors, which must not be written to."""
+"""Bytes between two vectors, which the fabric must not write to."""
 LONG = 700_000
 """Elements of a vector that is longer than any chunk of a fabric."""
 
 
 class Side(NamedTuple):
-    """The open side of a fabric for one rank."""
+    """Open side of a fabric for one rank."""
 
     fabric: Fabric
     slot: torch.Tensor
@@ -34,11 +34,12 @@ class Side(NamedTuple):
     total: torch.Tensor
     """Bytes in which it finds the sums; it may be the slot."""
     leave: Callable[[], None] | None = None
-    """Ends this side, which other ranks notice; None if only the fabric's driver can do so."""
+    """Function that ends this side, as other ranks then notice; None if only the fabric's driver can end it."""
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Opens a side, given the algorithm, the number of bytes, and the vectors in them; it is called several times."""
+"""Function that opens a side, given the algorithm, the number of bytes, and the vectors in them; called several
+times."""
 
 
 def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:
@@ -59,9 +60,9 @@ def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], obje
 
 
 class _Check:
-    """A check of one algorithm on six vectors.
+    """Check of one algorithm on six vectors.
 
-    They are integers, one integer, floats, the bits of these floats in the last round, a long vector, and bytes of the
+    These are integers, one integer, floats, those floats' bits from the last round, a long vector, and bytes of the
     first rank.
     """
 
@@ -80,7 +81,7 @@ class _Check:
             assert (vector.dtype, vector.numel()) == (torch.uint8, start), f"a vector is {start} bytes: {vector}"
 
     def play(self) -> None:
-        """Play all rounds, in each of which another rank is late; then the last rank leaves."""
+        """Play all rounds, each with another late rank; then let the last rank leave."""
         for vector in (self.side.slot, self.side.total):
             self._guard(vector)
         sums: list[torch.Tensor] = []
@@ -97,7 +98,7 @@ class _Check:
             before, sums = sums, [self._view(self.side.total, bucket).clone() for bucket in self.buckets]
             self._check_guards()
             if self.side.total is not self.side.slot:
-                self.side.slot.fill_(255)  # it belongs to this rank again: a late reader gets garbage
+                self.side.slot.fill_(255)  # the memory belongs to this rank again: a late reader gets garbage
                 self._guard(self.side.slot)
             self._holds(number, before, sums)
         self.meet()
@@ -106,7 +107,7 @@ class _Check:
             self._last_leaves()
 
     def _bring(self, number: int, sums: list[torch.Tensor]) -> None:
-        """Write the values of this rank for a round, and make the vectors ready in an order of its own."""
+        """Write this rank's values for a round, and make its vectors ready in an order that differs by rank."""
         for bucket, brought in zip(self.buckets, self._brought(number, self.rank, sums), strict=True):
             self._view(self.side.slot, bucket).copy_(brought)
         order = torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(97 * number + self.rank))
@@ -114,7 +115,7 @@ class _Check:
             self._quickly(partial(self.side.fabric.ready, bucket), "ready")
 
     def _brought(self, number: int, rank: int, sums: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the values of a rank, which all ranks know but for the bits of its last round."""
+        """Return a rank's values, which every rank can compute except for the bits of the last round."""
         chance = torch.Generator().manual_seed(1000 * number + rank)
         whole = [torch.randint(-1000, 1000, (length,), generator=chance).double() for length in (1003, 1)]
         loose = torch.randn(517, generator=chance)
@@ -124,16 +125,16 @@ class _Check:
         return [*whole, loose, bits, long, first]
 
     def _look(self, number: int) -> None:
-        """Check that a look waits for no rank, and that no round is done too early."""
+        """Check that asking for progress never blocks, and that no round is done too early."""
         for _ in range(LOOKS):
             done = self._quickly(self.side.fabric.reduce, "reduce")
-            assert done is None, f"{self._at(number)} says {done} while a rank has brought nothing yet"
+            assert done is None, f"{self._at(number)} says {done} before every rank has contributed"
 
     def _wait_for_true(self, number: int) -> None:
         end = monotonic() + PATIENCE_SECONDS
         while (done := self._quickly(self.side.fabric.reduce, "reduce")) is None:
             assert monotonic() < end, f"{self._at(number)} is not done within {PATIENCE_SECONDS:g} s"
-        assert done, f"{self._at(number)} says that a rank is gone, and all are there"
+        assert done, f"{self._at(number)} says that a rank is gone, but none is"
 
     def _holds(self, number: int, before: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
         """Check the sums, and that all ranks have the same bits."""
@@ -149,7 +150,7 @@ class _Check:
                 )
             elif at == 3:
                 assert torch.equal(sums[at], wanted), (
-                    f"{what}: two ranks had other bits of vector 2 in the round before"
+                    f"{what}: two ranks had different bits of vector 2 in the round before"
                 )
             else:
                 assert torch.equal(sums[at].double(), wanted.double()), (
@@ -161,11 +162,11 @@ class _Check:
         for at, (bucket, kept) in enumerate(zip(self.buckets, sums, strict=bool(sums))):
             now = self._view(self.side.total, bucket)
             assert torch.equal(now.view(torch.uint8), kept.view(torch.uint8)), (
-                f"{self.algorithm}: vector {at} is another, and its rank has brought nothing new"
+                f"{self.algorithm}: vector {at} changed before its rank wrote anything new"
             )
 
     def _last_leaves(self) -> None:
-        """Check that a rank notices that another leaves for which it waits."""
+        """Check that a waiting rank notices when the awaited rank leaves."""
         assert self.side.leave is not None
         if self.rank != self.ranks - 1:
             self._bring(ROUNDS, [])
@@ -175,7 +176,7 @@ class _Check:
         else:
             end = monotonic() + PATIENCE_SECONDS
             while (done := self.side.fabric.reduce()) is None:
-                assert monotonic() < end, f"{self.algorithm}: nobody is told that a rank has left"
+                assert monotonic() < end, f"{self.algorithm}: nobody learns that a rank has left"
             assert not done, f"{self.algorithm}: a round is done without a rank that has left"
             self.side.leave()  # for the ranks that wait for this one
         self.meet()
@@ -198,7 +199,7 @@ class _Check:
         for name, vector in (("slot", self.side.slot), ("total", self.side.total)):
             for between in self._between():
                 assert bool((vector[between] == 77).all()), (
-                    f"{self.algorithm}: it wrote to bytes {between} of the {name}, which are no vector's"
+                    f"{self.algorithm}: it wrote to bytes {between} of the {name}, which belong to no vector"
                 )
 
     def _view(self, vector: torch.Tensor, bucket: Bucket) -> torch.Tensor:

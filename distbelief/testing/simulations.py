@@ -1,4 +1,4 @@
-"""Observed simulations: a run of a job with checkers beside it, random faults, and the endings that these allow."""
+"""Observed simulations: a job's run with checkers attached, random faults, and the endings that these faults allow."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Checker(Protocol):
     """Observer of the messages of a network."""
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role has sent."""
+        """Handle a message that a living role has sent."""
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Take a message that a living role is about to handle."""
+        """Handle a message that a living role is about to receive."""
 
 
 def attach(network: VirtualNetwork, *checkers: Checker) -> None:
-    """Attach checkers to a network, after those that are attached already."""
+    """Attach checkers to a network, after any attached earlier."""
     before, watch = network.before_send, network.watch
     known: dict[int, Message] = {}
 
@@ -56,7 +56,7 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
 
 
 class Observed:
-    """Simulated run with checkers beside it.
+    """Simulated run with checkers attached.
 
     Args:
         job: the job; nothing is kept on disk.
@@ -105,7 +105,7 @@ class Observed:
         return next(record.outcome for record in self.records if isinstance(record, records.Finished))
 
     def vector(self) -> bytes:
-        """Concatenate the moving ranges of the shards; empty for a phantom."""
+        """Concatenate the shards' trained ranges and buffers; return nothing for a phantom."""
         return b"".join(bytes(shard.held.moving().numpy()) for shard in self.simulation.shards)  # type: ignore[attr-defined]  # slices of torch's: no phantom is read
 
 
@@ -139,7 +139,7 @@ def draw_compute(chance: random.Random, slow: float) -> ComputeModel:
 
 
 def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
-    """Draw deaths of the coordinator for a sweep, after each of which it is restarted.
+    """Draw deaths of the coordinator for a sweep; it is restarted after each.
 
     >>> draw_revivals(random.Random(7), restarts=3)
     (Crash(role='coordinator', message=7),)
@@ -171,11 +171,11 @@ def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Seque
 
 
 DONE = frozenset({Cause.EPOCHS_DONE, Cause.CONVERGED, Cause.NO_DESCENT})
-"""Causes of the end of a job that has reached its aim."""
+"""Causes for which a successful job ends."""
 
 
 class Death(NamedTuple):
-    """The death of one life of a role, and the state of the job at that moment."""
+    """Death of one life of a role, with the state of the job at that moment."""
 
     role: str
     incarnation: int
@@ -183,7 +183,7 @@ class Death(NamedTuple):
     saved: bool
     """True if there was a checkpoint."""
     ending: bool
-    """True if the replicas had been told to leave."""
+    """True if the replicas had been asked to leave."""
     covered: bool | None = False
     """True if the coordinator knew that a standby had the state of this shard; None if it was about to learn it."""
     lasts: bool = False
@@ -191,7 +191,7 @@ class Death(NamedTuple):
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
-    """Return the causes for which a job on shards may end.
+    """Return the allowed causes of the end of a job on shards.
 
     Args:
         replicas: number of replicas.
@@ -230,7 +230,7 @@ def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: b
 
 
 class Endings:
-    """Checker of the end of a run: it notes deaths, and compares the end with those that they allow."""
+    """Checker of a run's end: it notes deaths, and compares the end with those that the deaths allow."""
 
     def __init__(self, run: Observed) -> None:
         self.deaths: list[Death] = []
@@ -242,7 +242,7 @@ class Endings:
         self._lasting: set[str] = set()
         """Shards whose state survives their processes, as far as the coordinator has heard."""
         self._heard: dict[str, tuple[int, int]] = {}
-        """Those of `_told` that the coordinator has heard."""
+        """Entries of `_told` that the coordinator has heard."""
         simulation: Any = run.simulation
         self._kill_one, simulation.kill = simulation.kill, self._kill
         self._stopped, simulation.stopped = simulation.stopped, self._asked
@@ -306,7 +306,7 @@ class Endings:
         self.deaths.append(self._death(role, self._incarnation_of(role), covered))
 
     def _bereave(self, shard: str) -> None:
-        """Count the death of a standby also as that of its shard, if the shard is dead and it was to succeed."""
+        """Count a standby's death as its shard's death too, if the shard is dead and the standby was to succeed it."""
         if self._dead(shard):
             incarnation = self._incarnation_of(shard)
             self.deaths = [
@@ -326,7 +326,7 @@ class Endings:
         settings = self._run.simulation.settings
         allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
         assert finished.cause in allowed, (
-            f"it ended since {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
+            f"it ended because {finished.cause}; allowed: {sorted(allowed)}; died: {self.deaths}, interrupted: "
             f"{self.interrupted}"
         )
         assert finished.outcome is finished.cause.outcome
@@ -334,7 +334,7 @@ class Endings:
 
 
 def ways(run: Observed, cause: Cause) -> Counter[str]:
-    """Name the ways in which a job has ended; a sweep counts them, and so shows a way that no seed takes."""
+    """Name the ways in which a job has ended. A sweep counts them, which shows ways that no seed takes."""
     counts = Counter([cause.name])
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)

@@ -1,4 +1,4 @@
-"""The conformance suite of strategies, which runs on the virtual cluster."""
+"""Conformance suite of strategies, which runs on the virtual cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAMPLES, BATCH_SIZE, EPOCHS = 43, 4, 2
 MESSAGES = 50_000
 """Messages after which a job of this suite counts as endless."""
 FEW = 0.1
-"""Least share of seeds that must end well, with and without a death; fewer show nothing."""
+"""Least share of seeds that must end well, with and without a death; fewer prove nothing."""
 
 Sequential = Callable[[Task, Strategy, int, int, int], Mapping[str, torch.Tensor]]
 """Training by plain PyTorch on one worker: from a task, the strategy's options, epochs, batch size and seed to the
@@ -78,7 +78,7 @@ def check_strategy(
 
     - With one replica it equals its sequential loop.
     - Each option that it adds to those of its bases changes the training or its time.
-    - Under deaths and faults of the network the job ends, for a cause that these allow.
+    - Under deaths and faults of the network the job ends, for a cause that these faults allow.
     - No minibatch is lost or counted twice. If replicas push to shards, each push is compared with the minibatches of
       its replica.
 
@@ -118,7 +118,7 @@ def check_sequential(strategy: Strategy, sequential: Sequential, tolerance: floa
 
 
 def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
-    """Check that every own option, and every other given one, changes something."""
+    """Check that each of the strategy's own options, and each other given one, changes something."""
     kind = type(strategy)
     bases = {
         field.name for base in kind.__mro__[1:] if dataclasses.is_dataclass(base) for field in dataclasses.fields(base)
@@ -128,7 +128,7 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
     assert not missing, f"another value of {_listed(missing)} is not given: what does it change?"
     for name, knob in knobs.items():
         plain = dataclasses.replace(strategy, **knob.beside)
-        assert getattr(plain, name) != knob.value, f"{name} is {knob.value!r} by itself: give another value"
+        assert getattr(plain, name) != knob.value, f"{name} is {knob.value!r} by default: give another value"
         before, after = _trained(plain), _trained(plain.with_options(**{name: knob.value}))
         same = before[1] == after[1] and all(
             torch.equal(value, after[0][tensor]) for tensor, value in before[0].items()
@@ -137,7 +137,7 @@ def check_options(strategy: Strategy, knobs: Mapping[str, Knob]) -> None:
 
 
 def check_faults(strategy: Strategy, seeds: int = 100) -> None:
-    """Check that jobs under faults end as these allow, and count every minibatch once."""
+    """Check that jobs under faults end as the faults allow, and count every minibatch once."""
     counts: Counter[str] = Counter()
     for seed in range(seeds):
         try:
@@ -146,7 +146,7 @@ def check_faults(strategy: Strategy, seeds: int = 100) -> None:
             error.add_note(f"seed {seed} of check_faults")
             raise
     for way in ("done, and nobody died", "done after a replica died"):
-        assert counts[way] >= FEW * seeds, f"only {counts[way]} of {seeds} seeds were {way}: these faults show nothing"
+        assert counts[way] >= FEW * seeds, f"only {counts[way]} of {seeds} seeds were {way}: these faults prove nothing"
 
 
 def _trained(strategy: Strategy, seed: int = 0) -> tuple[dict[str, torch.Tensor], Json]:

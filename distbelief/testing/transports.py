@@ -1,4 +1,4 @@
-"""The conformance suite of transports, for the promises of `distbelief.transport.base`, on a pair of endpoints."""
+"""Conformance suite of transports: the promises of `distbelief.transport.base`, checked on a pair of endpoints."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ class Pair(NamedTuple):
     """Two linked endpoints in one process, and a function that moves their messages."""
 
     a: Endpoint
-    """The role "replica 0", which has made its arena and then opened the link."""
+    """Endpoint of role "replica 0", which has made its arena and then opened the link."""
     b: Endpoint
-    """The role "shard 0", without an arena."""
+    """Endpoint of role "shard 0", without an arena."""
     pump: Callable[[], None]
-    """Lets both send and receive, and returns soon."""
+    """Function that lets both send and receive, and returns soon."""
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Makes a pair, given the range of the vectors in `a`'s arena, and the numbers of gradients and of parameters."""
+"""Function that makes a pair, given the range of the vectors in `a`'s arena and the numbers of gradients and
+parameters."""
 
 
 class _Bench:
-    """A pair, and the arrivals at each of the two."""
+    """Pair, with the arrivals at each endpoint."""
 
     def __init__(
         self, make_pair: MakePair, size: int = 4096, gradients: int = 2, parameters: int = 2, start: int = 0
@@ -58,9 +59,9 @@ class _Bench:
         generator = torch.Generator().manual_seed(size)
         for vector in (*self.a.arena.gradients, *self.a.arena.parameters):
             assert (vector.dtype, tuple(vector.shape)) == (torch.uint8, (size,)), (
-                f"an arena's vectors are bytes of the length asked for: {vector}"
+                f"an arena's vector is not bytes of the requested length: {vector}"
             )
-            assert not vector.any(), "an arena is zeroed"
+            assert not vector.any(), "a new arena is not all zeros"
         for vector in self.a.arena.gradients:
             vector.copy_(torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator))
         self.a.send(B, Ready(()))
@@ -71,7 +72,7 @@ class _Bench:
         end = monotonic() + PATIENCE_SECONDS
         while not reached():
             assert monotonic() < end, (
-                f"{what} did not come within {PATIENCE_SECONDS} s; {A} has {self.at_a}, {B} has {self.at_b}"
+                f"{what} did not arrive within {PATIENCE_SECONDS} s; {A} has {self.at_a}, {B} has {self.at_b}"
             )
             self.pump()
 
@@ -90,8 +91,8 @@ class _Bench:
 def check_transport(make_pair: MakePair) -> None:
     """Check every promise of `distbelief.transport.base` that two endpoints in one process can show.
 
-    Write a function that makes a linked pair, and call this from a test, also under delays or with small buffers. Test
-    yourself what needs several processes, such as kill -9. For endpoints between processes:
+    Write a function that makes a linked pair, and call this from a test, also under delays or with small buffers. What
+    needs several processes, such as kill -9, needs tests of your own. For endpoints between processes:
 
         def make_pair(held: Range, gradients: int, parameters: int) -> Pair:
             a, b = MyEndpoint("replica 0", "job"), MyEndpoint("shard 0", "job")
@@ -146,15 +147,15 @@ def _order(make_pair: MakePair) -> None:
     bench.idle()
     for who, arrivals in ((B, bench.at_a), (A, bench.at_b)):
         assert [_number(arrival.event) for arrival in arrivals] == list(range(600)), (
-            f"what {who} sent came in another order, or not once"
+            f"what {who} sent arrived out of order, or not exactly once"
         )
-        assert {arrival.sender for arrival in arrivals} == {who}, "an arrival names its sender"
+        assert {arrival.sender for arrival in arrivals} == {who}, "an arrival does not name its sender"
     bench.close()
 
 
 def _check_same(payload: object, wanted: torch.Tensor, what: str) -> None:
     assert isinstance(payload, torch.Tensor), f"{what} came as {payload}"
-    assert torch.equal(payload, wanted), f"{what} came as other bytes: {payload}"
+    assert torch.equal(payload, wanted), f"{what} arrived as other bytes: {payload}"
 
 
 def _number(event: object) -> int:
@@ -225,7 +226,7 @@ def _part_of_a_vector(make_pair: MakePair) -> None:
         bench.b.send(A, Fetched(1, start, start + 256, _NONE), answer)
         bench.until(lambda: bench.at_a, "an answer into a part of the vector")
         _check_same(bench.at_a.pop().payload, answer, "an answer into a part")
-        _check_same(bench.a.arena.parameters[1][first : first + 256], answer, "the slot that was asked for")
+        _check_same(bench.a.arena.parameters[1][first : first + 256], answer, "the requested slot")
         bench.a.arena.parameters[1].zero_()
     bench.close()
     for start in (0, begins - 128, begins + size):
@@ -283,12 +284,12 @@ def _settle(make_pair: MakePair) -> None:
         bench.until(lambda: len(bench.at_a) == 2, "two answers")
         bench.at_a.clear()
         for vector in (bench.a.arena.parameters[0], bench.a.arena.parameters[1][128:]):
-            assert bool((vector == value).all()), "an answer shows what its owner wrote after `settle`"
+            assert bool((vector == value).all()), "an answer contains what its owner wrote after `settle`"
     bench.close()
 
 
 def _counts(make_pair: MakePair) -> None:
-    """Check that bytes are counted by kind, alike at both ends; a payload is sent, or found in shared memory."""
+    """Check that both ends count the same bytes of each kind, whether a payload is sent or found in shared memory."""
     bench = _Bench(make_pair)
     a, b = bench.a.traffic, bench.b.traffic
     before = {id(end): (dict(end.sent), dict(end.received), dict(end.shared_memory)) for end in (a, b)}
@@ -302,7 +303,7 @@ def _counts(make_pair: MakePair) -> None:
         sent, received = sender.sent[kind] - before[id(sender)][0][kind], receiver.received[kind]
         received -= before[id(receiver)][1][kind]
         mapped = receiver.shared_memory[kind] - before[id(receiver)][2][kind]
-        assert sent == received, f"{sent} bytes of {message} were counted where it left, {received} where it came"
+        assert sent == received, f"{sent} bytes of {message} were counted by the sender, {received} by the receiver"
         assert mapped in (0, size), f"{mapped} bytes behind {message} were found in memory"
         whole = len(wire.encode(message)) + size - mapped
         beside = sent - whole  # bytes that a carrier adds
@@ -335,7 +336,7 @@ def _bounds(make_pair: MakePair) -> None:
 
 
 def _close_is_seen(make_pair: MakePair) -> None:
-    """Check that a closed peer is `Lost` once, after its messages, and that messages to it are dropped."""
+    """Check that a closed peer is reported `Lost` once, after its messages, and that messages to it are dropped."""
     size = 8 << 20
     bench = _Bench(make_pair, size, 1, 1)
     vector = bench.a.arena.gradients[0]
@@ -349,14 +350,14 @@ def _close_is_seen(make_pair: MakePair) -> None:
     bench.b.send(A, Fetched(0, 0, size, _NONE), vector)
     bench.idle()
     assert [type(arrival.event) for arrival in bench.at_b] == [Pushed, Pushed, Lost], (
-        f"before and at its end a peer came as {bench.at_b}"
+        f"a peer's messages and its end arrived as {bench.at_b}"
     )
     assert bench.at_b[-1].sender == A
     bench.close()
 
 
 def _drop(make_pair: MakePair) -> None:
-    """Check that a dropped link is lost at both sides, once, with its reason at the side that dropped it."""
+    """Check that both sides report a dropped link once, and that the side that dropped it gets the reason."""
     bench = _Bench(make_pair)
     bench.b.drop(A, "it spoke nonsense")
     bench.b.drop(A, "again")
@@ -365,10 +366,10 @@ def _drop(make_pair: MakePair) -> None:
     bench.until(lambda: bench.at_a and bench.at_b, "the loss of a dropped link, on both sides")
     bench.idle()
     [lost] = [arrival.event for arrival in bench.at_b]
-    assert isinstance(lost, Lost), f"the side that dropped the link was told {lost}"
-    assert lost.reason == "it spoke nonsense", f"the side that dropped the link was told {lost.reason!r}"
+    assert isinstance(lost, Lost), f"the side that dropped the link received {lost}"
+    assert lost.reason == "it spoke nonsense", f"the side that dropped the link received {lost.reason!r}"
     assert [type(arrival.event) for arrival in bench.at_a] == [Lost], (
-        f"the side whose link was dropped was told {bench.at_a}"
+        f"the side whose link was dropped received {bench.at_a}"
     )
     bench.close()
 
@@ -390,7 +391,7 @@ def _possessions() -> list[str]:
         try:
             held.append(os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0])
         except OSError:
-            continue  # the one that lists them
+            continue  # the descriptor that lists them
     maps = Path("/proc/self/maps").read_text().splitlines()
     held += [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm/" in line]
     held += [name for name in os.listdir("/dev/shm") if "distbelief" in name or f"_{os.getpid()}_" in name]

@@ -1,1 +1,1 @@
-"""Carriers of bytes between roles: a file for each, and one page of promises."""
+"""Carriers of bytes between roles: a file for each, and one with the promises of all."""

@@ -17,7 +17,7 @@ from pathlib import Path
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 _SIX = Path("/proc/net/if_inet6")
 _LINK = "20"
-"""Scope of link-local IPv6 addresses, which are of no use to others without an interface of their own."""
+"""Scope of link-local IPv6 addresses, which other hosts cannot use without naming an interface of their own."""
 
 
 def own_addresses() -> dict[str, list[str]]:
@@ -36,7 +36,7 @@ def own_addresses() -> dict[str, list[str]]:
 
 
 def interface_of(host: str) -> str:
-    """Return the network interface of this machine that has an address of a host; "" where none has.
+    """Return this machine's network interface that has an address of a host; "" if none has.
 
     >>> interface_of("127.0.0.1")
     'lo'
@@ -76,10 +76,12 @@ def cut(where: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[str]:
-    """Have multiprocessing make its sockets in a temporary folder; yields a short name of it, for this process."""
+    """Have multiprocessing make its sockets in a temporary folder; yield a short name of the folder, for this
+    process.
+    """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
     with tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
-        place = os.open(folder, os.O_PATH)  # TMPDIR may be long, and the name of a socket has room for 107 characters
+        place = os.open(folder, os.O_PATH)  # TMPDIR may be long, and the name of a socket may have only 107 characters
         before, config["tempdir"] = config.get("tempdir"), f"/proc/self/fd/{place}"
         try:
             yield config["tempdir"]
@@ -89,19 +91,21 @@ def socket_folder() -> Iterator[str]:
 
 
 def nameless(address: str, process: int | str = "self") -> str:
-    """Return an address of a socket that lasts as long as this process: for itself, or by its id for others."""
+    """Return the address of a socket that lasts as long as this process, for use by itself, or by others through its
+    id.
+    """
     return f"/proc/{process}/fd/{os.open(address, os.O_PATH)}"
 
 
 def share_descriptors() -> None:
-    """Serve the descriptors that this process and its forks send (a minibatch's tensors) at a nameless socket."""
+    """Serve descriptors (of minibatches' tensors) that this process and its forks send, at a socket without a file."""
     resource_sharer._resource_sharer._start = _listen  # type: ignore[attr-defined]  # its stubs lack it
 
 
 def _listen() -> None:
     sharer = resource_sharer._resource_sharer  # type: ignore[attr-defined]  # as above
     with socket_folder():
-        # Python would remove the socket's file at exit, by a name that is gone with the folder
+        # at exit Python would remove the socket's file, whose name is gone with the folder
         type(sharer)._start(sharer)
         sharer._listener._listener._unlink.cancel()
         sharer._address = nameless(sharer._address, os.getpid())

@@ -1,19 +1,21 @@
-"""The promises of every transport; `distbelief.testing.check_transport` holds a new one to them.
+"""Promises of every transport, which `distbelief.testing.check_transport` tests.
 
-A transport knows of the protocol only `core/messages`: a message may have bytes behind it (`Bulk`), a role may ask for
-bytes into a slot (`SlotRequest`, `SlotReply`), and a link begins with a `Hello`.
+Of the protocol, a transport knows only `core/messages`: bytes may follow a message (`Bulk`), a role may ask for bytes
+to be put into a slot (`SlotRequest`, `SlotReply`), and a link begins with a `Hello`.
 
-1. **Order.** What one role sends another arrives in the order it was sent, once. 2. **Payloads out of a slot** (`Bulk`)
-are read where they lie: the sender does not write to a slot until its receiver allows that. 3. **Answers with bytes**
-(`SlotReply`) lie in the asker's arena, in the slot and range that they name, when the message is delivered. The sender
-may write to its own copy once it has called `settle`.
-4. **Bounds.** A frame that is too long, is garbage or names bytes outside the arena costs its own link, and no other.
-5. **Deaths are seen.** When a peer's process ends or its link closes, the other side is delivered one `Lost`, after all
-that came before it. 6. **Nothing stays.** After `close`, or after kill -9 of all roles, no file, socket or segment of
-shared memory is left. 7. `deliver` may send, connect, settle, drop and close, but not poll. 8. `send` never waits for
-the peer: what the carrier does not take at once is kept, and `poll` sends it. 9. **Bytes are counted** in `traffic` by
-the kind of their message, when it is sent and when it arrives: its frame and what follows it. The reader of a payload
-in shared memory counts that.
+1. **Order.** What one role sends another arrives once, in the order it was sent.
+2. **Payloads out of a slot** (`Bulk`) are read where they lie: the sender does not write to a slot until its receiver
+   allows that.
+3. **Answers with bytes** (`SlotReply`) lie in the asker's arena, in the slot and range that they name, when the message
+   is delivered. The sender may write to its own copy once it has called `settle`.
+4. **Bounds.** A frame that is too long, is garbage or names bytes outside the arena ends its own link, and no other.
+5. **Deaths are seen.** When a peer's process ends or its link closes, the other side gets one `Lost`, after everything
+   that came before it.
+6. **Nothing stays.** After `close`, or after kill -9 of all roles, no file, socket or segment of shared memory is left.
+7. `deliver` may send, connect, settle, drop and close, but not poll.
+8. `send` never waits for the peer: bytes that the carrier does not take at once are queued, and `poll` sends them.
+9. **Bytes are counted** in `traffic` by the kind of their message, when it is sent and when it arrives: its frame and
+   the bytes that follow. A payload in shared memory is counted by its reader.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from distbelief.sharding.layout import Range
 
 
 class Arena(NamedTuple):
-    """Vectors of one role (1-D uint8 tensors) that peers read and write: its part of the flat vector."""
+    """Vectors of one role (1-D uint8 tensors) that peers read and write; they are its part of the flat vector."""
 
     gradients: tuple[torch.Tensor, ...]
     """Slots that their owner writes and peers read."""
     parameters: tuple[torch.Tensor, ...]
-    """Slots that peers write, when their owner asks for bytes, and their owner reads."""
+    """Slots that peers write when the owner asks for bytes, and the owner reads."""
     held: Range = Range(0, 0)
     """Range of the flat vector that each slot holds; messages name bytes of the flat vector."""
 
@@ -53,7 +55,7 @@ class Arena(NamedTuple):
 
 EMPTY = Arena((), ())
 in_memory = partial(torch.zeros, dtype=torch.uint8)
-"""Returns so many zeros, 1-D uint8."""
+"""Function that returns a zeroed vector of some length, 1-D uint8."""
 
 
 def plain_arena(
@@ -65,7 +67,7 @@ def plain_arena(
 
 
 def outside(message: Bulk | SlotRequest, slots: int, held: Range) -> str:
-    """Return why a message's range does not fit `slots` vectors of these bytes; "" where it fits."""
+    """Return why a message's range does not fit `slots` vectors of these bytes; "" if it fits."""
     if 0 <= message.slot < slots and held.start <= message.start <= message.stop <= held.stop:
         return ""
     where = f"bytes {message.start} to {message.stop} of vector {message.slot}"
@@ -97,7 +99,7 @@ def checked(message: Bulk, payload: Payload | None, slots: int, held: Range) -> 
 
 
 class Endpoint(ABC):
-    """One role's end of a transport; its driver sets `deliver`, which takes every arrival."""
+    """One role's end of a transport; its driver sets `deliver`, which gets every arrival."""
 
     deliver: Callable[[Arrival], None]
 
@@ -105,7 +107,7 @@ class Endpoint(ABC):
         self.role = role
         self.arena = EMPTY
         self.zeros: Callable[[int], torch.Tensor] = in_memory
-        """Makes each vector of an arena that no peer maps."""
+        """Function that makes each vector of an arena that no peer maps."""
         self.traffic = Traffic()
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
@@ -129,10 +131,10 @@ class Endpoint(ABC):
 
     @abstractmethod
     def incarnation_of(self, peer: str) -> int:
-        """Return the incarnation of the peer that opened the present link; -1 where unknown, or without a link."""
+        """Return the incarnation of the peer that opened the present link; -1 if it is unknown, or without a link."""
 
     def flush(self) -> None:
-        """Send what is kept, since the caller will not poll for a while."""
+        """Send queued messages, since the caller will not poll for a while."""
 
     def settle(self) -> None:
         """Copy the unsent parts of answers' payloads, since their owner is about to write to them."""
@@ -143,18 +145,18 @@ class Endpoint(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is kept, for at most a second, and close every link; safe to call twice."""
+        """Send queued messages, for at most a second, and close every link; safe to call twice."""
 
 
 class NetworkEndpoint(Endpoint):
-    """An endpoint between processes."""
+    """Endpoint of a role that reaches other processes."""
 
     deliver_end: Callable[[Arrival], None]
-    """Takes the `Lost` of a link that the peer or the network ended; `deliver` takes those of this end."""
+    """Function that gets the `Lost` of a link that the peer or the network ended; `deliver` gets those of this end."""
 
     @abstractmethod
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; returns the address for others, with the host `advertise` where that is not empty.
+        """Accept links; return the address for others, with the host `advertise` if that is not empty.
 
         Raises:
             UsageError: the address is in use or cannot be bound.
@@ -162,8 +164,10 @@ class NetworkEndpoint(Endpoint):
 
     @abstractmethod
     def watch(self, fileno: int, ready: Callable[[], None]) -> None:
-        """Call `ready` from `poll` when a descriptor can be read; it stays its owner's."""
+        """Call `ready` from `poll` when a descriptor can be read; the descriptor still belongs to the caller."""
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:
-        """Send what is kept, wait up to `timeout` seconds (None: without limit) for arrivals, and deliver them all."""
+        """Send queued messages, wait up to `timeout` seconds (None: without limit) for arrivals, and deliver them
+        all.
+        """

@@ -21,7 +21,7 @@ Then = Callable[[Argument], None]
 
 
 class Outage(CheckedStruct, frozen=True):
-    """Time, in seconds, in which the roles of one side cannot reach those of the other."""
+    """Time, in seconds, during which the roles of one side cannot reach those of the other."""
 
     start: float
     stop: float
@@ -32,7 +32,7 @@ class Outage(CheckedStruct, frozen=True):
         """Refuse an impossible outage, with a `UsageError`."""
         if not 0 <= self.start < self.stop < float("inf"):
             raise UsageError(
-                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, last, and end"
+                f"network outage from {self.start} s until {self.stop} s: it must begin at 0 or later, then end"
             )
         if not self.side:
             raise UsageError(
@@ -49,14 +49,14 @@ class NetworkModel(CheckedStruct, frozen=True):
     jitter: float = 0.0
     """Largest extra delay of a message, as a fraction of the latency; drawn uniformly."""
     delay_chance: float = 0.0
-    """Chance that a message takes `delay` longer, as by loss and retransmission."""
+    """Chance that a message takes `delay` longer, as after loss and retransmission."""
     delay: float = 0.0
     reduction: float = 0.0
-    """Seconds to add one byte of a gradient to another where it arrives."""
+    """Seconds to add one byte of an arriving gradient to another."""
     local_latency: float = 0.0
-    """Latency between two roles of one host; 0 for that of all links, or of shared memory on `Hosts`."""
+    """Latency between two roles of one host; 0 means that of all links, or of shared memory on `Hosts`."""
     local_bandwidth: float = 0.0
-    """Bandwidth between two roles of one host; 0 for that of all links, or no limit in the memory of `Hosts`."""
+    """Bandwidth between two roles of one host; 0 means that of all links, or no limit in the memory of `Hosts`."""
     outages: tuple[Outage, ...] = ()
 
     def check(self) -> None:
@@ -80,11 +80,11 @@ class Hosts(CheckedStruct, frozen=True):
     cores: int = 1
     """Cores of each host."""
     replicas: int = 0
-    """Replicas on each host; 0 for one host with all roles."""
+    """Replicas on each host; 0 puts all roles on one host."""
     together: float = 1.0
     """Speed of a core while all cores of its host work, as a share of its speed alone."""
     busy: float = 0.0
-    """Seconds of a step that need a core, 0 for all; the rest is sleep, as in padded steps."""
+    """Seconds of a step that need a core, 0 for all of it; for the rest the replica sleeps, as in padded steps."""
 
     def check(self) -> None:
         """Refuse impossible hosts, with a `UsageError`."""
@@ -107,7 +107,7 @@ class Hosts(CheckedStruct, frozen=True):
             raise UsageError(f"hosts on which a step is busy for {self.busy} s: must be 0 or more, and finite")
 
     def place(self, role: str, replicas: int) -> int:
-        """Return the number of a role's host, in a job of so many replicas.
+        """Return the number of a role's host, in a job of `replicas` replicas.
 
         >>> [Hosts(replicas=2).place(role, 4) for role in ("replica 1", "replica 2", "shard 1", "standby 1", "shard 2",
         ...     "coordinator")]
@@ -133,7 +133,7 @@ class MessageCosts(Protocol):
         ...
 
     def passing(self, message: Message, payload: Payload | None) -> float:
-        """Return the cost of what it does in memory in place of sending a message."""
+        """Return the cost of what the role does in memory instead of sending a message."""
         ...
 
     def landing(self, payload: Payload | None) -> float:
@@ -141,11 +141,11 @@ class MessageCosts(Protocol):
         ...
 
     def copy(self, length: int) -> float:
-        """Return the cost of copying so many bytes, or adding them to others."""
+        """Return the cost of copying some bytes, or adding them to others."""
         ...
 
     def update(self, length: int) -> float:
-        """Return the cost of an optimizer's step on so many bytes of parameters."""
+        """Return the cost of an optimizer's step on some bytes of parameters."""
         ...
 
 
@@ -157,7 +157,7 @@ class SimulatorClock(Protocol):
     def call_at(
         self, moment: float, function: Then[Argument], argument: Argument, queue: deque[Any] | None = None
     ) -> None:
-        """Call a function at a moment; most calls of one queue come in the order of their moments."""
+        """Call a function at a moment; most calls of one queue are requested in the order of their moments."""
 
     def forget(self, queue: deque[Any]) -> None:
         """Cancel the calls of a queue."""
@@ -171,15 +171,15 @@ class Thread(ABC):
 
     @abstractmethod
     def do(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Work for so many seconds, and then call."""
+        """Work for `seconds`, and then call."""
 
     @abstractmethod
     def step(self, seconds: float, then: Then[Argument], argument: Argument) -> None:
-        """Make a step of so many seconds, and then call; it may not need a core for all of them."""
+        """Make a step of `seconds`, and then call; the step may not need a core all the time."""
 
     @abstractmethod
     def owe(self, seconds: float) -> None:
-        """Work for so many seconds, which delays only what comes after."""
+        """Work for `seconds`, which only delays later work."""
 
     @abstractmethod
     def works(self) -> bool:
@@ -231,10 +231,10 @@ class OwnThread(Thread):
 
 
 class VirtualHost:
-    """Machine whose cores several roles share: all that work have one speed, each on one core at most.
+    """Machine whose cores several roles share: all working roles have the same speed, each on one core at most.
 
     Args:
-        together: speed of a core while all work, as a share of its speed alone.
+        together: speed of a core while all work, as a share of its speed when working alone.
         busy: seconds of a step that need a core; 0 for all of it.
 
     >>> from distbelief.runtime.clock import VirtualClock
@@ -251,7 +251,8 @@ class VirtualHost:
         self._clock, self._cores, self._together, self.busy = clock, cores, together, busy
         self._working: list[tuple[float, int, SharedThread]] = []
         """Heap of the threads that work, by the virtual time at which each is done."""
-        # virtual time goes on by a working thread's speed: as all have the same speed, an end never moves in it
+        # virtual time advances at a working thread's speed: as all have the same speed, the virtual time of an end
+        # never changes
         self._virtual = self._since = 0.0
         """Virtual time, and the moment at which it was computed."""
         self._order = self._plans = 0
@@ -261,7 +262,7 @@ class VirtualHost:
         return SharedThread(self, self._clock)
 
     def begin(self, thread: SharedThread, seconds: float) -> None:
-        """Begin the work of a role, of so many seconds."""
+        """Begin a role's work of `seconds`."""
         self._pass()
         self._order += 1
         heapq.heappush(self._working, (self._virtual + seconds, self._order, thread))
@@ -286,14 +287,14 @@ class VirtualHost:
         self._since = now
 
     def _plan(self) -> None:
-        """Ask the clock for a call when the next thread is done, which a later plan replaces."""
+        """Ask the clock for a call when the next thread is done; a later plan replaces this one."""
         self._plans += 1
         if self._working:
             left = max(0.0, self._working[0][0] - self._virtual)
             self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
 
     def _end_first(self, plan: int) -> None:
-        if plan == self._plans:  # else work has begun or ended since, and a later plan counts
+        if plan == self._plans:  # otherwise work has begun or ended since, and a later plan counts
             self._pass()
             self._virtual, _, thread = heapq.heappop(self._working)
             self._plan()
@@ -318,7 +319,7 @@ class SharedThread(Thread):
     def __init__(self, host: VirtualHost, clock: SimulatorClock) -> None:
         self._host, self._clock = host, clock
         self._given: deque[tuple[float, float, Then[Any] | None, Any]] = deque()
-        """Pieces of work: their seconds, the least seconds until the end, and the call then."""
+        """Pieces of work, each with its seconds, the least seconds until its end, and the call at its end."""
         self._began = self.worked = 0.0
 
     def do(self, seconds: float, then: Then[Argument] | None, argument: Argument) -> None:
@@ -349,7 +350,7 @@ class SharedThread(Thread):
             self._host.end(self)
 
     def go_on(self) -> None:
-        """End the first piece, whose work is done; a step may still sleep."""
+        """Continue after the first piece's work is done; a step may still sleep."""
         piece = self._given[0]
         if (end := self._began + piece[1]) > self._clock.time:
             self._clock.call_at(end, self._end, piece)

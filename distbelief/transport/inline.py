@@ -38,13 +38,13 @@ class Inline:
         if role in self.endpoints:
             raise LocalProtocolError(f"{role} has an endpoint already: close it before making another")
         end = self.endpoints[role] = InlineEndpoint(role, self)
-        # a new endpoint of the name is another incarnation: links that were cut to the last one may open again
+        # a new endpoint of that name is another incarnation: links cut from the last one may open again
         for other in self.endpoints.values():
             other.cut.discard(role)
         return end
 
     def step(self) -> bool:
-        """Deliver the oldest message; returns whether there was one."""
+        """Deliver the oldest message; return whether there was one."""
         while self.queue:
             to, arrival = self.queue.popleft()
             end = self.endpoints.get(to)
@@ -64,9 +64,9 @@ class InlineEndpoint(Endpoint):
         self.cut: set[str] = set()
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Check that a role is there; addresses mean nothing here."""
+        """Check that a role exists; addresses mean nothing here."""
         if role not in self.network.endpoints:
-            raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
+            raise JobFailed(f"{self.role} cannot reach {role}: it does not exist")
 
     def incarnation_of(self, peer: str) -> int:
         """Return 0: no role has a second incarnation here."""
@@ -80,7 +80,7 @@ class InlineEndpoint(Endpoint):
         if isinstance(message, Bulk) and isinstance(payload, torch.Tensor):
             lender = peer.arena if message.is_reply else self.arena
             whole = checked(message, payload, len(lender.vectors(message)), lender.held)
-            # a shard may write to its parameters at once; a replica leaves a pushed slot alone
+            # a shard may write to its parameters at once; a replica does not write to a pushed slot
             payload = whole.clone() if message.is_reply else whole
         self.links.add(to)
         peer.links.add(self.role)

@@ -1,4 +1,4 @@
-"""One connection of a socket carrier: its queue, the frame and payload that are arriving, and their bounds."""
+"""One connection of a socket carrier: its queue, the arriving frame and payload, and their limits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from distbelief.sharding.layout import Range
 from distbelief.transport.base import EMPTY, Arena, outside
 
 FRAMES_LIMIT = 64 << 20
-"""Most bytes of messages kept for a peer that does not read, beside the payloads that both ends have slots for."""
+"""Most bytes of messages queued for a peer that does not read, besides payloads for which both ends have slots."""
 VIEWS_LIMIT = 1024
-"""Most ranges of a link whose tensors are kept."""
+"""Most ranges of a link for which tensors are kept."""
 SPARE_LIMIT = 4
 """Most buffers kept for copies of answers that wait to be sent."""
 
 CONNECT_SECONDS = 10.0
 HELLO_SECONDS = 5.0
-"""Limit for the introduction on a new link."""
+"""Time limit for the introduction on a new link."""
 HELLO_LIMIT = 4096
 """Longest introduction in bytes."""
 STRANGERS_LIMIT = 64
@@ -41,7 +41,7 @@ _PIECES = 256  # buffers of one sendmsg; the kernel takes 1024
 
 
 class Link:
-    """One connection. Its endpoint reads from it; it writes by itself whenever the socket takes more."""
+    """One connection. Its endpoint reads from it; the link itself writes whenever the socket takes more."""
 
     def __init__(self, connection: socket.socket, hello: Hello, epoll: select.epoll, spare: list[bytearray]) -> None:
         self.socket = connection
@@ -50,21 +50,21 @@ class Link:
         self.hello, self.held = hello, Range(0, 0)
         self.hear(hello)
         self.lent = EMPTY  # the peer's vectors in this process
-        self.deadline = 0.0  # of the introduction
+        self.deadline = 0.0  # when its introduction must have come
         self.fds: list[int] = []  # descriptors that came with the introduction
         self.limit = FRAMES_LIMIT
         self.queue: deque[bytes | memoryview] = deque()
         self.queued = 0
-        self.dirty = False  # True where messages were queued since the last flush
+        self.dirty = False  # true if messages were queued since the last flush
         self.writing = False  # True while epoll watches for room in the socket
-        self.unsettled = False  # True where the queue may refer to an answer's memory
+        self.unsettled = False  # true if the queue may refer to an answer's memory
         self.rest = bytearray()  # beginning of a frame that is arriving
         self.arrival: Arrival | None = None  # message whose payload is arriving
         self.room: memoryview | None = None  # room for the rest of that payload
         self.views: dict[tuple[str, int, int, int], torch.Tensor] = {}
         self.error = ""  # why nothing more can be sent
         self.closed = False
-        self.dropped = False  # True where it is closed, or the next poll will do so: nothing from it is delivered
+        self.dropped = False  # true if it is closed, or the next poll will close it: nothing from it is delivered
         self._epoll = epoll
         self._spare = spare
 
@@ -74,14 +74,14 @@ class Link:
         self.held = Range(hello.start, hello.start + hello.size)
 
     def flush(self) -> None:
-        """Send what is kept, as far as the socket takes it at once."""
+        """Send queued data, as much as the socket takes at once."""
         queue = self.queue
         try:
             while queue:
                 if len(queue) == 1:
                     sent = self.socket.send(queue[0])
                     count = 1
-                    if type(queue[0]) is bytes and sent == len(queue[0]):  # nearly always: keep it quick
+                    if type(queue[0]) is bytes and sent == len(queue[0]):  # the usual case, which must be quick
                         self.queued -= sent
                         queue.clear()
                         break
@@ -101,7 +101,7 @@ class Link:
             self._epoll.modify(self.fd, IN | OUT if self.writing else IN)
 
     def _drop(self, sent: int, count: int) -> bool:
-        """Remove what was sent of the first `count` pieces; returns whether all of it was."""
+        """Remove the sent bytes of the first `count` pieces; return whether all were sent."""
         queue = self.queue
         for _ in range(count):
             piece = queue[0]
@@ -111,18 +111,18 @@ class Link:
                 return False
             sent -= len(piece)
             queue.popleft()
-            # copies of answers come in few sizes, and new memory of megabytes costs more than the copy
+            # reused: copies of answers have few sizes, and allocating megabytes costs more than the copy
             if isinstance(piece, memoryview) and isinstance(piece.obj, bytearray) and len(self._spare) < SPARE_LIMIT:
                 self._spare.append(piece.obj)
         return True
 
     def settle(self) -> None:
-        """Copy the parts of answers in the queue."""
+        """Copy the queued parts of answers."""
         self.unsettled = False
         if not self.writing:
             self.flush()
         for index, piece in enumerate(self.queue):
-            # a view that is read-only is an answer's: a push is not changed before its receiver has it
+            # a read-only view belongs to an answer: a push is not changed before its receiver has it
             if isinstance(piece, memoryview) and piece.readonly and not isinstance(piece.obj, bytes):
                 size = len(piece)
                 fits = [buffer for buffer in self._spare if len(buffer) >= size]
@@ -133,8 +133,8 @@ class Link:
                 memoryview(copy)[:size] = piece
 
     def view(self, kind: str, arena: Arena, message: Bulk) -> torch.Tensor:
-        """Return a message's range of an arena, each time the same object; refuse a range that is not there."""
-        # a shard keeps views of a payload, by which it knows the payload when it comes again
+        """Return a message's range of an arena, as the same object each time; refuse a range outside the arena."""
+        # a shard keeps views of a payload, to recognise the payload if it is sent again
         key = (kind, message.slot, message.start, message.stop)
         known = self.views.get(key)
         if known is None:
@@ -146,14 +146,14 @@ class Link:
         return known
 
     def fail(self, reason: str) -> None:
-        """Send nothing more; what the peer has sent can still be read."""
+        """Stop sending; data from the peer can still be read."""
         self.error = self.error or reason
         self.queue.clear()
         self.queued = 0
         self.unsettled = False
 
     def shut(self) -> None:
-        """Close the connection, and drop all that is kept."""
+        """Close the connection, and drop all queued data."""
         self.closed = self.dropped = True
         self.socket.close()
         self.fail("closed")
@@ -163,7 +163,7 @@ class Link:
 
 
 def drain(links: Iterable[Link], deadline: float) -> None:
-    """Send what links keep, until a deadline."""
+    """Send the links' queued messages, until a deadline."""
     writing = select.poll()
     waiting: dict[int, Link] = {}
     for link in links:
@@ -184,15 +184,15 @@ def acceptable(message: Message, job: str, role: str, incarnation: int, links: M
     if not isinstance(message, Hello):
         raise RemoteProtocolError(f"the first message of a link was a {type(message).__name__}, not a Hello")
     if message.job != job:
-        raise RemoteProtocolError(f"{message.role} is of job {message.job!r}, this is {job!r}")
+        raise RemoteProtocolError(f"{message.role} is of job {message.job!r}, but this is {job!r}")
     if not message.role or message.role == role or message.incarnation < 0:
         raise RemoteProtocolError(
             f"a link to {role} cannot come from incarnation {message.incarnation} of {message.role!r}"
         )
-    # an address may have passed to a later incarnation, which knows nothing of the sender's plan
+    # a later incarnation, which does not know the sender's plan, may have this address now
     if message.peer not in (-1, incarnation):
         raise RemoteProtocolError(
-            f"{message.role} looks for incarnation {message.peer} of {role}, this is {incarnation}"
+            f"{message.role} looks for incarnation {message.peer} of {role}, but this is {incarnation}"
         )
     if not (
         0 <= message.size <= VECTOR_LIMIT

@@ -1,8 +1,8 @@
-"""The virtual network over a topology: messages between hosts share the bandwidth of the cables on their route.
+"""Virtual network over a topology: messages between hosts share the bandwidth of the cables on their route.
 
-A link between two roles is one flow. Its messages leave one after another, at the flow's fair share, and arrive after
-the latencies of its cables (cut-through: a switch forwards a message before its end has come). A message that fits a
-packet takes no share from others. Two roles of one host use its memory.
+A link between two roles is one flow. Its messages leave one after another, at the flow's fair share of bandwidth. They
+arrive after the latencies of the cables (cut-through: a switch forwards a message before its end has come). A message
+that fits a packet takes no share from others. Two roles of one host use its memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distbelief.transport.cluster_model import Hosts, NetworkModel, SimulatorClo
 from distbelief.transport.virtual import HEADER, MEMORY, VirtualEndpoint, VirtualLink, VirtualNetwork
 
 PACKET = 1500
-"""Most bytes of a message that takes no share."""
+"""Most bytes of a message that takes no share of bandwidth."""
 
 
 class RoleFlow(Flow):
@@ -35,13 +35,15 @@ class RoleFlow(Flow):
         self.queue: deque[tuple[int, tuple[VirtualLink, Arrival]]] = deque()
         """Messages that have not left, with the bytes of each; the first is leaving."""
         self.ends = ""
-        """Reason for the end of the link, which the receiver hears after the last message; "" before."""
+        """Reason for the end of the link, delivered to the receiver after the last message; "" before."""
         self.sent = 0
         """Bytes of all messages."""
 
 
 class RoutedNetwork(VirtualNetwork):
-    """A virtual network over a topology; one switch is as no topology, since latency is that of two cables."""
+    """Virtual network over a topology; a single switch behaves like no topology, since the latency is that of two
+    cables.
+    """
 
     def __init__(
         self,
@@ -70,7 +72,9 @@ class RoutedNetwork(VirtualNetwork):
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """Return the number of a role's host: shards are spread over switches, standbys are on others than theirs."""
+        """Return the number of a role's host: shards are spread over switches, and standbys are on other switches than
+        their shards.
+        """
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host
@@ -90,7 +94,7 @@ class RoutedNetwork(VirtualNetwork):
         return flow
 
     def _passed(self, flow: RoleFlow) -> int:
-        """Have the first message of a flow arrive; returns the bytes of the next."""
+        """Have the first message of a flow arrive; return the bytes of the next."""
         queue = flow.queue
         self.arrive(flow, queue.popleft()[1])
         if queue:
@@ -100,7 +104,7 @@ class RoutedNetwork(VirtualNetwork):
         return 0
 
     def arrive(self, flow: RoleFlow, what: tuple[VirtualLink, Arrival], takes: float = 0.0) -> None:
-        """Have a message arrive that leaves its host in so many seconds."""
+        """Have a message arrive that takes `takes` seconds to leave its host."""
         link, arrival = what
         clock, peer = self.clock, link.peer
         arrives = clock.time + takes + flow.latency
@@ -125,7 +129,7 @@ class RoutedEndpoint(VirtualEndpoint):
     network: RoutedNetwork
 
     def _leave(self, what: tuple[VirtualLink, Arrival]) -> None:
-        """Send a message, behind those of its flow, once the work for it is done."""
+        """Send a message, after the earlier ones of its flow, once the work for it is done."""
         link, arrival = what
         if self.host == link.peer.host:
             super()._leave(what)
@@ -138,9 +142,9 @@ class RoutedEndpoint(VirtualEndpoint):
         size = HEADER if payload is None else HEADER + payload.nbytes
         self._count(link.peer, arrival.event, payload, shares=False)  # type: ignore[arg-type]  # as above
         flow.sent += size
-        link.last = max(link.last, 0.0)  # a message is on its way, though its arrival is not known yet
+        link.last = max(link.last, 0.0)  # marks that a message is on its way, though its arrival is not known yet
 
-        # order comes first: a short message waits behind a long one of its flow
+        # order is kept: a short message waits behind a long one of its flow
         if flow.queue:
             flow.queue.append((size, what))
         elif size <= PACKET:

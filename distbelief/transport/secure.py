@@ -1,6 +1,6 @@
 """Identity of a connection's other end: a role by its TLS certificate, or a process of this user at a Unix socket.
 
-It imports nothing of the protocol, so that a process can ask for admission to a job without torch.
+The module imports nothing of the protocol, so that a process can ask for admission to a job without torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 from distbelief.core.messages import CONTROL, Traffic
 
 MUTE = (
-    "its port answers, and bytes do not come: it is stopped, a proxy or firewall answers in its place, or the way "
+    "its port answers, but no bytes come: it is stopped, a proxy or firewall answers in its place, or the way "
     "takes only shorter packets than are sent (try a smaller MTU: ip link set DEV mtu 1280)"
 )
-"""Reason and remedy for a peer that accepts a connection and says nothing."""
+"""Reason and remedy if a peer accepts a connection and sends nothing."""
 RECORD = 16 << 10
 """Most bytes of a TLS record; shorter buffers are sent together in one."""
-_PIECE = 256 << 10  # bytes of a long payload in one write, which is whole or not at all
-_AROUND = 22  # bytes of a record beside what it holds: its header, its kind and its tag
-_TURN = 4 << 20  # most bytes received at once: other links wait
+_PIECE = 256 << 10  # bytes of a long payload in one write, which succeeds as a whole or not at all
+_AROUND = 22  # bytes of a record besides its content: its header, its kind and its tag
+_TURN = 4 << 20  # most bytes received at once, since other links wait
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 Bytes = bytes | bytearray | memoryview
 _PEER = struct.Struct("3i")  # pid, uid, gid
-_INFO = struct.Struct("@120x2Q")  # of the kernel's tcp_info: tcpi_bytes_acked, tcpi_bytes_received
+_INFO = struct.Struct("@120x2Q")  # offset in the kernel's tcp_info of tcpi_bytes_acked and tcpi_bytes_received
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -43,18 +43,19 @@ class Identity(msgspec.Struct, frozen=True):
     """The certificate of the job's authority."""
     certificate: str
     key: str
-    """Secret key, which only its process has, and no disk."""
+    """Secret key, which only its process has; it is on no disk."""
 
     def __repr__(self) -> str:
-        return "Identity(...)"  # a key must not get into a message or a log
+        return "Identity(...)"  # a key must not appear in a message or a log
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A connection under TLS with the calls of a plain socket, which raise BlockingIOError where a plain one would."""
+    """TLS connection with the calls of a plain socket, which raise BlockingIOError when a plain one would."""
 
-    # OpenSSL wants a failed write again with the same bytes, and perhaps more: the same queue begins with the same
-    # chunks. Epoll sees no bytes that are decrypted already, so a read takes all of them: its room has `RECORD` bytes
-    # beyond the payload's. An end without `close_notify` is an end like another: messages say how long they are.
+    # OpenSSL requires a failed write to be repeated with the same bytes, perhaps with more: the same queue begins with
+    # the same chunks. Epoll does not see bytes that are already decrypted, so a read takes all of them: its buffer has
+    # `RECORD` bytes beyond the payload's. An end without `close_notify` is treated like any other end, since messages
+    # state their lengths.
 
     peer = ""
     """Role of the other end, by its certificate; "" until the handshake is done."""
@@ -62,7 +63,7 @@ class TlsSocket(ssl.SSLSocket):
     """Counts of the bytes that TLS adds; an endpoint replaces them by its own."""
 
     def greet(self) -> None:
-        """Continue the handshake; raises BlockingIOError until it is done."""
+        """Continue the handshake; raise BlockingIOError until it is done."""
         try:
             self.do_handshake()
         except _WAIT:
@@ -73,15 +74,15 @@ class TlsSocket(ssl.SSLSocket):
         self.traffic.sent[CONTROL] += sent
         self.traffic.received[CONTROL] += received
         certificate: Any = self.getpeercert()
-        # the job's authority puts the role into every certificate
+        # the job's authority writes the role into every certificate
         self.peer = next(value for part in certificate["subject"] for name, value in part if name == "commonName")
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send what the socket takes at once; returns the number of bytes."""
+        """Send as much as the socket takes at once; return the number of bytes."""
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Iterable[Bytes], *_: object) -> int:  # type: ignore[override]  # neither ancillary data nor an address
-        """Send what the socket takes at once of several buffers; returns the number of bytes."""
+        """Send as much of several buffers as the socket takes at once; return the number of bytes."""
         sent = 0
         try:
             for chunk in _chunks(buffers):
@@ -94,14 +95,14 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Receive one record; returns the number of bytes, 0 at the end."""
+        """Receive one record; return the number of bytes, 0 at the end."""
         try:
             return self._take(buffer)
         except _WAIT:
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *_: object) -> tuple[int]:  # type: ignore[override]  # as above
-        """Receive what is there into the first buffer, and the rest of the last record into the second."""
+        """Receive the available bytes into the first buffer, and the rest of the last record into the second."""
         room, beyond = buffers
         got = 0
         try:
@@ -126,8 +127,8 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def _carried(connection: ssl.SSLSocket) -> tuple[int, int]:
-    """Return the bytes that a connection has sent, and received and read, by the kernel's count."""
-    # the kernel counts the opening packet as a byte, at the end that opened
+    """Return the bytes that a connection has sent, and those received and read, as the kernel counts them."""
+    # at the opening end, the kernel counts the opening packet as a byte
     counted = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     acknowledged, received = _INFO.unpack(counted)
     left, unread = array.array("i", [0]), array.array("i", [0])
@@ -158,7 +159,7 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
     """Return the context of a handshake: this role's certificate, and the authority that it trusts."""
     tls = ssl.SSLContext(purpose)
     tls.minimum_version = ssl.TLSVersion.TLSv1_3
-    tls.check_hostname = False  # certificates are of roles, which may run anywhere
+    tls.check_hostname = False  # certificates name roles, which may run on any host
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.sslsocket_class = TlsSocket
     tls.load_verify_locations(cadata=identity.authority)
@@ -173,7 +174,7 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
 
 
 def check_user(connection: socket.socket) -> None:
-    """Refuse, with a `PermissionError`, a process of another user at the other end of a Unix socket."""
+    """Raise a `PermissionError` if the process at the other end of a Unix socket belongs to another user."""
     _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise PermissionError(

@@ -1,4 +1,4 @@
-"""The carrier inside one host: vectors in shared memory, messages over a Unix socket; nothing has a name on disk.
+"""Carrier inside one host: vectors in shared memory, messages over a Unix socket; nothing has a name on disk.
 
     | gradient 0 | gradient 1 | ... | parameters 0 | parameters 1 | ...      each begins at a page
 
@@ -7,8 +7,8 @@ one writer at a time. A replica writes its gradients before a push, and again on
 writes the requested parameters before it answers. A message follows each write, so the socket orders writes before
 reads.
 
-Memory that several processes write has locks: byte-range locks of its file, which the kernel releases when a process
-ends.
+Memory that several processes write is protected by byte-range locks of its file, which the kernel releases when a
+process ends.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from distbelief.transport.secure import check_user
 from distbelief.transport.sockets import SocketEndpoint
 
 LOCK_SECONDS = 60.0
-"""Limit for waiting for a lock: much longer than a job lets a stopped process (SIGSTOP) live."""
+"""Limit for the wait for a lock, much longer than a job lets a stopped process (SIGSTOP) live."""
 _FLOCK = struct.Struct("hhqqi4x")  # kind, whence, start, length, process
 _SCHEME = "unix:@"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Locks:
-    """Locks of one process; each is a byte of a file, which may lie beyond its end.
+    """Locks of one process; each is a byte of a file, perhaps beyond its end.
 
     Args:
         descriptor: of the file, kept open: a process that closes any descriptor of a file loses its locks there.
@@ -58,8 +58,10 @@ class Locks:
         self._descriptor = descriptor
 
     def take(self, number: int, arrived: Callable[[], bool]) -> bool:
-        """Take a lock, within `LOCK_SECONDS`; False where `arrived` is true, which is called after longer rests."""
-        if self._try(number):  # nearly always: nobody waits
+        """Take a lock, within `LOCK_SECONDS`; return False if `arrived`, which is called after longer rests, is
+        true.
+        """
+        if self._try(number):  # the usual case: nobody waits
             return True
         began, wait = time.monotonic(), Wait()
         while not self._try(number):
@@ -78,13 +80,13 @@ class Locks:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number)
 
     def holder(self, number: int) -> int | None:
-        """Return the other process that holds a lock, or None; 0 or less for one of another PID namespace."""
+        """Return the other process that holds a lock, or None; 0 or less stands for one in another PID namespace."""
         answer = fcntl.fcntl(self._descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
         kind, _, _, _, process = _FLOCK.unpack(answer)
         return None if kind == fcntl.F_UNLCK else process
 
     def _try(self, number: int) -> bool:
-        """Take a lock if it is free; returns whether it was."""
+        """Take a lock if it is free; return whether it was."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except (BlockingIOError, PermissionError):
@@ -93,11 +95,11 @@ class Locks:
 
 
 class SharedEndpoint(SocketEndpoint):
-    """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, those of Linux's abstract sockets."""
+    """One role's end of the carrier inside one host. Addresses are `unix:@NAME`, as for Linux's abstract sockets."""
 
     _segment = -1
     finds: Callable[[str], bool] = staticmethod(lambda _: False)
-    """Returns whether a peer reads a shard's vector in place; then nothing is copied into its arena."""
+    """Function that returns whether a peer reads a shard's vector in place; then nothing is copied into its arena."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
         """Make this role's arena in one anonymous segment, which its peers map."""
@@ -172,7 +174,7 @@ class SharedEndpoint(SocketEndpoint):
         else:
             if len(link.fds) != 1:
                 raise RemoteProtocolError(
-                    f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; one is wanted"
+                    f"{hello.role} lends {length} bytes of memory with {len(link.fds)} segments; it must lend one"
                 )
             try:
                 # a peer that shrinks its segment would crash this process at its next access
@@ -194,7 +196,7 @@ class SharedEndpoint(SocketEndpoint):
                 copy_bytes(link.view("to", link.lent, message), payload)
             return
         arena, first = self.arena, message.start - self.arena.held.start
-        # a peer reads a push in the slot itself: any other place would be a silent loss
+        # a peer reads a push in the slot itself: a payload elsewhere would be lost without notice
         if payload.nbytes and payload.data_ptr() != arena.gradients[message.slot].data_ptr() + first:
             raise LocalProtocolError(
                 f"the payload of {message} lies elsewhere than in gradient slot {message.slot} of {self.role}: put it "
@@ -225,7 +227,7 @@ def _map(segment: int, held: Range, gradients: int, parameters: int) -> Arena:
 
 def _name(address: str) -> str:
     if not address.startswith(_SCHEME) or len(address) == len(_SCHEME):
-        raise UsageError(f"{address!r} is no address of this carrier; it looks like {_SCHEME}NAME")
+        raise UsageError(f"{address!r} is no address of this carrier; write it as {_SCHEME}NAME")
     return "\0" + address.removeprefix(_SCHEME)
 
 

@@ -21,31 +21,31 @@ from distbelief.transport.base import NetworkEndpoint, checked, outside
 from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
 
 LOOK_SECONDS = 300e-6
-"""Time of looking before sleep: to wake a process on another core takes 20 to 50 us, longer than a short message."""
+"""Time to look before sleeping: waking a process on another core takes 20 to 50 us, longer than a short message."""
 CROWDED_SECONDS = 20e-6
-"""Duration of a yield that shows another thread at work on this core, which looking would disturb."""
+"""Duration of a yield which shows that another thread works on this core; looking would disturb it."""
 REST_LIMIT = 63
-"""Most waits in a row that sleep without a look."""
-_EVENTS = 128  # most links of one wait; the kernel takes turns among the ready ones
+"""Most consecutive waits that sleep without looking."""
+_EVENTS = 128  # most links returned by one wait; the kernel takes turns among the ready ones
 CLOSE_SECONDS = 1.0
 """Limit for `close` to send the last messages."""
-_READ = 16 << 10  # bytes read with a frame: the part of a payload among them is copied once more
-_FLUSH = 128 << 10  # queued bytes beyond which a message is sent before the next poll
+_READ = 16 << 10  # bytes read with a frame: any payload among them must be copied once more
+_FLUSH = 128 << 10  # more queued bytes than this are sent before the next poll
 _log = logging.getLogger(__name__)
 
 
 class Patience:
-    """Waits for the events of an epoll: it looks for a moment before it sleeps, as long as that pays."""
+    """Waits for an epoll's events, which look for a moment before they sleep, as long as that pays."""
 
-    # After a look without an event the next wait sleeps at once; after another such look twice as many do, and so on.
-    # So a busy machine loses hardly any time to looks.
+    # After a look without an event the next wait sleeps at once; after another such look the next two waits do, then
+    # four, and so on. So a busy machine loses hardly any time by looking.
 
     def __init__(self, epoll: select.epoll) -> None:
         self._poll = epoll.poll
         self._rest = self._resting = 0
 
     def wait(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Return the next events; none after `timeout` seconds, and no limit where that is None."""
+        """Return the next events; none after `timeout` seconds. None sets no limit."""
         poll = self._poll
         if self._resting or (timeout is not None and timeout <= LOOK_SECONDS):
             self._resting = max(0, self._resting - 1)
@@ -88,23 +88,25 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _dial(self, role: str, address: str) -> socket.socket:
-        """Connect to a role, and wait for that; raises OSError, or UsageError for another kind of address."""
+        """Connect to a role, and wait for the connection; raise OSError, or UsageError for another kind of address."""
 
     @abstractmethod
     def _admit(self, connection: socket.socket) -> socket.socket:
-        """Prepare an accepted connection; raises OSError to refuse it."""
+        """Prepare an accepted connection; raise OSError to refuse it."""
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
-        """Set `link.lent` to the vectors that the peer's Hello lends; raises RemoteProtocolError where it cannot."""
+        """Set `link.lent` to the vectors that the peer's Hello lends; raise RemoteProtocolError if that is
+        impossible.
+        """
 
     @abstractmethod
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:
-        """Bring a payload to the peer, or return the bytes that are to follow its message."""
+        """Bring a payload to the peer, or return the bytes to send after its message."""
 
     @abstractmethod
     def _landing(self, payload: torch.Tensor) -> memoryview | None:
-        """Return the buffer for the bytes that follow a message; None where none do."""
+        """Return the buffer for the bytes that follow a message; None if none do."""
 
     def _introduce(self, connection: socket.socket, frame: bytes) -> None:
         """Send the first frame of a link."""
@@ -156,7 +158,7 @@ class SocketEndpoint(NetworkEndpoint):
             if data is not None and data.nbytes:
                 size += data.nbytes
                 if message.is_reply:
-                    data = data.toreadonly()  # by which `settle` knows an answer's memory from a push's
+                    data = data.toreadonly()  # read-only, so that `settle` can tell an answer's memory from a push's
                     if not link.unsettled:
                         link.unsettled = True
                         self._unsettled.append(link)
@@ -168,7 +170,7 @@ class SocketEndpoint(NetworkEndpoint):
         if not link.dirty:
             link.dirty = True
             self._dirty.append(link)
-        # a long queue leaves at once: the next poll may come only after a long step
+        # a long queue is sent at once: the next poll may come only after a long step
         if link.queued > _FLUSH:
             if not link.writing:
                 link.flush()
@@ -209,7 +211,7 @@ class SocketEndpoint(NetworkEndpoint):
         by_fd = self._by_fd
         while True:
             self.flush()
-            # most polls have no failed or new link: they must not pay for the look at deadlines
+            # most polls have no failed or new link, and need not look at deadlines
             wait = self._attend(timeout) if self._failed or self._strangers or self._feels else timeout
             if self._closed:
                 return
@@ -236,7 +238,7 @@ class SocketEndpoint(NetworkEndpoint):
             return
         self._closed = True
         deadline = monotonic() + CLOSE_SECONDS
-        # the listener goes first: a role that is about to end takes no more links
+        # the listener closes first: a role that is about to end accepts no more links
         if self._listener is not None:
             self._listener.close()
         for link in list(self._strangers.values()):
@@ -273,11 +275,11 @@ class SocketEndpoint(NetworkEndpoint):
         return link
 
     def _bound(self, link: Link) -> None:
-        """Let the queue of a link hold one push from each of our slots and one answer to each of the peer's."""
+        """Let a link's queue hold one push from each of our slots and one answer to each of the peer's slots."""
         link.limit += self.arena.held.size * len(self.arena.gradients) + link.hello.size * link.hello.parameters
 
     def _other(self, fd: int) -> None:
-        """Serve a descriptor that is no link; an unknown one is of a link that closed while its event waited."""
+        """Serve a descriptor that is no link; an unknown one belonged to a link that closed while its event waited."""
         if fd in self._watched:
             self._delivered = True
             self._watched[fd]()
@@ -303,12 +305,12 @@ class SocketEndpoint(NetworkEndpoint):
             self._strangers[link.fd] = link
             if len(self._strangers) > STRANGERS_LIMIT:
                 oldest = next(iter(self._strangers.values()))
-                self._read(oldest)  # its introduction may have come, and not have been read
+                self._read(oldest)  # its introduction may have arrived unread
                 if not oldest.role:
                     self._lose(oldest, "too many links wait for their introduction")
 
     def _attend(self, timeout: float | None) -> float | None:
-        """Lose the links that failed, and those without an introduction in time; returns how long to wait."""
+        """Drop failed links, and those without an introduction in time; return how long to wait."""
         failed, self._failed = self._failed, []
         for link in failed:
             self._lose(link, link.error)
@@ -316,7 +318,7 @@ class SocketEndpoint(NetworkEndpoint):
         for link in list(self._strangers.values()):
             if link.deadline > now:
                 break
-            self._read(link)  # its introduction may have come in time, while this process was busy
+            self._read(link)  # its introduction may have arrived in time, while this process was busy
             if link.role:
                 continue
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")
@@ -328,23 +330,23 @@ class SocketEndpoint(NetworkEndpoint):
         return left if timeout is None else min(left, timeout)
 
     def _meet(self, link: Link, message: Message) -> None:
-        """Admit a link by its first message."""
+        """Admit or refuse a link by its first message."""
         hello = acceptable(message, self.job, self.role, self.incarnation, self._links)
         link.hear(hello)
         old = self._links.get(hello.role)
-        # the new link is checked whole before the old one goes: a forged introduction must not cost a good link
+        # the new link is fully checked before the old one closes: a forged introduction must not cost a good link
         self._borrow(link)
         self._bound(link)
         if old is not None:
             self._lose(old, f"{hello.role} came again, as incarnation {hello.incarnation}")
         if link.closed:
-            return  # the role has closed this endpoint when it heard of the loss
+            return  # the role closed this endpoint when it heard of the loss
         del self._strangers[link.fd]
         link.role = hello.role
         self._links[link.role] = link
 
     def _drop_later(self, link: Link, reason: str) -> None:
-        """Have the next poll lose a link: `Lost` must not be delivered inside of a `send`."""
+        """Have the next poll drop a link: `Lost` must not be delivered within a `send`."""
         link.dropped = True
         link.fail(reason)
         self._failed.append(link)
@@ -368,7 +370,7 @@ class SocketEndpoint(NetworkEndpoint):
         link.shut()
 
     def _read(self, link: Link) -> None:
-        """Receive from a link that has something, and deliver what is complete."""
+        """Receive from a ready link, and deliver complete messages."""
         if link.dropped:
             return
         room = link.room
@@ -380,7 +382,7 @@ class SocketEndpoint(NetworkEndpoint):
                 link.room = room[count:]
                 return
             count -= len(room)
-            # the bytes beyond the payload are in the scratch buffer, and are parsed below
+            # bytes beyond the payload are in the scratch buffer, and are parsed below
             arrival, link.room, link.arrival = link.arrival, None, None
             self._delivered = True
             self.deliver(arrival)
@@ -397,10 +399,10 @@ class SocketEndpoint(NetworkEndpoint):
         except RemoteProtocolError as error:
             self._lose(link, str(error))
         if room is None and link.room is not None:
-            self._read(link)  # the rest of a long payload has most likely come already
+            self._read(link)  # the rest of a long payload has probably arrived already
 
     def _receive(self, link: Link) -> int | None:
-        """Receive once, first into the room of an unfinished payload; returns the number of bytes, None for none."""
+        """Receive once, first into the buffer of an unfinished payload; return the number of bytes, None for none."""
         room = link.room
         try:
             if room is not None:
@@ -421,7 +423,7 @@ class SocketEndpoint(NetworkEndpoint):
         return count
 
     def _parse(self, link: Link, data: memoryview) -> int:
-        """Deliver the frames that data begins with; returns how many bytes that used."""
+        """Deliver the frames at the start of data; return how many bytes they took."""
         position, end = 0, len(data)
         while end - position >= wire.PREFIX.size and not link.dropped:
             body = position + wire.PREFIX.size
@@ -440,7 +442,7 @@ class SocketEndpoint(NetworkEndpoint):
                 self._meet(link, message)
                 continue
             if isinstance(message, Bulk):
-                # an answer lands in this role's vectors, a push in those that its sender lends
+                # an answer goes into this role's vectors, a push into those that its sender lends
                 if message.is_reply:
                     payload = link.view("here", self.arena, message)
                 else:

@@ -1,4 +1,4 @@
-"""The carrier between hosts: TCP, with each payload raw behind its message, straight between memory and socket."""
+"""Carrier between hosts: TCP, with each payload raw after its message, straight between memory and socket."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from distbelief.transport.sockets import SocketEndpoint
 BEAT_SECONDS = 1.0
 """Seconds between two signs of life of an idle connection."""
 LEAST_SECONDS = 30.0
-"""Silence that any network may have: TCP retries ever more slowly, so a cut may last twice as long for it."""
+"""Silence that any network may have: TCP retries ever more slowly, so a cut may appear twice as long as it was."""
 FACTOR = 8.0
-"""Silence is a death when it is so many times as long as the longest one that has ended."""
+"""Factor over the longest silence that has ended, beyond which a silence is a death."""
 SILENCE_SECONDS = 120.0
 """Longest silence of a peer's host, on any network, before the link is lost."""
 BUFFER = 4 << 20
 """Bytes of a connection's kernel buffer, each way: the rate of a fast link times its round trip (1 Gbyte/s, 4 ms)."""
 CONGESTION = b"cubic"
-"""The kernel's congestion control: on loopback bbr has half its speed."""
+"""Congestion control of the kernel: on loopback bbr reaches half its speed."""
 _INFO = struct.Struct("@52x2I")
-"""Fields of the kernel's tcp_info: milliseconds since data and since an acknowledgement (tcpi_last_{data,ack}_recv)."""
+"""Fields of the kernel's tcp_info: milliseconds since the last data and the last acknowledgement
+(tcpi_last_{data,ack}_recv)."""
 _SCHEME = "tcp:"
 
 
@@ -65,7 +66,7 @@ class Pulse:
         return min(self._most, max(LEAST_SECONDS, FACTOR * self._longest))
 
     def lost(self, silence: float) -> bool:
-        """Return whether a silence of so many seconds is a death; one that is shorter than the last has begun anew."""
+        """Return whether a silence of `silence` seconds is a death; one shorter than the last measured is a new one."""
         if silence < self._last:
             self._longest = max(self._longest, self._last)
         self._last = silence
@@ -108,11 +109,11 @@ class TcpEndpoint(SocketEndpoint):
             )
 
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; returns the address to advertise.
+        """Accept links; return the address to advertise.
 
         Args:
-            address: to listen at; port 0 lets the kernel choose one, and "" is loopback.
-            advertise: name or number by which others reach this host; "" for that of `address`.
+            address: where to listen; port 0 lets the kernel choose a port, and "" is loopback.
+            advertise: name or number by which others reach this host; "" for the host of `address`.
 
         Raises:
             UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
@@ -138,12 +139,12 @@ class TcpEndpoint(SocketEndpoint):
         host, _, port = address.removeprefix(_SCHEME).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not address.startswith(_SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
-            raise UsageError(f"{address!r} is no address of this carrier; it looks like tcp:HOST:PORT")
+            raise UsageError(f"{address!r} is no address of this carrier; write it as tcp:HOST:PORT")
         try:
             family, _, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         except (OSError, UnicodeError) as error:
             raise UsageError(
-                f"the host of {address!r} is not known: {error}; give its number, or a name that this host can look up"
+                f"the host of {address!r} is unknown: {error}; give its number, or a name that this host can look up"
             ) from error
         self._check_network(address, str(where[0]))
         return family, (str(where[0]), *where[1:])
@@ -158,7 +159,7 @@ class TcpEndpoint(SocketEndpoint):
 
     def _tune(self, connection: socket.socket) -> None:
         """Set the options of a connection; those that a listener accepts inherit them."""
-        with contextlib.suppress(OSError):  # a container may not be allowed to choose
+        with contextlib.suppress(OSError):  # a container may not be allowed to choose it
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_SECONDS * 1000))
@@ -201,7 +202,7 @@ class TcpEndpoint(SocketEndpoint):
 
     def _linger(self, link: Link, deadline: float) -> None:
         """Wait until the peer's host has acknowledged everything."""
-        # a socket that is closed with unread bytes is reset, and the kernel drops what it has not sent
+        # closing a socket with unread bytes resets it, and the kernel drops unsent data
         with contextlib.suppress(OSError):  # the peer is gone already
             link.socket.shutdown(socket.SHUT_WR)
             left = array.array("i", [1])
@@ -213,7 +214,7 @@ class TcpEndpoint(SocketEndpoint):
 
 
 def _reserve(size: int) -> torch.Tensor:
-    """Return zeroed memory whose pages are taken when they are written."""
+    """Return zeroed memory whose pages are allocated when they are written."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -223,6 +224,6 @@ def _reserve(size: int) -> torch.Tensor:
 
 
 def silence_of(connection: socket.socket) -> float:
-    """Return the seconds since anything came from the host at the other end, an acknowledgement included."""
+    """Return the seconds since anything, even an acknowledgement, came from the host at the other end."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     return float(min(_INFO.unpack(info))) / 1000

@@ -12,11 +12,11 @@ from distbelief.transport.secure import Identity, TlsSocket, context
 from distbelief.transport.tcp import TcpEndpoint
 
 HANDSHAKE_SECONDS = 60.0
-"""Limit for the other end's handshake, which waits while that writes a checkpoint, say."""
+"""Limit for the handshake, which the other end may delay, for instance by writing a checkpoint."""
 
 
 class TlsEndpoint(TcpEndpoint):
-    """A TCP endpoint whose links are TLS 1.3, each end with a certificate of the job's authority that names its role.
+    """TCP endpoint whose links use TLS 1.3; each end has a certificate of the job's authority that names its role.
 
     The handshake is part of the introduction, and must end within `HELLO_SECONDS`. `connect` waits for the other end,
     which must be polled meanwhile.
@@ -39,7 +39,7 @@ class TlsEndpoint(TcpEndpoint):
         super().__init__(role, job, incarnation, insecure=False)
         self._dialling = context(ssl.PROTOCOL_TLS_CLIENT, identity)
         self._accepting = context(ssl.PROTOCOL_TLS_SERVER, identity)
-        self._accepting.num_tickets = 0  # no session is resumed
+        self._accepting.num_tickets = 0  # sessions are not resumed
 
     def _check_network(self, address: str, host: str) -> None:
         """Allow any network: links are encrypted."""
@@ -74,7 +74,7 @@ class TlsEndpoint(TcpEndpoint):
         assert isinstance(connection, TlsSocket)
         if not connection.peer:
             connection.greet()
-        return connection.recv_into(self._scratch)  # a whole record: epoll does not see bytes that are left decrypted
+        return connection.recv_into(self._scratch)  # all of a record, as epoll does not see decrypted bytes
 
     def _meet(self, link: Link, message: Message) -> None:
         assert isinstance(link.socket, TlsSocket)

@@ -1,12 +1,12 @@
-"""The virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
+"""Virtual network: all roles in one process, on simulated time, with delays, outages and crashes by a seed.
 
-A link behaves as TCP does: messages arrive in order, and are lost only with a role. Messages that leave one role share
-its bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. A message that meets an
-outage is sent again when that ends, at the bandwidth of its own link, and so is the news of a death. A link opens at
-once, also across an outage; only its messages wait.
+A link behaves like TCP: messages arrive in order, and are lost only with a role. Messages that leave one role share its
+bandwidth, and so do those that reach it; each carries its payload and `HEADER` bytes. A message that meets an outage is
+sent again when the outage ends, at the bandwidth of its own link; so is the news of a death. A link opens at once, even
+across an outage; only its messages wait.
 
-A role is one thread. A machine takes an arrival once the work for those before is done; a message leaves once the work
-for it is done. A story takes what has arrived as soon as it looks; the work for that delays what it does next.
+A role is one thread. A state machine gets an arrival once the work for earlier ones is done; a message leaves once the
+work for it is done. A story gets what has arrived as soon as it looks; the work for it delays what the story does next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from distbelief.transport.cluster_model import (
 )
 
 HEADER = 64
-"""Bytes of a simulated message beside its payload."""
+"""Bytes of a simulated message besides its payload."""
 MEMORY = LinkModel(8e-6, math.inf)
 """Shared memory as a link: its latency is that of waking a process, measured by the benchmark `wire`."""
 
@@ -48,7 +48,7 @@ class VirtualNetwork:
     Args:
         settings: of the job: the seed of jitter and delays, and the replicas on each host.
         phantom: whether payloads are only lengths, so that arenas are empty.
-        hosts: machines that roles share; each role has its own where None.
+        hosts: machines that roles share; None gives each role its own.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class VirtualNetwork:
             (cut.start, cut.stop, frozenset(cut.side)) for cut in sorted(self.model.outages, key=lambda cut: cut.start)
         ]
         self.plain = not (self._unsteady or self.outages or self.model.reduction)
-        """True where only the line and the two ports delay a message."""
+        """True if only the line and the two ports delay a message."""
         self.chance = random.Random(settings.seed)
         self.phantom = phantom
         usual = LinkModel(self.model.latency, self.model.bandwidth)
@@ -75,21 +75,22 @@ class VirtualNetwork:
         inside = LinkModel(self.model.local_latency or base.latency, self.model.local_bandwidth or base.bandwidth)
         self._per_host, self._hosts, self._replicas = settings.strategy.host_replicas, hosts, settings.replicas
         self.inside = inside if (self._per_host or hosts) and inside != usual else None
-        """Model of links inside a host; None for that of all links."""
+        """Model of links inside a host; None if it is that of all links."""
         self.shares = self.inside is not None and self.inside.bandwidth == math.inf
-        """True where links inside a host are shared memory."""
+        """True if links inside a host are shared memory."""
         self._machines: dict[int, VirtualHost] = {}
         self.endpoints: dict[str, VirtualEndpoint] = {}
         self.before_send: Callable[[str, str, Message], None] = _nothing
-        """Called with sender, receiver and message before each message leaves: it injects faults."""
+        """Function called with sender, receiver and message before each message leaves; it injects faults."""
         self.watch: Callable[[str, str, Message], None] = _nothing
-        """Called with sender, receiver and message when each message is delivered: checkers observe it."""
+        """Function called with sender, receiver and message when each message is delivered, for checkers."""
         self.adds: Callable[[Message], bool] = lambda _: False
-        """Returns whether the bytes of a message are added to others on arrival, which costs `reduction`."""
+        """Function that returns whether a message's bytes are added to others on arrival, which costs `reduction`."""
         self.memories: dict[str, VirtualMemory] = {}
         """Memory of each shard in which replicas make updates themselves."""
         self.left: Callable[[str, int], None] = lambda *_: None
-        """Called with a role and its incarnation when it has ended by itself, after its last message has left."""
+        """Function called with a role and its incarnation when it has ended by itself, after its last message has
+        left."""
 
     def endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """Make the endpoint of a role, which replaces a closed one of an earlier incarnation."""
@@ -97,12 +98,12 @@ class VirtualNetwork:
         return endpoint
 
     def says(self, role: str, message: Message) -> bool:
-        """Return whether a message leaves a role: it lives, or its memory answers in its place."""
+        """Return whether a role can send a message: it lives, or its memory answers in its place."""
         memory = self.memories.get(role)
         return not self.endpoints[role].ended or (memory is not None and type(message) in memory.answers)
 
     def host_of(self, role: str) -> int:
-        """Return the number of the host that a role shares with others; -1 for a machine of its own."""
+        """Return the number of the host that a role shares with others; -1 if it has its own machine."""
         if self._hosts is not None:
             return self._hosts.place(role, self._replicas)
         return roles.index_of(role) // self._per_host if self._per_host and roles.is_replica(role) else -1
@@ -120,11 +121,11 @@ class VirtualNetwork:
         """Return the moment of an arrival after additions, random delays and outages.
 
         Args:
-            link: of the message; `last` is the arrival of the message before.
+            link: link of the message; `last` is the arrival of the previous message.
             arrival: the message.
-            arrives: the moment without these.
-            takes: seconds of the message in a port.
-            latency: of the line.
+            arrives: the moment without these delays.
+            takes: seconds that the message spends in a port.
+            latency: latency of the line.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
@@ -148,14 +149,14 @@ class VirtualNetwork:
         return late
 
     def heals(self, sender: str, receiver: str, began: float, arrives: float, takes: float) -> float:
-        """Return the arrival of a message that each outage has sent again, which takes so many seconds."""
+        """Return the arrival of a message that is sent again after each outage, which takes `takes` seconds."""
         for start, stop, side in self.outages:
             if began < stop and arrives >= start and (sender in side) is not (receiver in side):
                 began, arrives = stop, max(arrives, stop + takes)
         return arrives
 
     def crash(self, role: str) -> None:
-        """End a role as kill -9 does: its peers hear `Lost` one latency after its last message."""
+        """End a role as kill -9 does: its peers get `Lost` one latency after its last message."""
         self.endpoints[role].die()
 
 
@@ -169,7 +170,7 @@ class VirtualLink:
         self.back: VirtualLink | None = None
         """The peer's end; None while the peer still has the link to an earlier incarnation."""
         self.last = -1.0
-        """Arrival of the last message that was sent; less than 0 before the first."""
+        """Arrival of the last message sent; less than 0 before the first."""
 
 
 class VirtualEndpoint(Endpoint):
@@ -182,28 +183,28 @@ class VirtualEndpoint(Endpoint):
         self.port = Port()
         self.host, self.thread = network.host_of(role), network.thread_of(role)
         self.work: MessageCosts | None = None
-        """Cost of its messages; None for no time."""
+        """Cost of its messages; None if they take no time."""
         self.ended = False
-        """True once nothing more leaves; a closed endpoint first sends what waits for work."""
+        """True once nothing more leaves; a closed endpoint first sends messages that wait for work."""
         self._queues = not (roles.is_replica(role) or role == roles.EVALUATOR)
         self._waiting: deque[tuple[VirtualEndpoint, Arrival]] = deque()
         self.arriving = deque[Any]()
-        """Queue of the clock with this role's arrivals: in one port only jitter and outages change their order."""
+        """Clock's queue with this role's arrivals; within a port only jitter and outages change their order."""
         self.links: dict[str, VirtualLink] = {}
         self.unreached: set[str] = set()
         """Roles that could not be reached."""
         self.callers: list[VirtualEndpoint] = []
-        """Later incarnations of peers, whose first message is on its way."""
+        """Later incarnations of peers, each with its first message on its way."""
 
     def allocate(self, held: Range, gradients: int, parameters: int) -> Arena:
-        """Make this role's arena; an empty one where payloads are phantoms."""
+        """Make this role's arena; an empty one if payloads are phantoms."""
         return EMPTY if self.network.phantom else super().allocate(held, gradients, parameters)
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
         peer = self.network.endpoints.get(role)
         if peer is None or peer.closed or 0 <= incarnation != peer.incarnation:
             self.unreached.add(role)
-            raise JobFailed(f"{self.role} cannot reach {role}: it is not there")
+            raise JobFailed(f"{self.role} cannot reach {role}: it does not exist")
         self.unreached.discard(role)
         before = self.links.get(role)
         if before is None or before.peer is not peer:
@@ -220,7 +221,7 @@ class VirtualEndpoint(Endpoint):
         return role in self.links and self.links[role].last >= 0.0
 
     def _reach(self, peer: VirtualEndpoint) -> VirtualLink:
-        """Open the link to a peer, which replaces that of an earlier incarnation when the first message arrives."""
+        """Open the link to a peer; it replaces an earlier incarnation's link when the first message arrives."""
         link = self.links[peer.role] = VirtualLink(self, peer)
         theirs = peer.links.setdefault(self.role, VirtualLink(peer, self))
         if theirs.peer is self:
@@ -253,7 +254,7 @@ class VirtualEndpoint(Endpoint):
             self._leave(what)
 
     def _does_in_memory(self, to: str, message: Message, payload: Payload | None) -> bool:
-        """Return whether a shard's memory takes the message in place of a link."""
+        """Return whether a shard's memory takes the message instead of a link."""
         network = self.network
         if (memory := network.memories.get(to)) and roles.is_replica(self.role) and type(message) in memory.requests:
             network.before_send(self.role, to, message)
@@ -266,7 +267,7 @@ class VirtualEndpoint(Endpoint):
         return False
 
     def lend(self, peer: VirtualEndpoint, message: Message, payload: Payload | None) -> Payload | None:
-        """Return a payload for a peer: an answer is a copy, a push stays where it is."""
+        """Return a payload for a peer: an answer is copied, a push is not."""
         if payload is None or self.network.phantom or not isinstance(message, Bulk):
             return payload
         arena = peer.arena if message.is_reply else self.arena
@@ -281,7 +282,7 @@ class VirtualEndpoint(Endpoint):
             network.before_send(self.role, peer.role, arrival.event)  # type: ignore[arg-type]  # a message was sent
         if self.ended or link.gone:
             return
-        # this runs once for each of millions of messages: names of this function are faster than attributes
+        # this runs for millions of messages: local names are faster than attributes
         payload, inside, clock = arrival.payload, network.inside, network.clock
         line = network.model if inside is None or self.host < 0 or self.host != peer.host else inside
         self._count(peer, arrival.event, payload, network.shares and line is inside)  # type: ignore[arg-type]  # as above
@@ -311,13 +312,13 @@ class VirtualEndpoint(Endpoint):
         self._hand(theirs.sender, arrival if arrival.payload is None else self._landed(arrival))
 
     def find(self, what: tuple[VirtualEndpoint, Arrival]) -> None:
-        """Deliver the answer of a memory, also where the process of its shard has died."""
+        """Deliver the answer of a memory, even if the process of its shard has died."""
         if not self.closed:
             sender, arrival = what
             self._hand(sender, self._landed(arrival))
 
     def _landed(self, arrival: Arrival) -> Arrival:
-        """Copy the bytes of an answer to where they were asked for."""
+        """Copy the bytes of an answer to the slot that was requested."""
         event = arrival.event
         if not isinstance(event, SlotReply) or arrival.payload is None:
             return arrival
@@ -325,9 +326,9 @@ class VirtualEndpoint(Endpoint):
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
-        """Return whether a message is of a later incarnation than the link's, which it replaces.
+        """Return whether a message is from a later incarnation than the link's, which the new one replaces.
 
-        A message of an earlier incarnation is late, and counts for nothing.
+        A message from an earlier incarnation is late, and is ignored.
         """
         sender = theirs.sender
         before = self.links[sender.role].peer
@@ -339,7 +340,7 @@ class VirtualEndpoint(Endpoint):
         return True
 
     def _hand(self, sender: VirtualEndpoint, arrival: Arrival) -> None:
-        """Deliver an arrival: at once, or to a machine once its work for those before is done."""
+        """Deliver an arrival: at once, or to a state machine once its work for earlier ones is done."""
         if self.work is not None:
             if self._queues and (self._waiting or self.thread.works()):
                 self._waiting.append((sender, arrival))
@@ -350,7 +351,7 @@ class VirtualEndpoint(Endpoint):
         self._tell(arrival)
 
     def _hand_next(self, _: None) -> None:
-        """Deliver the next arrival that waits, unless a later incarnation of its sender has come."""
+        """Deliver the next waiting arrival, unless a later incarnation of its sender has come."""
         if not self.closed:
             assert self.work is not None
             sender, arrival = self._waiting[0]
@@ -374,7 +375,7 @@ class VirtualEndpoint(Endpoint):
             self._end_link(link.peer, reason, self.network.clock.time + self.network.model.latency)
 
     def close(self) -> None:
-        """End this role: every peer hears `Lost` after its last message."""
+        """End this role: every peer gets `Lost` after its last message."""
         if self.closed:
             return
         self.closed = True
@@ -400,13 +401,13 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
-        # a caller has a link to this role, whose own link is still to the caller's earlier incarnation
+        # these callers have a link to this role, which still has one to their earlier incarnation
         peers = (*(link.peer for link in self.links.values()), *self.callers)
         for peer in {id(peer): peer for peer in peers}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)
 
     def _hear_of_end(self, peer: VirtualEndpoint, reason: str, after: float) -> None:
-        """Lose a peer that has ended its link: a latency later, after its last message, and not across an outage."""
+        """Drop a peer that has ended its link: a latency later, after its last message, and not across an outage."""
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)
@@ -429,13 +430,13 @@ class VirtualMemory:
     """Memory of a shard in which replicas make updates themselves, one after another. It outlives the shard's process.
 
     Args:
-        requests: kinds of messages that are done here in place of being sent.
+        requests: kinds of messages that are handled here instead of being sent.
         answers: kinds of messages that answer them.
         may: returns whether a role's message can be acted on now.
         do: acts on a message; returns the shard's effects.
 
     Attributes:
-        turns: the message of the role that has the lock, and those of the roles that wait for it.
+        turns: message of the role that has the lock, then those of the roles that wait for it.
     """
 
     def __init__(
@@ -453,7 +454,7 @@ class VirtualMemory:
         self._early: list[Turn] = []
         """Messages whose turn came before they could be acted on."""
         self._behind: dict[VirtualEndpoint, list[Turn]] = {}
-        """Messages of each role whose push waits, that push first."""
+        """Messages of each role whose push waits; the push is first."""
 
     def take(self, sender: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
         """Have a role act on its message once it has the lock."""
@@ -482,7 +483,7 @@ class VirtualMemory:
             self._begin()
 
     def look(self) -> None:
-        """Act on the messages that waited for a change; the shard has just changed."""
+        """Act on messages that waited for the shard to change, which it just did."""
         early, self._early = self._early, []
         self._early = [turn for turn in early if not self._done(turn)]
         idle = not self.turns
@@ -505,7 +506,7 @@ class VirtualMemory:
         return True
 
     def answer(self, to: VirtualEndpoint, message: Message, payload: Payload | None) -> None:
-        """Answer at once; the receiver works to bring the bytes to its vector."""
+        """Answer at once; the receiver then works to bring the bytes to its vector."""
         shard = self._network.endpoints[self.role]
         payload = shard.lend(to, message, payload)
         self._network.before_send(self.role, to.role, message)

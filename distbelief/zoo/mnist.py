@@ -66,7 +66,7 @@ def _rows(call: Any) -> Any:
 
 
 class LocallyConnected(nn.Module):
-    """A convolution with different filters at each position of the output (DistBelief, section 5).
+    """Convolution with different filters at each position of the output (DistBelief, section 5).
 
     Input of shape (n, maps, height, width); output of shape (n, filters, rows, columns), as of `nn.Conv2d` without
     padding. The parameters of a row are consecutive: `weight` has shape (rows, columns, filters, maps * patch * patch),

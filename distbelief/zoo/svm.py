@@ -1,4 +1,4 @@
-"""The tasks `sparse-svm` and `dense-svm`: synthetic data on which lock-free updates pay, and do not.
+"""Tasks `sparse-svm`, where lock-free updates pay, and `dense-svm`, where they do not, both on synthetic data.
 
 `sparse-svm` is as sparse as RCV1 (Niu et al. 2011, section 5): 47,236 features, about 76 of them in a sample. Their
 frequencies follow a law like Zipf's: the most frequent feature is in 44 % of the samples, most are in hardly any. The
@@ -23,7 +23,8 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Sizes of RCV1: features, and features of an average sample. Here all samples have as many; some count twice."""
+"""Sizes of RCV1: features, and features of an average sample. Here all samples have that many; some features count
+twice."""
 SHIFT = 15.5
 """Feature u is drawn in proportion to 1 / (u + SHIFT): the most frequent is in 44 % of the samples, as in RCV1."""
 TELLING = 1_000

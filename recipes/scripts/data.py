@@ -52,7 +52,7 @@ def words(samples: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pieces(words: torch.Tensor, columns: int, length: int) -> torch.Tensor:
-    """Cut a text into columns, and these into pieces of some words with the following one: (n, length + 1, columns)."""
+    """Cut a text into columns, and the columns into pieces of some words and the next one: (n, length + 1, columns)."""
     rows = (len(words) // columns - 1) // length * length + 1
     text = words[: rows * columns].view(columns, rows).T
     return torch.stack([text[first : first + length + 1] for first in range(0, rows - 1, length)])

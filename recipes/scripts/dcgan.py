@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 
 def generator():
-    """16 random numbers to a digit of (1, 8, 8)."""
+    """Build the generator, from 16 random numbers to a digit of (1, 8, 8)."""
     return nn.Sequential(
         nn.ConvTranspose2d(16, 32, 2, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
         nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
@@ -19,7 +19,7 @@ def generator():
 
 
 def discriminator():
-    """A digit to how real it looks."""
+    """Build the discriminator, from a digit to a score of how real it looks."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2),
         nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.LeakyReLU(0.2),
@@ -28,7 +28,7 @@ def discriminator():
 
 
 def root(matrix):
-    """Of a symmetric matrix, positive up to rounding."""
+    """Return the root of a symmetric matrix that is positive up to rounding."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * values.clamp(min=0).sqrt() @ vectors.T
 

@@ -1,4 +1,4 @@
-"""A small GPT on words: two causal transformer layers, a loader with a worker, gradients that are clipped."""
+"""A small GPT on words: two causal transformer layers, a loader with a worker, and clipped gradients."""
 
 import time
 
@@ -12,7 +12,7 @@ LENGTH = 32
 
 
 class Gpt(nn.Module):
-    """Words to scores of the word after each, which sees those before it."""
+    """Model that scores the word after each word, from all words up to it."""
 
     def __init__(self, vocabulary):
         super().__init__()

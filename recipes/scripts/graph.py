@@ -1,4 +1,4 @@
-"""A graph convolution that finds the community of each node, from what is known of its neighbours."""
+"""A graph convolution that finds the community of each node from the features of its neighbours."""
 
 import time
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 
 class Convolution(nn.Module):
-    """Features of nodes to scores of their communities, by two looks at their neighbours."""
+    """Two graph convolutions, from features of nodes to scores of their communities."""
 
     def __init__(self, features, classes):
         super().__init__()

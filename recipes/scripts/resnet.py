@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Block(nn.Module):
-    """Two convolutions, beside the way past them."""
+    """Two convolutions with a shortcut past them."""
 
     def __init__(self, before, width, stride):
         super().__init__()

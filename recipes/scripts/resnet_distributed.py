@@ -13,7 +13,7 @@ import distbelief as db
 
 
 class Block(nn.Module):
-    """Two convolutions, beside the way past them."""
+    """Two convolutions with a shortcut past them."""
 
     def __init__(self, before, width, stride):
         super().__init__()

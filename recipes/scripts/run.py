@@ -3,9 +3,8 @@
 python recipes/scripts/run.py [NAME...] [--frameworks] [--seeds 3] [--json FILE]
 
 Each NAME.py is a plain PyTorch script, NAME_distributed.py the same under `distbelief launch`, or a framework's with
-our hook under torchrun. Each is run with so many seeds; what a script prints last is its result and its samples per
-second, which those of replicas add up to. It fails where a result on two replicas is not within what the plain seeds
-give.
+our hook under torchrun. Each is run with several seeds. A script's last line is its result and its samples per second;
+those of replicas are added up. The command fails if a result on two replicas is outside the range of the plain seeds.
 """
 
 import argparse
@@ -28,33 +27,33 @@ TOLD = re.compile(r"metric (\S+) rate (\d+)$", re.MULTILINE)
 
 
 class Started(Enum):
-    """How a script comes to have two replicas."""
+    """Way in which a script gets two replicas."""
 
     LAUNCHED = "by distbelief launch"
     TORCHRUN = "by torchrun, as DistributedDataParallel has it"
-    ITSELF = "by the script, a task of which starts the job: one result is told"
+    ITSELF = "by the script, which starts the job with a task: one result is printed"
 
 
 class Script(NamedTuple):
-    """How a script is run on two replicas, and what its result is."""
+    """Way to run a script on two replicas, and the meaning of its result."""
 
     result: str
     options: str = ""
     strategy: str = "downpour"
     started: Started = Started.LAUNCHED
     lines: int = 5
-    """That may be changed, at most."""
+    """Most lines that may be changed."""
     plain: str = ""
-    """What the plain script is told beside its seed."""
+    """Further arguments of the plain script, after its seed."""
     distributed: str = ""
-    """What the other is told."""
+    """Arguments of the distributed script."""
 
 
 SCRIPTS = {
     "mnist": Script("test accuracy", "--optimizer adadelta --lr 1.0"),
     "vae": Script("test loss, nats", "--optimizer adam --lr 0.002"),
     "siamese": Script("triples in order", "--optimizer momentum --lr 0.05"),
-    # an update of either is of 16 columns of the text, or of 32 digits
+    # in either script an update is computed from 16 columns of the text, or 32 digits
     "words": Script(
         "test perplexity", "--optimizer adam --lr 0.003", strategy="synchronous", plain="16", distributed="8"
     ),
@@ -69,7 +68,7 @@ SCRIPTS = {
     ),
     "resnet": Script("test accuracy", "--optimizer momentum --lr 0.05", plain="64", distributed="64"),
     "dcgan": Script("distance from digits", strategy="synchronous", lines=8),
-    # a task, since L-BFGS evaluates a model as often as its line search asks
+    # started with a task, since L-BFGS evaluates a model as often as its line search requires
     "sequence": Script("test loss", strategy="sandblaster", started=Started.ITSELF, lines=20),
 }
 FRAMEWORKS = {
@@ -81,18 +80,18 @@ ALL = SCRIPTS | FRAMEWORKS
 
 
 def lines_changed(name: str) -> int:
-    """Lines of the distributed script that the plain one has not."""
+    """Return the lines of the distributed script that the plain one lacks."""
     plain, distributed = ((HERE / f"{one}.py").read_text().splitlines() for one in (name, f"{name}_distributed"))
     return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in difflib.ndiff(plain, distributed))
 
 
 def options(script: Script) -> str:
-    """What a script is started with on two replicas."""
+    """Return the words that start a script on two replicas."""
     return f"{script.strategy or 'torchrun'} {script.options}".strip()
 
 
 def run(name: str, seed: int, distributed: bool) -> tuple[float, float]:
-    """Run a script; returns its result and its samples per second."""
+    """Run a script; return its result and its samples per second."""
     script, of = str(HERE / f"{name}{'_distributed' * distributed}.py"), ALL[name]
     with tempfile.TemporaryDirectory() as folder:
         words = [script, str(seed), *(of.distributed if distributed else of.plain).split()]
@@ -134,7 +133,7 @@ def compare(name: str, seeds: int) -> dict[str, object]:
 
 
 def row(found: dict[str, object]) -> str:
-    """A row of the table: medians, and between which values the seeds lie."""
+    """Return a row of the table: medians, and the range of the seeds."""
     cells = [f"{found['script']}", f"{found['lines']}", f"{found['result']}"]
     both = (found["plain"], found["distributed"])
     cells += [f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})" for values in both]
@@ -144,7 +143,7 @@ def row(found: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, and print the table."""
+    """Run the named scripts, and print the table."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(ALL))
     asked.add_argument("--seeds", type=int, default=3)
@@ -162,7 +161,7 @@ def main() -> None:
         if given.json:
             given.json.write_text(json.dumps(told, indent=2))
     if outside := [str(one["script"]) for one in told if not one["within"]]:
-        sys.exit(f"on two replicas {' and '.join(outside)} made another result than the plain seeds give")
+        sys.exit(f"on two replicas {' and '.join(outside)} gave a result outside the range of the plain seeds")
 
 
 if __name__ == "__main__":

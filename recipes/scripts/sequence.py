@@ -1,4 +1,4 @@
-"""Time sequences: an LSTM learns the next value of waves by L-BFGS, and goes on with waves that it has not seen."""
+"""Time sequences: an LSTM learns the next value of waves by L-BFGS, and continues waves that it has not seen."""
 
 import time
 
@@ -11,7 +11,7 @@ ITERATIONS = 40
 
 
 class Ahead(nn.Module):
-    """The values of waves to the value after each."""
+    """Model that predicts the value after each value of a wave."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ seen, began = 0, time.perf_counter()
 
 
 def evaluate():
-    """The loss on all waves, and its gradient."""
+    """Return the loss on all waves, and compute its gradient."""
     global seen
     optimizer.zero_grad()
     loss = mse_loss(model(train[:, :-1]), train[:, 1:])

@@ -1,4 +1,4 @@
-"""Time sequences: an LSTM learns the next value of waves by L-BFGS, and goes on with waves that it has not seen."""
+"""Time sequences: an LSTM learns the next value of waves by L-BFGS, and continues waves that it has not seen."""
 
 import data
 from torch import nn
@@ -10,7 +10,7 @@ ITERATIONS = 40
 
 
 class Ahead(nn.Module):
-    """The values of waves to the value after each."""
+    """Model that predicts the value after each value of a wave."""
 
     def __init__(self):
         super().__init__()
@@ -21,13 +21,13 @@ class Ahead(nn.Module):
 
 
 def pairs(count, seed):
-    """Waves, and the same one step later."""
+    """Return waves, and the same waves one step later."""
     waves = data.waves(count, 101, seed)
     return waves[:, :-1], waves[:, 1:]
 
 
 def ahead():
-    """The task, which each process makes by its name."""
+    """Return the task, which each process makes by its name."""
     return db.Task(
         model=Ahead, train=lambda: pairs(96, seed=0), test=lambda: pairs(32, seed=1), loss=mse_loss, metric=None
     )

@@ -1,4 +1,4 @@
-"""A siamese network on triples of digits: one is to be nearer to another of its class than to one of another class."""
+"""A siamese network on triples of digits: each is to be nearer to one of its class than to one of another."""
 
 import time
 
@@ -11,7 +11,7 @@ import distbelief as db
 
 
 class Triples(Dataset):
-    """Each digit, with another of its class and one of another class, drawn by chance."""
+    """Each digit, with another of its class and one of another class, drawn at random."""
 
     def __init__(self, digits):
         self.images, self.classes = digits.tensors

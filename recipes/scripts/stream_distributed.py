@@ -1,4 +1,4 @@
-"""A classifier of digits that are moved by chance, an endless stream of them, with Adam."""
+"""A classifier of an endless stream of randomly moved digits, trained with Adam."""
 
 import time
 
@@ -12,7 +12,7 @@ import distbelief as db
 
 
 class Moved(IterableDataset):
-    """Digits without end, each drawn by chance and moved by a pixel at most."""
+    """Endless digits, each drawn at random and moved by at most one pixel."""
 
     def __init__(self, digits, seed):
         self.digits, self.chance = digits, torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ import distbelief as db
 
 
 class Autoencoder(nn.Module):
-    """Digits to the mean and the logarithm of the variance of 8 numbers, and back."""
+    """Autoencoder from digits to the mean and log variance of 8 numbers, and back."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Autoencoder(nn.Module):
 
 
 def loss_of(model, images):
-    """The negative lower bound of a digit, in nats."""
+    """Return the negative lower bound of a digit, in nats."""
     logits, mean, log_variance = model(images)
     likeness = binary_cross_entropy_with_logits(logits, images, reduction="sum")
     return (likeness - 0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum()) / len(images)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 
 class Words(nn.Module):
-    """Words to scores of the word after each."""
+    """Model that scores the word after each word."""
 
     def __init__(self, vocabulary):
         super().__init__()

@@ -12,7 +12,7 @@ import distbelief as db
 
 
 class Words(nn.Module):
-    """Words to scores of the word after each."""
+    """Model that scores the word after each word."""
 
     def __init__(self, vocabulary):
         super().__init__()

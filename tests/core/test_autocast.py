@@ -122,5 +122,5 @@ def test_no_other_precision_is_taken() -> None:
 
 
 def test_a_script_has_a_precision_of_its_own() -> None:
-    with pytest.raises(UsageError, match="--precision bf16: is of a task, and a script reads and measures by itself"):
+    with pytest.raises(UsageError, match="--precision bf16: is for a task; a script loads and measures its own data"):
         db.Local().launch(db.Job("script", db.Downpour(), precision="bf16"), [__file__])

@@ -359,7 +359,7 @@ REFUSED = {
     "it here, mine.file:task",
     "train file.py downpour": "task 'file.py' is a path: write the module as Python imports it here, file:function",
     "train digits downpour --listen "
-    "0.0.0.0:99999": "--listen 0.0.0.0:99999: port 99999 is higher than any; choose one up to 65535",
+    "0.0.0.0:99999": "--listen 0.0.0.0:99999: port 99999 is too high; choose one up to 65535",
     "train digits downpour --listen 0.0.0.0:65534": "--listen 0.0.0.0:65534: shard 1 would listen at port 65537",
     "simulate digits downpour --data-dir x": "--data-dir x: task 'digits' reads no folder",
     "simulate digits downpour --optimizer adam --optimizer-options "
@@ -411,11 +411,10 @@ REFUSED = {
     "simulate digits single --init-from nowhere": "--init-from nowhere: there is no such file",
     "train digits downpour --optimizer-options lr=0.1": "--optimizer-options lr: is an option of its own, --lr",
     "train digits downpour --local-lr 0.1": "--local-lr 0.1: the fetch after each step overwrites",
-    "train digits downpour --bind 10.0.0.1": "--bind is of addresses, and shared memory has none: it needs "
-    "--transport tcp",
-    "train digits downpour --advertise node7": "--advertise is of addresses",
-    "train digits downpour --insecure": "--insecure is of addresses",
-    "train digits downpour --tls": "--tls is of addresses",
+    "train digits downpour --bind 10.0.0.1": "--bind needs --transport tcp: shared memory has no addresses",
+    "train digits downpour --advertise node7": "--advertise needs --transport tcp",
+    "train digits downpour --insecure": "--insecure needs --transport tcp",
+    "train digits downpour --tls": "--tls needs --transport tcp",
     "train digits downpour --transport tcp --tls --insecure": "--tls and --insecure exclude each other",
     "train digits downpour --transport tcp --bind :7000": "--bind ':7000': write HOST or HOST:PORT",
     "train digits downpour --transport tcp --bind 7000": "--bind '7000': write HOST or HOST:PORT",
@@ -940,7 +939,7 @@ def test_a_small_language_means(function: Any, text: str, value: Any) -> None:
         (words.compute, "constant:1ms:2", "write 1ms, constant:1ms"),
         (words.stragglers, ["1"], "write it as 1:4"),
         (words.stragglers, ["one:4"], "'one': is not a whole number"),
-        (words.stragglers, ["150%x3"], "is a chance"),
+        (words.stragglers, ["150%x3"], "write a chance"),
         (words.faults, ["crash=1"], "replica 1 dies as it sends its 500th message"),
         (
             words.faults,

@@ -180,5 +180,5 @@ def test_what_cannot_be_encoded_is_refused_with_its_value(wrong: Any, told: str)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_numbers_that_are_not_finite_are_refused_in_files_too(precision: str) -> None:
     bytes_of = {"bf16": b"\x80\x7f", "fp16": b"\x00\x7c", "int8": b"\x00\x00\xc0\x7f\x01"}
-    with pytest.raises(DataError, match="one that is no finite number"):
+    with pytest.raises(DataError, match="a number that is not finite"):
         LowPrecision(precision).decode(bytes_of[precision], 1)

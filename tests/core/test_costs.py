@@ -419,7 +419,7 @@ class Looks(nn.Module):
 def test_a_way_back_that_looks_at_values_is_followed_as_it_computes() -> None:
     task = task_of(lambda: [nn.Linear(8, 10), Looks()], shape=(8,))
     tracer = tracer_of(task)
-    assert "the way back through the model raised DataDependentOutputException" in tracer.note
+    assert "the backward pass raised DataDependentOutputException" in tracer.note
     assert tracer.follow(4, optim("sgd")).peak > 0
 
 
@@ -499,7 +499,7 @@ def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
 
 def test_what_cannot_be_trained_is_told_in_one_line() -> None:
     task = task_of(lambda: [nn.Linear(8, 10).requires_grad_(False)], shape=(8,))
-    with pytest.raises(TrainingError, match="the way back through the model raised RuntimeError: element 0 of tensors"):
+    with pytest.raises(TrainingError, match="the backward pass raised RuntimeError: element 0 of tensors"):
         tracer_of(task)
 
 
@@ -756,8 +756,8 @@ def test_machines_stand_beside_each_other_by_a_million_samples(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"task": "mnist"}, "other.json: its task is mnist, and that of "),
-        ({"version": "0.0.9"}, "other.json: its version is 0.0.9, and that of "),
+        ({"task": "mnist"}, "other.json: its task is mnist, but that of "),
+        ({"version": "0.0.9"}, "other.json: its version is 0.0.9, but that of "),
         ({"batch_size": "many"}, "other.json: is no file of `distbelief cost TASK --json`: Expected `int`"),
         ({"epoch": {}}, "other.json: is no file of `distbelief cost TASK --json`: it has no seconds"),
         ({"epoch": {"seconds_per_million_samples": 0}}, "other.json: is no file of `distbelief cost TASK --json`: "),

@@ -794,4 +794,4 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
 
 def test_a_folder_of_data_is_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["check", "--hosts", "a", "--data-dir", "d"]) == 2
-    assert "--data-dir d: of which task?" in capsys.readouterr().err
+    assert "--data-dir d: for which task?" in capsys.readouterr().err

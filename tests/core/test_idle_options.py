@@ -45,7 +45,7 @@ BESIDE = {
     "simulate digits downpour --network "
     "latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
     "simulate digits downpour --faults "
-    "restart=2s": "--faults restart: sets when crashed roles come back, and none crashes: add crash=1@500",
+    "restart=2s": "--faults restart: sets when crashed roles come back, but none crashes: add crash=1@500",
     "simulate digits downpour --keep-checkpoints "
     "5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
     "simulate digits downpour --phantom --keep --keep-checkpoints "
@@ -110,7 +110,7 @@ def test_one_process_has_no_links() -> None:
 
 @pytest.mark.parametrize("more", [{"evaluate_every": 2}, {"target_accuracy": 0.5}, {"data_dir": "there"}], ids=str)
 def test_a_script_measures_and_reads_by_itself(more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="is of a task, and a script reads and measures by itself"):
+    with pytest.raises(UsageError, match="is for a task; a script loads and measures its own data"):
         db.Local().launch(db.Job("script", db.Downpour(), **more), [__file__])
 
 

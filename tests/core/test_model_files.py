@@ -117,10 +117,10 @@ LARGE = {"shape": (files.VALUES_LIMIT // 2 + 1,)}
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (header({"shape": (1,)}), "a tensor is there twice"),
+        (header({"shape": (1,)}), "a tensor is listed twice"),
         (header({**LARGE, "name": "b"}, {**LARGE, "name": "c"}), "its tensors have 17,179,869,188 values; at most 17,"),
-        (header(aliases={"b": "c"}), "'b' is a further name of no tensor"),
-        (header(aliases={"a": "a"}), "'a' is a further name of no tensor"),
+        (header(aliases={"b": "c"}), "'b' is another name of a missing tensor"),
+        (header(aliases={"a": "a"}), "'a' is another name of a missing tensor"),
     ],
     ids=["twice", "too many values", "a name of none", "a name of two"],
 )

@@ -194,7 +194,7 @@ def test_what_skips_partitions_has_slots_for_all_that_its_source_has_in_flight()
 
 
 BROKEN = {
-    "first": ((PartitionSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "no segment before it gives"),
+    "first": ((PartitionSegment("a", 0, (0,)),), (Boundary("x", 1, 0),), "no earlier segment gives"),
     "number": ((PartitionSegment("a", 0, (), (3,)),), (), "boundary 3 of 0"),
     "given twice": (
         (PartitionSegment("a", 0, (), (0,)), PartitionSegment("b", 0, (), (0,)), PartitionSegment("c", 1, (0,))),

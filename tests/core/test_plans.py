@@ -212,8 +212,8 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
         (["--stragglers", "9:2"], "replica 9 cannot be slow: there are replicas 0 to 1"),
         (["--stragglers", "1:0"], "replica 1 slower 0.0 times: must be more than 0"),
         (["--stragglers", "5%x10"], "a plan knows only replicas on slower machines"),
-        (["--stragglers", "1:2,1:3"], "--stragglers 1:: is there twice; leave one off"),
-        (["--network", "latency=1us,latency=2us"], "--network latency=: is there twice; leave one off"),
+        (["--stragglers", "1:2,1:3"], "--stragglers 1:: is given twice; leave one off"),
+        (["--network", "latency=1us,latency=2us"], "--network latency=: is given twice; leave one off"),
     ],
 )
 def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
@@ -429,7 +429,7 @@ def test_a_partition_holds_the_vectors_of_its_part_alone() -> None:
         (["digits", "--network", "bandwith=1Gbit"], "did you mean 'bandwidth'?"),
         (["digits", "--network", "bandwidth=manyGbit"], "--network"),
         (["digits", "--network", "bandwidth=0Gbit"], "bandwidth"),
-        (["digits", "--max-memory", "1MB"], "least is needed by"),
+        (["digits", "--max-memory", "1MB"], "needs the least memory"),
         (["digits", "--max-memory", "0"], "--max-memory 0: must be more than 0, and at most 1e+15"),
         (["digits", "--batch-size", "0"], "--batch-size 0: must be from 1 to"),
         (["digits", "--seconds", "nan"], "--seconds nan: must be more than 0, and at most 1e+15"),
@@ -454,7 +454,7 @@ def test_a_minibatch_that_does_not_fit_this_machine_is_refused_before_it_is_comp
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distbelief.lab.cost.cost.free_memory", lambda: 1_000)
-    with pytest.raises(UsageError, match=r"--batch-size 64: it needs .* GB, and 0\.0 GB are left here; plan with a"):
+    with pytest.raises(UsageError, match=r"--batch-size 64: it needs .* GB, and 0\.0 GB are free here; plan with a"):
         made()
 
 
@@ -592,7 +592,7 @@ def test_cores_that_slow_each_other_down_make_a_step_longer(monkeypatch: pytest.
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = "this machine is busy with something else: its cores compute 50% of the time"
+    busy = "this machine is busy with something else: its cores were free 50% of the time"
     assert busy not in made("1x2").notes
     monkeypatch.setattr(halving, "busy", lambda: 2.0)
     assert busy in made("1x2").notes

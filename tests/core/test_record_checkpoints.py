@@ -362,7 +362,7 @@ def test_a_part_that_is_missing_or_of_another_size_fails_the_commit(tmp_path):
 
 def test_another_optimizer_or_model_is_named(tmp_path):
     path, _, _ = saved(tmp_path, plan_of(2, optimizer="adagrad"), "adagrad")
-    with pytest.raises(CheckpointError, match=r"made by optimizer adagrad, this job's is sgd"):
+    with pytest.raises(CheckpointError, match=r"made by optimizer adagrad, but this job's is sgd"):
         load_part(path, plan_of(2), 0)
     with pytest.raises(CheckpointError, match=r"lacks parameter 'a.bias'"):
         load_part(path, plan_of(2, [one for one in TENSORS if one.name != "a.bias"], "adagrad"), 0)
@@ -371,10 +371,10 @@ def test_another_optimizer_or_model_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("data", "samples", "replicas", "message"),
     [
-        ({}, 101, 2, "was made with 100 training samples, this job has 101: .* use 100"),
-        ({"order": "shuffled"}, 100, 2, "was made with sequential order of the samples, this job has shuffled"),
-        ({"batch_size": 7}, 100, 2, "was made with 64 samples in a minibatch, this job has 7"),
-        ({}, 100, 3, "was made with 2 replicas, each with a part of the data, this job has 3"),
+        ({}, 101, 2, "was made with 100 training samples, but this job has 101: .* use 100"),
+        ({"order": "shuffled"}, 100, 2, "was made with sequential order of the samples, but this job has shuffled"),
+        ({"batch_size": 7}, 100, 2, "was made with 64 samples in a minibatch, but this job has 7"),
+        ({}, 100, 3, "was made with 2 replicas, each with a part of the data, but this job has 3"),
     ],
 )
 def test_a_job_whose_data_would_come_in_another_order_does_not_go_on(tmp_path, data, samples, replicas, message):
@@ -468,7 +468,7 @@ def test_what_is_no_checkpoint_is_refused_and_never_unpickled(tmp_path, what):
 def test_a_damaged_file_of_weights_says_that_it_is(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or go on with"):
+    with pytest.raises(CheckpointError, match=r"it is damaged: name another checkpoint, or continue its"):
         load_weights(path, plan_of(1).layout)
 
 
@@ -505,11 +505,11 @@ def test_the_remedy_fits_what_is_wrong_with_a_checkpoint(tmp_path, monkeypatch, 
     if spoil == "a manifest of another user":
         refused = PermissionError(errno.EACCES, "Permission denied")
         monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=refused))
-        says = r"manifest.json cannot be read: Permission denied; mend that, and go on with --resume$"
+        says = r"manifest.json cannot be read: Permission denied; fix that, and go on with --resume$"
     else:
         shutil.rmtree(path)
         {"no manifest": path.mkdir, "a broken link": lambda: path.symlink_to("nowhere"), "a file": path.touch}[spoil]()
-        older = f"delete {path} to go on from {path.parent}/000001, the one before it, or" if checkpoints > 1 else ""
+        older = f"delete {path} to go on from {path.parent}/000001, the previous one, or" if checkpoints > 1 else ""
         says = f"manifest.json is missing; {older or 'there is none before it:'} train anew into another folder$"
     with pytest.raises(CheckpointError, match=says):
         read_manifest(Checkpoints(tmp_path).latest())

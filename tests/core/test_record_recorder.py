@@ -242,7 +242,7 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(tmp_path):
         recorder.take(seconds, record)
     assert recorder.finish()["samples"] == 80
     assert len(told) == 1
-    assert "No space left on device; the job goes on" in told[0]
+    assert "No space left on device; the job continues" in told[0]
     assert list(read_metrics(folder.metrics)) == [RUN[0], *RUN[4:]]
 
 

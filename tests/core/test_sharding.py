@@ -226,16 +226,16 @@ W = Tensor("w", (6, 4), "float32")
 @pytest.mark.parametrize(
     ("pieces", "says"),
     [
-        ([Piece(0, 0, 2, 0), Piece(0, 3, 6, 1)], "does not go on from index 2"),
-        ([Piece(0, 0, 3, 0), Piece(0, 2, 6, 1)], "does not go on from index 3"),
-        ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not go on from index 3 of one dimension"),
-        ([Piece(2, 0, 4, 0)], "does not go on from index 0"),
-        ([Piece(-1, 0, 4, 0)], "does not go on from index 0"),
+        ([Piece(0, 0, 2, 0), Piece(0, 3, 6, 1)], "does not continue from index 2"),
+        ([Piece(0, 0, 3, 0), Piece(0, 2, 6, 1)], "does not continue from index 3"),
+        ([Piece(0, 0, 3, 0), Piece(1, 3, 4, 1)], "does not continue from index 3 of one dimension"),
+        ([Piece(2, 0, 4, 0)], "does not continue from index 0"),
+        ([Piece(-1, 0, 4, 0)], "does not continue from index 0"),
         ([Piece(0, 0, 6, -1)], "partition=-1"),
         ([Piece(0, 0, 5, 0)], "which end at index 5"),
         ([Piece(0, 0, 7, 0)], "which end at index 7"),
-        ([Piece(0, 0, -1, 0)], "does not go on from index 0"),
-        ([Piece(0, 0, 0, 0), Piece(0, 0, 6, 1)], "does not go on from index 0"),
+        ([Piece(0, 0, -1, 0)], "does not continue from index 0"),
+        ([Piece(0, 0, 0, 0), Piece(0, 0, 6, 1)], "does not continue from index 0"),
         ([], "which end at index 0"),
     ],
     ids=[
@@ -264,7 +264,7 @@ def test_a_partition_without_a_trained_parameter_is_refused() -> None:
 
 def test_a_model_that_is_split_otherwise_does_not_fit() -> None:
     halves = [lay_out([W], split={"w": [Piece(0, 0, at, 0), Piece(0, at, 6, 1)]}) for at in (2, 3)]
-    with pytest.raises(LayoutError, match="its parameters are split otherwise than the server's"):
+    with pytest.raises(LayoutError, match="its parameters are split differently from the server's"):
         check_same(*halves, "replica 1")
 
 
@@ -314,8 +314,8 @@ def test_no_other_sharing_of_the_partitions_has_a_smaller_largest_shard(sizes: l
 @pytest.mark.parametrize(
     ("partitions", "shards", "says"),
     [
-        (1, 2, "--partitions 1: the model is laid out for 2"),
-        (3, 3, "--partitions 3: the model is laid out for 2"),
+        (1, 2, "--partitions 1: the model is split over 2"),
+        (3, 3, "--partitions 3: the model is split over 2"),
         (2, 1, "--shards 1 of a model in 2 partitions: each has shards of its own; use at least 2"),
         (2, 25, "25 is more than the model's 24 parameters"),
     ],

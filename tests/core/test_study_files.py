@@ -272,7 +272,7 @@ def test_a_wrong_beginning_is_refused_with_its_place(change: tuple[Any, ...], to
 def test_grids_are_of_equal_size(tmp_path: Path) -> None:
     text = WHOLE.replace('strategy = "single"', 'strategy = "single"\nwithout = ["lr"]\ngrid = {lr = [0.1]}')
     with pytest.raises(
-        UsageError, match=r"a\.toml: .*its grid has 2 values, that of 'serial' 1: give all equally many"
+        UsageError, match=r"a\.toml: .*its grid has 2 values, but that of 'serial' has 1: give all the same number"
     ):
         read(text, tmp_path)
 

@@ -192,9 +192,9 @@ def test_what_replicas_bring_is_told_of_arms_that_differ_in_nothing_else() -> No
     """A whole batch on two replicas takes sixty times the samples of downpour on one, and is no growth of it."""
     [told] = [one for one in two_tasks().sentences if one.startswith("From ")]
     assert told == (
-        "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of what is ideal (measured). "
-        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of what "
-        "is ideal (simulated); no other arm gains more."
+        "From 1 to 2 replicas MLP, downpour takes 3 times the samples a second, 150 % of the ideal (measured). "
+        "From 1 to 64 replicas MLP, simulated downpour with Adagrad takes 10 times the samples a second, 16 % of the "
+        "ideal (simulated); no other arm gains more."
     )
 
 
@@ -234,7 +234,7 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     study = msgspec.structs.replace(found.study, arms=arms)
     told = make_report(study, [msgspec.structs.replace(one, value=0.1) for one in (*trials[:-1], broken)], {"cores": 2})
     assert len(told.sentences) == 10
-    assert any("took up to 50 %: the measurement is not clean" in one for one in told.sentences)
+    assert any("took up to 50 % of it: the measurement is not clean" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
 

@@ -292,7 +292,7 @@ def test_names_of_several_brackets_are_read() -> None:
 WRONG = {
     "a cycle": (
         "SwitchName=a Switches=b\nSwitchName=b Switches=c\nSwitchName=c Switches=a Nodes=n1",
-        r"line \d: a cycle, \w under \w under \w under \w; take \w out of its Switches=",
+        r"line \d: a cycle, \w under \w under \w under \w; remove \w from its Switches=",
     ),
     "a host on two switches": (
         "SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n2\nSwitchName=c Switches=a,b",
@@ -304,7 +304,7 @@ WRONG = {
     ),
     "two trees": ("SwitchName=a Nodes=n\nSwitchName=b Nodes=m", r"line 2: nothing joins .* add .* Switches=a,b"),
     "a switch that is not there": ("SwitchName=a Switches=b", r"line 1: there is no line SwitchName=b; add one"),
-    "a switch twice": ("SwitchName=a Nodes=n\n\nSwitchName=a Nodes=m", r"line 3: switch a stands there twice"),
+    "a switch twice": ("SwitchName=a Nodes=n\n\nSwitchName=a Nodes=m", r"line 3: switch a is listed twice"),
     "no host": ("# nothing\n", r"names no host; write lines such as SwitchName="),
     "a block": ("BlockName=b Nodes=n", r"line 1: 'BlockName=b' belongs to no tree of switches; write"),
     "nothing under it": ("SwitchName=a LinkSpeed=3", r"line 1: must name one switch, and what is under it"),

@@ -141,10 +141,10 @@ def test_a_replica_that_waits_takes_over_from_one_that_died_initialising() -> No
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"samples": 9}, "has 9 training samples, the job has 8"),
-        ({"batch_size": 7}, "asks for batches of 7, the job has 1"),
-        ({"epochs": 7}, r"goes through replica\.epochs\(7\), the job through 1: it is one number for all"),
-        ({"order": "sequential"}, "asks for order sequential, the job has shuffled: it is one for all"),
+        ({"samples": 9}, "has 9 training samples, but the job has 8"),
+        ({"batch_size": 7}, "asks for batches of 7, but the job has 1"),
+        ({"epochs": 7}, r"calls replica\.epochs\(7\), but the job has 1: all must have the same number"),
+        ({"order": "sequential"}, "asks for order sequential, but the job has shuffled: all need the same"),
         ({"layout": lay_out([Tensor("weight", (1001,), "float32")])}, r"its 'weight' is parameter \[1001\]"),
     ],
     ids=["samples", "batch size", "epochs", "order", "layout"],
@@ -186,7 +186,7 @@ def test_what_several_models_cannot_have_is_refused_by_its_name(options: dict[st
 def test_a_guest_has_no_part_of_an_order_that_all_share() -> None:
     office = Office(made(replicas=1, order="sequential")).training().join("replica 1")
     (refused,) = office.said(membership.Refused, "replica 1")
-    assert "replica 1 would have no part: the data are cut for 1 replicas" in refused.reason
+    assert "replica 1 would get no data: they are divided for 1 replicas" in refused.reason
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "sandblaster", "hogwild", "locking", "single"])
@@ -267,7 +267,7 @@ def test_the_next_life_of_a_dead_replica_takes_its_place_and_the_job_waits_for_i
     assert not office.said(membership.Welcome, "replica 0")[0].initialise
     office.tell("replica 0", events.Lost("the first one, heard of late", 0)).tell("replica 0", progress(wants=True))
     assert office.said(dealing.Deal, "replica 0") == [deal]
-    with pytest.raises(RemoteProtocolError, match="incarnation 0, which is gone"):
+    with pytest.raises(RemoteProtocolError, match="incarnation 0, which has ended"):
         office.tell("replica 0", membership.Join(0, LAYOUT, 8, 0))
     office.tell("replica 0", events.Lost("killed again", 1))
     assert office.coordinator.phase == "closing"
@@ -315,7 +315,7 @@ def test_a_replica_whose_stream_begins_otherwise_is_refused() -> None:
 def test_a_job_says_that_it_waits_for_one_who_has_died_with_data_of_his_own() -> None:
     office = Office(made(replicas=2, data="own", restarts=1)).training("replica 1", samples=3)
     office.tell("replica 1", progress(wants=True), gone()).tell("replica 0", progress(wants=True))
-    assert "replica 1 has not come again" in office.coordinator.waits()
+    assert "replica 1 has not come back" in office.coordinator.waits()
 
 
 def test_a_death_that_is_heard_of_once_the_next_life_is_there_is_not_its() -> None:
@@ -755,8 +755,8 @@ def test_a_checkpoint_is_sealed_where_a_script_has_saved_what_it_keeps_before_th
     ("sender", "event", "told"),
     [
         ("replica 0", gone(), ""),
-        ("clock", events.Woke(ScriptOver(1)), "checkpoint 1 has what the script kept before: replica 0 is busy for 60"),
-        ("replica 0", checkpointing.ScriptSaved(1, "no room"), "what the script of replica 0 keeps was not saved: no"),
+        ("clock", events.Woke(ScriptOver(1)), "checkpoint 1 has the script's earlier state: replica 0 is busy for 60"),
+        ("replica 0", checkpointing.ScriptSaved(1, "no room"), "the state of the script of replica 0 was not saved"),
     ],
     ids=["gone", "late", "failed"],
 )
@@ -808,14 +808,14 @@ def test_a_script_that_begins_is_told_the_earliest_epoch_with_minibatches_left_a
 @pytest.mark.parametrize(
     ("sender", "event", "says"),
     [
-        ("replica 7", progress(), "replica 7 reports progress and is no member"),
+        ("replica 7", progress(), "replica 7 reports progress but is no member"),
         ("replica 0", progress(steps=3), "replica 0 reports 3 more steps than it was dealt"),
         ("replica 0", dealing.Drain(), "the coordinator does not take Drain"),
         ("replica 0", membership.Stop("mine"), "replica 0 may not send Stop; it is for supervisor"),
         ("shard 0", progress(), "shard 0 may not send Progress; it is for replica"),
         ("replica 0", dealing.Progress(-1, 0, 0, 0.0, 0, False), "replica 0 reports -1 steps"),
         ("replica 0", dealing.Progress(0, (1 << 64) - 1, 0, 0.0, 0, False), "reports 18446744073709551615 samples"),
-        ("shard 0", checkpointing.SnapshotDone(1, ""), "shard 0 saved checkpoint 1, which nobody asked it for"),
+        ("shard 0", checkpointing.SnapshotDone(1, ""), "shard 0 saved checkpoint 1 without being asked"),
     ],
 )
 def test_who_breaks_the_protocol_is_told_apart(sender: str, event: Event, says: str) -> None:

@@ -280,16 +280,16 @@ stop = threading.Event()
 BROKEN = {
     LosesTheLast: "is not the sum",
     TakesTheLast: "is not the first of all",
-    AddsItsOwnFirst: "other bits",
+    AddsItsOwnFirst: "different bits",
     ReduceWaits: "reduce waited for another rank",
     ReadyWaits: "ready waited for another rank",
     GoesByTheOrder: "is not the",
-    IsDoneBeforeAllAreReady: "while a rank has brought nothing yet",
+    IsDoneBeforeAllAreReady: "before every rank has contributed",
     ReadsWhatIsGivenBack: "is not the sum|Tensor-likes are not close|other bits",
-    WritesToOthers: "its rank has brought nothing new",
-    WritesBeyond: "which are no vector's",
-    SaysThatOneIsGone: "says that a rank is gone, and all are there",
-    TellsNobody: "nobody is told that a rank has left",
+    WritesToOthers: "before its rank wrote anything new",
+    WritesBeyond: "which belong to no vector",
+    SaysThatOneIsGone: "says that a rank is gone, but none is",
+    TellsNobody: "nobody learns that a rank has left",
 }
 
 

@@ -148,7 +148,8 @@ def test_a_coordinator_comes_again_only_where_it_can_go_on(how: dict[str, Any], 
     assert starts(did) == ([("coordinator", 1)] if again else [])
     assert (told.supervisor.failure is None) is again
     assert [note[:30] for note in notes(did)] == (["coordinator is gone: its proces"[:30]] if again else [])
-    assert told.supervisor.refusal == ("it has not begun, or its coordinator is about to come again", True) or not again
+    refusal = "it has not begun, or its coordinator is about to be restarted"
+    assert told.supervisor.refusal == (refusal, True) or not again
 
 
 def test_a_coordinator_that_comes_again_is_told_what_it_has_missed() -> None:
@@ -350,7 +351,7 @@ def test_what_a_script_raises_after_its_part_is_told_at_the_end() -> None:
     error, record = told.supervisor.conclude()
     assert isinstance(error, TrainingError)
     assert record is None
-    assert "line 9 raised; that came after the training" in str(error)
+    assert "line 9 raised; that came after its part of the training" in str(error)
 
 
 def test_silence_is_told_of_with_who_is_stopped() -> None:
@@ -418,7 +419,7 @@ def test_a_host_that_is_told_to_go_leaves_and_the_job_goes_on() -> None:
     told = Told().training()
     told.say(HOLDS)
     did = told.at(1.0, GOES)
-    assert did[1:3] == [Vacate("n1"), Tell("replica 1", Interrupt("host n1 was told to go"))]
+    assert did[1:3] == [Vacate("n1"), Tell("replica 1", Interrupt("host n1 was told to leave"))]
     assert notes(did) == ["host n1 leaves within 5 s (SIGTERM on host n1): replica 1, shard 0; the others go on"]
     assert kills(did) == []
     assert told.at(1.1, GOES) == [], "who is told again has its time all the same"
@@ -509,7 +510,7 @@ def test_a_replica_that_was_let_go_is_no_death_whichever_of_its_partitions_ends_
 def test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes() -> None:
     told = Told("coordinator", "replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1").training()
     did = told.at(1.0, Interruption("SIGTERM", "n1", (("replica 1.1", 0),), within=5.0))
-    assert words(did, "replica 1.0") == [Interrupt("host n1 was told to go")]
+    assert words(did, "replica 1.0") == [Interrupt("host n1 was told to leave")]
     assert words(did, "replica 1.1") == []
     did = told.at(6.0, Tick())
     assert [word.role for word in words(did)] == ["replica 1.0"]
@@ -703,7 +704,7 @@ def test_a_guest_leaves_when_asked_and_at_once_when_asked_twice() -> None:
     told = Told("replica 5", guest=True)
     did = told.at(0.0, Interruption("Ctrl-C"))
     assert words(did, "replica 5") == [Interrupt("this replica was asked to leave")]
-    assert notes(did) == ["leaving, once what has begun is applied"]
+    assert notes(did) == ["leaving once its unfinished work is applied"]
     assert told.done("replica 5") == []
     assert told.supervisor.failure is None
     told = Told("replica 5", guest=True)
@@ -722,7 +723,7 @@ def test_a_guest_has_as_long_as_it_was_given() -> None:
     assert told.at(4.9, Tick()) == []
     assert told.supervisor.failure is None
     told.at(5.0, Tick())
-    assert told.error.startswith("Interrupted: what was begun took longer than --leave-within")
+    assert told.error.startswith("Interrupted: its unfinished work took longer than --leave-within")
 
 
 # any history

@@ -73,13 +73,13 @@ def _leave(connection):
     [
         ("wire", {"sizes": (100,)}, "--sizes 100: must be a positive multiple of 128"),
         ("train", {"models": ("mpl",)}, "did you mean 'mlp'"),
-        ("allreduce", {"rate": 10}, "--rate 10: is that of a network between --namespaces or --encrypted"),
+        ("allreduce", {"rate": 10}, "--rate 10: is for a network between --namespaces or --encrypted"),
         ("straggle", {"replicas": 1}, "must be 2 or more, and 0 or more"),
         ("straggle", {"pad": -1.0}, "must be 2 or more, and 0 or more"),
         ("split", {"parts": ("tensor",)}, "did you mean 'tensors'"),
         ("split", {"microbatches": (4, 17)}, "--microbatches 17: must be from 1 to 16"),
         ("split", {"device": "cuda:99"}, "--device cuda:99: not available here"),
-        ("split", {"parts": ("tensors",), "models": ("gru",)}, "--parts tensors --models gru: nothing is measured"),
+        ("split", {"parts": ("tensors",), "models": ("gru",)}, "--parts tensors --models gru: together measure"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(name, options, told):

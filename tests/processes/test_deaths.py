@@ -82,7 +82,7 @@ def test_a_death_by_memory_is_called_that_and_one_by_another_hand_is_not(
     watch.act = act
     jobs.run(tmp_path, Downpour(replicas=2, restarts=1), epochs=jobs.MANY, evaluate_every=0)
     first, second = (record.reason for record in watch.of(records.Gone) if record.died)
-    assert first.startswith(f"{SIGKILL}, since memory ran out (oom_kill): have fewer --replicas")
+    assert first.startswith(f"{SIGKILL}, because memory ran out (oom_kill): have fewer --replicas")
     assert second == SIGKILL
 
 

@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_is_an_error_on_all_others(tmp_path: Path, way: st
         started[2].process.kill()
         for rank, one in enumerate(started[:2]):  # none of which ends before all have been heard
             told = one.hear()
-            assert re.search(rf"{way} among 3 ranks: a rank is gone, or not reached from rank {rank}: ", told), told
+            assert re.search(rf"{way} among 3 ranks: a rank is gone, or unreachable from rank {rank}: ", told), told
         for one in started[:2]:
             one.say()
             one.process.join(SECONDS)

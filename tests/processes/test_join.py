@@ -142,7 +142,7 @@ def test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked
     assert said.splitlines()[1] == "joined as replica 1"
     why = "its process was killed by SIGKILL"
     assert f"replica 1 died: {why}; another takes its place\njoined as replica 1\n" in said
-    assert "leaving, once what has begun is applied" in said
+    assert "leaving once its unfinished work is applied" in said
 
 
 def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(
@@ -157,7 +157,7 @@ def test_a_guest_stays_when_the_coordinator_dies_and_comes_again(
             assert (tmp_path / join_server.TICKET).stat().st_mode & 0o777 == 0o600
         elif worked(record) and not killed:
             killed.append(jobs.kill("coordinator"))
-        elif worked(record) and any("by its journal" in note.text for note in watch.of(records.Note)):
+        elif worked(record) and any("from its journal" in note.text for note in watch.of(records.Note)):
             watch.interrupt()
 
     watch.act = act

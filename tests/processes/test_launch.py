@@ -244,7 +244,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[DistbeliefError], str]] = {
     "two numbers of epochs": (
         {"before": "epoch = next(db.join().epochs(2))", "epochs": 7},
         UsageError,
-        r"--epochs 7: the script goes through replica.epochs\(2\); leave one of them off",
+        r"--epochs 7: the script calls replica.epochs\(2\); leave one of them off",
     ),
     "a first minibatch to look at": (
         {"source": LOOP.format(**{**FIELDS, "before": LOOK, "batch": "16)"}).replace("(replica.b", "(look(replica.b")},

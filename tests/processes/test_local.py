@@ -212,7 +212,7 @@ def test_a_run_folder_that_cannot_be_made_again_fails_the_job(
 
     watch.once(records.EpochDone, spoil)
     with pytest.raises(
-        errors.UsageError, match=r"^the run folder \S+/runs/run was deleted, and cannot be made again: Not a directory"
+        errors.UsageError, match=r"^the run folder \S+/runs/run was deleted, and cannot be created again: Not a"
     ):
         jobs.run(tmp_path / "runs" / "run", epochs=jobs.MANY)
 

@@ -198,8 +198,8 @@ def test_what_cannot_be_predicted_is_said_and_leaves_no_file(
 
 
 REFUSED = {
-    "": "write which runs, and what they are to predict, first",
-    "run": "write which runs, and what they are to predict, first",
+    "": "write the runs and what to predict first",
+    "run": "write the runs and what to predict first",
     "run mnits --out o.safetensors": "unknown task 'mnits'; did you mean 'mnist'?",
     "run digits": "where to? Name the file",
     "run digits --out outputs.csv": "outputs are written as safetensors: name it outputs.safetensors",

@@ -57,5 +57,6 @@ def test_a_killed_coordinator_goes_on_by_its_journal_and_nothing_is_lost(
     assert result["epochs"] == EPOCHS
     assert not watch.of(records.Rewound)
     assert not any(record.died for record in watch.of(records.Gone)), "the others did not notice"
-    said = "coordinator is gone: its process was killed by SIGKILL; another takes its place, and goes on by its journal"
+    gone = "coordinator is gone: its process was killed by SIGKILL"
+    said = f"{gone}; another takes its place, and continues from its journal"
     assert [note.text for note in watch.of(records.Note)].count(said) == 1

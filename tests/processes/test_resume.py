@@ -114,7 +114,7 @@ def test_a_run_that_still_runs_is_not_resumed(tmp_path: Path, watch: jobs.Watch,
     assert found
     assert found[1:] in (
         [],
-        [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that just begins or ends"]],
+        [[f"{tmp_path}: running; it cannot be asked: it is a simulation, or a job that is just beginning or ending"]],
     )
 
 
@@ -189,9 +189,9 @@ def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tm
     ("changes", "words"),
     [
         ({"task": "digits"}, "trained task 'jobs:tiny'"),
-        ({"seed": 3}, "made with seed 0, this job asks for 3"),
+        ({"seed": 3}, "made with seed 0, but this job has 3"),
         ({"batch_size": 17}, "made with batch_size 16"),
-        ({"strategy": downpour(1, "sgd")}, "made by optimizer adam, this job's is sgd"),
+        ({"strategy": downpour(1, "sgd")}, "made by optimizer adam, but this job's is sgd"),
     ],
     ids=["task", "seed", "batch size", "optimizer"],
 )

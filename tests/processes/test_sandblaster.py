@@ -121,7 +121,7 @@ def test_a_resumed_job_ends_with_the_bits_of_one_that_was_not_interrupted(
 def test_a_run_of_another_kind_is_not_resumed_but_begun_from(tmp_path: Path) -> None:
     jobs.PLAIN.run(jobs.job(tmp_path / "run", Downpour(1, 1)))
     with pytest.raises(
-        CheckpointError, match=r"was trained with downpour, and sandblaster counts its data otherwise: .* --init-from"
+        CheckpointError, match=r"was trained with downpour, and sandblaster counts its data differently: .* --init-from"
     ):
         run(tmp_path / "run", resume=True)
     strategy, begin = Sandblaster(2, 2, 1, portion_size=16), str(tmp_path / "run")

@@ -208,7 +208,7 @@ def test_a_stop_is_told_at_once_and_what_a_script_does_then_comes_after_the_trai
     """Between epochs: the other has to be done before who has stopped the job goes on."""
     stops = "if epoch and replica.index == 0: replica.stop(); break"
     last = "open(sys.argv[1] + '.met', 'w' if replica.index else 'r').close(); replica.index or 1 / 0"
-    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after the training"):
+    with pytest.raises(DistbeliefError, match=r"raised ZeroDivisionError.*that came after its part of the training"):
         loop(tmp_path, inside=f"{MEET}; {STEP}", after=stops, epochs="100_000", last=last)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["outcome"], result["cause"]) == ("done", "a script has stopped the job")
@@ -235,7 +235,7 @@ AFTER = {
         "1 / 0",
         r"^replica 1: .*script.py, line 14, raised ZeroDivisionError.* after the training.* kept in .*run",
     ),
-    "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after the training"),
+    "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after its part of the training"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
 }
 

@@ -228,5 +228,5 @@ def test_a_stream_does_not_go_on_with_other_parts(tmp_path: Path) -> None:
     """Of three replicas, one would read again what another has read, and some would be read by nobody."""
     loop = "for rows in replica.batches(Numbers(41), 2, num_workers=0):\n    step(rows)\n    {}"
     launch(tmp_path, loop.format("if replica.index == 0 and len(seen) == 3: replica.stop()"))
-    with pytest.raises(DistbeliefError, match="made with 2 replicas, each with a part of the data, this job has 3"):
+    with pytest.raises(DistbeliefError, match="made with 2 replicas, each with a part of the data, but this job has 3"):
         launch(tmp_path, loop.format(""), Synchronous(replicas=3, optimizer=PLAIN), resume=True)

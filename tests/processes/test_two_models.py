@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str]] = {
         "names other optimizers than the job has",
     ),
     "a schedule of the job": (
-        Downpour, {"lr_schedule": "linear"}, "--lr-schedule and --warmup-epochs are of one optimizer"
+        Downpour, {"lr_schedule": "linear"}, "--lr-schedule and --warmup-epochs are for one optimizer"
     ),
 }  # fmt: skip
 

@@ -195,7 +195,7 @@ def test_what_is_typed_wrong_is_told(line: str, told: str, capsys: pytest.Captur
 
 
 def test_a_run_knows_its_task(run: Path) -> None:
-    with pytest.raises(UsageError, match="--task digits: is of a compressed file, and a run knows its own"):
+    with pytest.raises(UsageError, match="--task digits: is for a compressed file; a run knows its own task"):
         evaluate(run, task="digits")
 
 

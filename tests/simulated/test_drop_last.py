@@ -98,7 +98,7 @@ def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
             UsageError,
-            match=r"--drop-last: all of the 3 training samples are less than one minibatch of 4: lower --batch-size",
+            match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
         ):
             run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
 
@@ -107,7 +107,7 @@ def test_a_run_goes_on_as_it_began(plain: SimpleNamespace, tmp_path: Path) -> No
     """In which samples an epoch has, too."""
     task = plain.classes(plain.mlp, samples=SAMPLES)
     run(task, db.Downpour(), drop_last=True, out=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="was made with drop_last True, this job asks for False"):
+    with pytest.raises(CheckpointError, match="was made with drop_last True, but this job has False"):
         run(task, db.Downpour(), epochs=4, out=tmp_path / "run", resume=True)
     assert run(task, db.Downpour(), drop_last=True, epochs=4, out=tmp_path / "run", resume=True)["samples"] == 4 * 20
 

@@ -288,7 +288,7 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
         (
             Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, EVERYBODY),))),
             {"evaluate_every": 0},
-            "has everybody on one side",
+            "everybody is on one side",
         ),
         (Simulated(compute=ComputeModel(spread="lognorml")), {}, "did you mean 'lognormal'"),
         (Simulated(compute=ComputeModel(step=-1.0)), {}, "a step of -1.0 s"),

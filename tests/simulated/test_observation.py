@@ -104,7 +104,7 @@ def test_a_way_is_compared_with_others_by_the_time_to_the_problems_loss(
     assert slower.longer == ratio_of_medians(times["fixed rate"], times["Adagrad"])
     for shown in ("\n".join(report.lines()), page(report, "")):
         assert "digits: to a loss of 0.5; unevenness of gradients 1." in shown
-        assert f"With 2 replicas Adagrad beside fixed rate is sooner on digits ({slower.gain})." in shown
+        assert f"With 2 replicas Adagrad compared with fixed rate is sooner on digits ({slower.gain})." in shown
 
 
 def test_rates_are_tuned_by_the_loss_on_seeds_that_are_not_reported(
@@ -183,9 +183,9 @@ def test_what_is_found_is_by_the_intervals_and_by_ranks(study: definition.Study)
     nobody = standing("e", Interval(0.0, math.nan, math.inf), 9.0)
     [text, *_] = findings(study, [*ones, nobody])
     assert text == (
-        "With 16 replicas Adagrad beside fixed rate is sooner on a (2 (1.5 to 3)), b (never); not told apart on "
-        "c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). Gain and unevenness of gradients have a rank "
-        "correlation of 1.00."
+        "With 16 replicas Adagrad compared with fixed rate is sooner on a (2 (1.5 to 3)), b (never); not "
+        "distinguishable on c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). Gain and unevenness of gradients have "
+        "a rank correlation of 1.00."
     )
 
 

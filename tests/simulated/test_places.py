@@ -74,18 +74,18 @@ def fake(flaw: str = "") -> Callable[[Happens], Site]:
 
 
 REFUSED = {
-    "starts nobody": "were to be started, and are not there",
-    "starts another too": "there are others",
-    "tells nothing": "are not told of",
+    "starts nobody": "were started but are not running",
+    "starts another too": "other lives are running",
+    "tells nothing": "are not reported",
     "tells twice": "once each",
-    "does not say who was killed": "that is not told",
+    "does not say who was killed": "is not reported as killed",
     "calls a death done": "before it was done",
     "a death takes others with it": "has ended with",
-    "ends nobody": "was to be ended, and is there",
+    "ends nobody": "was to be ended, but still runs",
     "an end is told of again": "once each",
     "ends all": "has ended with",
-    "ends any life of a role": "and life 1 was",
-    "leaves somebody": "it was closed, and there are",
+    "ends any life of a role": "but life 1 was",
+    "leaves somebody": "it was closed, but these still run",
 }
 
 

@@ -95,7 +95,7 @@ def test_a_run_ends_with_its_efficiency_beside_one_of_one_replica(
     (tmp_path / "spoilt" / "result.json").write_text("{")
     told = ended("four", "--replicas", "4")
     share = 100 * rate("four") / (4 * rate("one"))
-    assert told == f"efficiency  {share:.0f} % of 4 times {rate('one'):,.0f} samples/s, those of {tmp_path / 'one'}"
+    assert told == f"efficiency  {share:.0f} % of 4 times the {rate('one'):,.0f} samples/s of {tmp_path / 'one'}"
     assert ended("two", "--replicas", "2", "--epochs", "2")
     share = 100 * rate("two") / (2 * rate("one"))
     main.run(["report", *(str(tmp_path / name) for name in ("one", "two")), "--out", str(tmp_path / "page.html")])

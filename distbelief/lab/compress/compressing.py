@@ -66,8 +66,8 @@ def compress(
 
     Returns:
         file, task, bytes and dense_bytes, their ratio, dense_error and test_error (percent, of the run's model and of
-        the file's), layers (name, values, kept, bits, bytes), and left_alone: the reason of each layer that shares
-        nothing.
+        the file's), layers (name, values, kept, bits, bytes), and left_alone: layers that share nothing, each with the
+        reason.
 
     Raises:
         UsageError: there is no such run, or an option does not fit its model.
@@ -145,7 +145,7 @@ class _Stages:
         return file
 
     def share(self, file: ModelFile) -> tuple[ModelFile, dict[str, str]]:
-        """Let the weights of each layer share values, train further, and return the reasons of layers left alone."""
+        """Let the weights of each layer share values, train further, and return why any layers are left alone."""
         options = self._options
         results = {
             name: share_values(file.tensors[name], options.bits, options.start, options.seed)
@@ -230,7 +230,7 @@ ROUNDS = 300
 
 
 def stored_tensors(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Return each tensor of a state dict once, and the first name of each tied tensor by its other names.
+    """Return each tensor of a state dict once, and a map from each tied tensor's other names to its first.
 
     >>> weight = torch.ones(1, 2)
     >>> stored_tensors({"a": weight, "b": weight})[1]
@@ -290,11 +290,11 @@ def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | s
 
 
 def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Floats, Symbols]:
-    """Return ascending centers of some numbers, and the nearest center of each: Lloyd's k-means until convergence.
+    """Cluster numbers by Lloyd's k-means until convergence; return ascending centers and each number's nearest.
 
     Args:
         values: finite numbers.
-        clusters: number of centers, at most that of different numbers.
+        clusters: number of centers, at most the count of different numbers.
         start: initial centers: linear (evenly from the least number to the largest), density (equally many numbers
             between neighbours), or random (some of the numbers).
         seed: for random.
@@ -324,7 +324,7 @@ def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Float
 
 
 def with_trained_values(file: ModelFile, state: Mapping[str, torch.Tensor]) -> ModelFile:
-    """Return the file with the values that training left."""
+    """Return the file with the trained values."""
     tensors = {
         name: replace(tensor, values=state[trained_name(name, tensor)].detach().flatten().clone())
         for name, tensor in file.tensors.items()
@@ -365,6 +365,6 @@ def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
     try:
         write_atomically(target, save(state, metadata={"format": "pt"}))
     except OSError as error:
-        remedy = "name a file in a folder of yours"
+        remedy = "name a file in a folder that you may write to"
         raise UsageError(f"--out {target}: cannot be written ({error.strerror}); {remedy}") from error
     return target

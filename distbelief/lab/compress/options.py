@@ -23,7 +23,7 @@ class Compression:
 
     keep: tuple[float, ...] = ()
     """Share of each layer's weights to keep, above 0 and at most 1: one number for all layers, or one for each in
-    order; without a number none are pruned."""
+    order; by default nothing is pruned."""
     bits: int = 0
     """Bits of a weight: the weights of a layer share 2**bits values, 1 to 12; 0 shares none."""
     huffman: bool = False

@@ -184,14 +184,14 @@ def held(kind: str = "VmRSS") -> int:
 
 
 def needed(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> int:
-    """Return the bytes that iterations need beside those of the process itself."""
+    """Return the bytes that iterations need beyond those of the process itself."""
     return math.ceil(MARGIN * tracer.follow(batch_size, optimizer).peak + SPARE)
 
 
 def beyond(limit: float | None) -> list[str]:
     """Return a note if a limit exceeds the free memory of this machine or container."""
     left = free_memory()
-    return [f"--max-memory {limit / 1e9:.3g}GB: {left / 1e9:.2f} GB are left here"] if limit and limit > left else []
+    return [f"--max-memory {limit / 1e9:.3g}GB: {left / 1e9:.2f} GB are free here"] if limit and limit > left else []
 
 
 def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
@@ -202,7 +202,7 @@ def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
         return str(error)
     if needs <= left:
         return ""
-    return f"it needs {needs / 1e9:.1f} GB, and {left / 1e9:.1f} GB are left here"
+    return f"it needs {needs / 1e9:.1f} GB, and {left / 1e9:.1f} GB are free here"
 
 
 def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -> int:
@@ -262,7 +262,7 @@ def compare(paths: Sequence[str]) -> tuple[str, list[Json]]:
         for what in ("task", "version"):
             if (theirs := getattr(other, what)) != (ours := getattr(first, what)):
                 raise UsageError(
-                    f"--compare {path}: its {what} is {theirs}, and that of {paths[0]} is {ours}; measure both alike"
+                    f"--compare {path}: its {what} is {theirs}, but that of {paths[0]} is {ours}; measure both alike"
                 )
     shared = [name for name in first.charges if all(name in other.charges for other in others)]
     rows: list[Json] = []

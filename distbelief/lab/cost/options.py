@@ -11,12 +11,12 @@ from distbelief.split.options import SplitSteps
 from distbelief.transport.cluster_model import NetworkModel
 
 MOST_REPLICAS = 256
-"""Limit of a plan's replicas, so that it takes seconds."""
+"""Most replicas that a plan considers, so that planning takes seconds."""
 
 
 @dataclass(frozen=True)
 class CostRequest(OnDevice):
-    """Minibatches and epochs whose cost is measured, and what is charged for them."""
+    """Minibatches and epochs whose cost is measured, and the power and price to charge."""
 
     batch_size: int = 64
     """Samples in a minibatch."""
@@ -41,16 +41,16 @@ class PlanRequest:
     """Training to plan, its machines, and limits of the measurement."""
 
     machines: str = ""
-    """Hosts and their cores, such as "4x8"; "" for this machine, and in scaling for as many as it needs."""
+    """Hosts and their cores, such as "4x8"; "" means this machine, or for scaling as many hosts as it needs."""
     network: NetworkModel = field(default_factory=NetworkModel)
     topology: str = ""
     slow: Mapping[int, float] = field(default_factory=dict)
-    """Factors by which steps take longer, by replica."""
+    """Replicas with the factor by which their steps take longer."""
     strategies: Sequence[str] = ()
     """Strategies to choose from; all planned ones by default."""
     batch_size: int = 64
     optimizer: Optimizer = field(default_factory=lambda: optim("sgd"))
     max_memory: float | None = None
     seconds: float = 30.0
-    """Limit of all runs together; scaling takes as long again for the segments of all splits."""
+    """Time limit of all runs together; scaling takes as long again to measure splits."""
     data_dir: str | None = None

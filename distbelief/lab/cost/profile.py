@@ -1,7 +1,7 @@
-"""Profiles of training steps: whole steps at several batch sizes by turns, the layers at one size, and updates.
+"""Profiles of training steps: whole steps at several alternating batch sizes, the layers at one size, and updates.
 
-A step is a replica's computation (`tasks.worker.Trainer`). Its time is the thread's time on a processor, which other
-processes do not lengthen.
+A step is a replica's computation (`tasks.worker.Trainer`). Its time is the thread's CPU time, which other processes do
+not lengthen.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ PHASES = (INPUT, FORWARD, BACKWARD)
 PHASE_OF = {trace.INPUT: INPUT, trace.MAPS: FORWARD, trace.GRADIENTS: BACKWARD, trace.MAP_GRADIENTS: BACKWARD}
 """Phase that allocates each kind of memory."""
 SMALLEST, SPACING = (1, 2, 4), 4
-"""First batch sizes to profile, where the time per sample changes most, and the ratio of consecutive further ones."""
+"""Smallest batch sizes to profile, where the time per sample changes most, and the ratio between larger ones."""
 BUSY = 1.05
 """Ratio of wall time to thread time above which the machine counts as busy."""
 BURST = 0.02
-"""Least seconds of consecutive steps with one size."""
+"""Least seconds to stay at one size."""
 LEAST_ROUNDS, ENOUGH = 3, 3.0
-"""Least rounds over all sizes, and seconds after which `MOST_ROUNDS` suffice."""
+"""Least rounds over all sizes, and the seconds that rounds should fill, up to `MOST_ROUNDS`."""
 STEPS_EACH, STEPS_LARGEST = 1 + LEAST_ROUNDS, 1 + 2 * LEAST_ROUNDS
-"""Steps that must fit the time: of each size, with a first one, and of the largest, whose layers are timed too."""
+"""Steps that must fit the time: of each size, including the first, and of the largest, whose layers are timed too."""
 MOST_ROUNDS = 30
 
 Part = tuple[str, str]
@@ -79,7 +79,7 @@ class Profile(msgspec.Struct, frozen=True):
     """Seconds per byte for memory that the kernel clears and takes back in each step."""
 
     def at(self, batch_size: int, mapped: Callable[[int], Mapping[str, int]] = lambda _: {}) -> StepTime:
-        """Return a step of any batch size, from the line through the neighbouring profiled sizes, or the last two.
+        """Return the step time of any batch size, on the line through the neighbouring profiled sizes, or the last two.
 
         `mapped` returns a step's bytes from the kernel by kind; their time is added to the line, as only large tensors
         need it.
@@ -133,8 +133,8 @@ def measure(
 ) -> Profile:
     """Profile a task's steps at these batch sizes, and the named layers at the last one that can be measured.
 
-    Each size may come with a reason to leave it out. Sizes of which too few steps would fit the seconds are left out
-    too, but never the first. A minibatch larger than the training set repeats it.
+    A size that comes with a reason is left out. So is one too slow for enough steps in these seconds, except the first.
+    A minibatch larger than the training set repeats it.
     """
     begin = time.perf_counter()
     with threads(1):
@@ -163,7 +163,7 @@ def measure(
 def fresh() -> float:
     """Return this thread's seconds per byte of memory that the kernel clears and takes back.
 
-    That is the time of a first fill, less that of a second one, and the time of the release.
+    It is the time of a first fill, minus that of a second fill, plus that of the release.
     """
     clock, seconds = StepClock(), []
     for _ in range(LEAST_ROUNDS):
@@ -181,7 +181,7 @@ def fresh() -> float:
 def _fitting(
     steps_of: Callable[[int], _Steps], batch_sizes: Mapping[int, str], seconds: float, tell: Callable[[str], None]
 ) -> tuple[dict[int, _Steps], dict[int, str]]:
-    """Return the sizes of which several steps fit the time, warmed up, and why the others are left out."""
+    """Warm up each size; return those with several steps that fit the time, and why the others are left out."""
     steps: dict[int, _Steps] = {}
     left_out: dict[int, str] = {}
     failed: TrainingError | None = None
@@ -341,13 +341,13 @@ def _hooked(model: nn.Module, names: Sequence[str], mark: Callable[[str, str], N
 
 
 def busy_notes(busy: float) -> list[str]:
-    """Return a note if steps took much longer than the processor worked for them."""
-    long = f"the machine is busy: a step took {busy:.2f} times as long as the processor worked for it"
-    return [f"{long}; times are the processor's"] if busy > BUSY else []
+    """Return a note if steps took much longer than their CPU time."""
+    long = f"the machine is busy: a step took {busy:.2f} times its CPU time"
+    return [f"{long}; times shown are CPU times"] if busy > BUSY else []
 
 
 class StepClock:
-    """Clock of the thread's time on a processor."""
+    """Clock of the thread's CPU time."""
 
     of_thread = True
     """True if it stands still while the thread waits for a processor."""
@@ -380,13 +380,13 @@ class _DeviceClock(StepClock):
 
 
 def clock_of(device: str) -> StepClock:
-    """Return the clock for work on a device: its events, or the thread's time on a processor."""
+    """Return the clock for work on a device: its events, or the thread's CPU time."""
     place = torch.device(device)
     return _DeviceClock(place) if place.type == "cuda" else StepClock()
 
 
 MEASURED = 1 << 24
-"""Limit of the elements to step: beyond the caches, time grows in proportion."""
+"""Most elements to step: beyond the caches, time grows in proportion."""
 STEPS, SECONDS = 5, 0.05
 """Least number of measured steps, and their least total seconds; the lower quartile counts."""
 

@@ -1,6 +1,6 @@
 """Cost of a split model: memory, work and traffic of each partition, the predicted step, and whether splitting pays.
 
-All partitions run by turns in this process with each segment timed; the price of their schedule predicts the step.
+All partitions run in turn in this process, with each segment timed; the price of their schedule predicts the step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ slots."""
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):
-    """Part of a module at a partition."""
+    """Part of a module on one partition."""
 
     module: str
     partition: int
@@ -70,16 +70,16 @@ class PartitionCost(msgspec.Struct, frozen=True):
 
 
 class SplitGuess(msgspec.Struct, frozen=True):
-    """Way to split, judged by its operations."""
+    """Way to split, with a speed estimated from its operations."""
 
     split: str
     speedup: float | None
-    """Speed over one process; None if it is impossible."""
+    """Speed relative to one process; None if this split is impossible."""
     reason: str = ""
 
 
 class WholeStep(msgspec.Struct, frozen=True):
-    """The same step in one process with one thread."""
+    """Step of the whole model in one process with one thread."""
 
     gathers: float
     """Seconds of gathering a minibatch, which each partition repeats."""
@@ -116,7 +116,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speedup(self) -> float:
-        """Return the speed over one process."""
+        """Return the speed relative to one process."""
         return self.whole.step / self.step
 
     @property
@@ -126,7 +126,7 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Return the memory of the largest partition over that of one process."""
+        """Return the memory of the largest partition relative to one process."""
         return self.largest / sum(self.whole.memory.values())
 
     @property
@@ -220,7 +220,7 @@ def measure(
 def _notes(partitions: int, busy: float, in_memory: str) -> list[str]:
     notes, cores = [in_memory] if in_memory else [], limits.cores()
     if cores < partitions:
-        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each has a part of one")
+        notes.append(f"this machine has {cores} cores: with {partitions} partitions on it, each gets less than one")
     return notes + busy_notes(busy)
 
 
@@ -299,7 +299,7 @@ def _crossings(graph: SplitGraph) -> list[Json]:
 
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 60
-"""Least and most rounds, after a first one without times."""
+"""Least and most rounds, after an untimed first one."""
 
 
 class Ran(NamedTuple):
@@ -311,7 +311,7 @@ class Ran(NamedTuple):
 
 
 class Turns:
-    """Steps of a whole model and of the same model split, by turns on one minibatch."""
+    """Alternating steps of a whole model and of the same model split, on one minibatch."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class Turns:
             layer.train()
 
     def take(self, seconds: float, tell: Callable[[str], None]) -> None:
-        """Compute once to measure kept memory, then until there are enough rounds or the time is over."""
+        """Compute once to measure kept memory, then until there are enough rounds or the time is up."""
         self._keep()
         begin, worked = time.perf_counter(), time.thread_time()
         end = begin + seconds
@@ -386,7 +386,9 @@ class Turns:
         return watch
 
     def _keep(self) -> None:
-        """Measure what autograd keeps: for the whole model, and for each segment beside what it received."""
+        """Measure the bytes that autograd keeps for the whole model, and for each segment besides the values it
+        received.
+        """
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         watch = _SegmentMeter(self._clock, held)
@@ -400,7 +402,7 @@ class Turns:
 
 
 class _SegmentMeter:
-    """Meter of each segment's time, and of the memory that it keeps beside what is held or received."""
+    """Meter of each segment's time, and of the memory that it keeps besides parameters and received values."""
 
     def __init__(self, clock: StepClock, held: Iterable[int] = ()) -> None:
         self._clock = clock
@@ -414,7 +416,7 @@ class _SegmentMeter:
         self._alive: list[Tensor] = []  # so that no two tensors share an address
 
     def begin(self, ran: Ran | None) -> Any:
-        """Return the moment at which a segment begins, or (None) the whole model."""
+        """Return the moment at which a segment begins; None stands for the whole model."""
         self.running = ran
         return self._clock.mark()
 

@@ -95,7 +95,7 @@ class Tracer:
         self._seen: dict[tuple[int, tuple[float, float]], _Followed] = {}
         """Finished traces, by samples and by the optimizer's vectors."""
         self.note = ""
-        """Why layers are traced as they compute, and which are counted as a whole; "" without either."""
+        """Why real samples are computed instead of fake ones, and which layers are opaque; "" without either."""
         try:
             self.layers = self._describe()
         except _Failed as failed:
@@ -115,12 +115,14 @@ class Tracer:
     def follow(self, batch_size: int, optimizer: Optimizer) -> MemoryTrace:
         """Trace an iteration after the first, so that the optimizer has its state.
 
-        If fake tensors fail, two small minibatches are computed, and each of their memories is continued along a line.
+        If fake tensors fail, two small minibatches are computed, and each allocation is extrapolated along a line.
         """
         return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
 
     def mapped(self, batch_size: int) -> dict[str, int]:
-        """Return bytes by kind of each memory of `MAPPED` or more; none for a minibatch that cannot be computed."""
+        """Return the bytes of each allocation of `MAPPED` or more, by kind; none if the minibatch cannot be
+        computed.
+        """
         try:
             return self._iteration(batch_size, (0.0, 0.0)).mapped()
         except TrainingError:
@@ -189,7 +191,7 @@ class Tracer:
             try:
                 loss.backward()
             except Exception as error:
-                raise _Failed(f"the way back through the model raised {type(error).__name__}: {error}") from error
+                raise _Failed(f"the backward pass raised {type(error).__name__}: {error}") from error
             return layers
 
     @contextlib.contextmanager
@@ -332,12 +334,12 @@ class _Hooks:
 
 
 class _Followed(NamedTuple):
-    """Trace of an iteration: sizes of its memories, and when each is allocated and freed."""
+    """Trace of an iteration: sizes of its allocations, and when each is made and freed."""
 
     sizes: list[int]
     kinds: list[str]
     events: list[int]
-    """Numbers of memories as they are allocated; -1 - number as they are freed."""
+    """Number of each memory when it is allocated; -1 - number when it is freed."""
     kept: dict[str, int]
     outputs: dict[str, int]
     work: list[tuple[str, int]]
@@ -400,7 +402,7 @@ def _continued(low: _Followed, high: _Followed, batch_size: int) -> _Followed:
 def _laid_out(func: OpOverload, args: Sequence[Any], result: Any) -> Iterator[int]:
     """Yield the bytes of each memory in which a convolution lays out its operands in blocks of channels.
 
-    Its backward pass lays them out for each gradient.
+    Its backward pass lays them out again for each gradient.
     """
     if func is torch.ops.aten.convolution.default:
         yield from (args[0].nbytes, result.nbytes)
@@ -455,7 +457,7 @@ class _Allocations(TorchDispatchMode):
             self._kinds[self._alive[tensor.untyped_storage()._cdata][1]] = kind
 
     def keep(self) -> None:
-        """Mark the end of the forward pass: what is alive is kept for the backward pass."""
+        """Mark the end of the forward pass: tensors still alive are kept for the backward pass."""
         self._kind, self.kept = MAP_GRADIENTS, {}
         for _, number in self._alive.values():
             if self._kinds[number] == MAPS:

@@ -19,7 +19,7 @@ class SymbolicSum(NamedTuple):
 
     ranks: int
     expression: int
-    """Number of the sum's expression, which a + b and b + a share; sums of one number have equal bits."""
+    """Number of the sum's expression, the same for a + b and b + a; sums with the same number have equal bits."""
 
 
 State = list[list[SymbolicSum]]
@@ -60,7 +60,7 @@ def execute(schedule: Schedule) -> Iterator[State]:
 
 
 def wanted_ranks(schedule: Schedule) -> int:
-    """Return the bits of the ranks whose elements the final sum has."""
+    """Return a bit for each rank whose elements are in the final sum."""
     return 1 if schedule.postcondition is Postcondition.FIRST else (1 << schedule.ranks) - 1
 
 
@@ -197,7 +197,7 @@ def draw_svg(pipeline: Pipeline, price: PipelinePrice) -> str:
     height = ROW * (graph.partitions + 2)
     heading = (
         f"{pipeline.algorithm}, {pipeline.microbatches} microbatches: {1e3 * price.seconds:.3g} ms, "
-        f"of which partitions wait {100 * price.idle:.0f} %"
+        f"and partitions wait {100 * price.idle:.0f} % of it"
     )
     parts = [
         f'<text x="4" y="{ROW - 9}">{escape(heading)}</text>',

@@ -34,8 +34,8 @@ class _Box(NamedTuple):
 def draw_split(programs: Sequence[PartitionProgram]) -> str:
     """Draw a column for each partition, a box for each segment, and arrows for transfers, as SVG.
 
-    Gradients take the same arrows back. A box begins with what it takes from other partitions: tensors, and bytes of
-    one sample of each (or of the whole parameter).
+    Gradients take the same arrows back. A box lists first what it receives from other partitions: tensors, with the
+    bytes of one sample (or of a parameter).
     """
     segments = programs[0].split.segments
     arrivals = _arrivals(segments)
@@ -53,7 +53,7 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
 
 
 def _arrivals(segments: Sequence[Segment]) -> list[list[Transfer]]:
-    """Return the transfers that each segment is the first of its partition to take."""
+    """Return for each segment the transfers that no earlier segment of its partition receives."""
     here: set[Transfer] = set()
     arrivals = []
     for segment in segments:

@@ -19,13 +19,13 @@ MOST_HOSTS, MOST_CORES = 256, 256
 MOST_PARTITIONS = 4
 SPLIT = ("single", "downpour", "allreduce")
 REPLICA_VECTORS = {"served": 4, "allreduce": 3, "hogwild": 1, "single": 2}
-"""Vectors as long as the parameters in a replica and (`SHARD_VECTORS`) in a shard, without an optimizer's state."""
+"""Vectors as long as the parameters that a replica and a shard hold, without an optimizer's state."""
 SHARD_VECTORS = 3
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Hosts with equally many cores each."""
+    """Hosts with the same number of cores each."""
 
     hosts: int
     cores: int
@@ -82,8 +82,6 @@ class PlanCandidate:
 def candidates(machines: Machines, names: Sequence[str], optimizer: Optimizer) -> list[PlanCandidate]:
     """Return each strategy with 1, 2, 4, ... replicas and with one for each core; each host has a shard.
 
-    Models are also split over up to four processes of one host, in the way with the least price.
-
     Models and replicas are also split over up to four processes of one host, in the way with the least price.
     """
     return [
@@ -110,7 +108,7 @@ def strategies_of(
             yield Hogwild(replicas=replicas, optimizer=optimizer)
         elif name == "downpour":
             yield Downpour(replicas=replicas, shards=shards, optimizer=optimizer, partitions=partitions)
-        elif name == "synchronous" and replicas > 1:  # rounds of one replica are single with messages
+        elif name == "synchronous" and replicas > 1:  # synchronous rounds of one replica are single
             yield Synchronous(replicas=replicas, shards=shards, optimizer=optimizer)
         elif name == "allreduce" and replicas > 1:
             yield Allreduce(replicas=replicas, optimizer=optimizer, partitions=partitions)

@@ -1,7 +1,7 @@
 """Measurement of candidates on this machine: real jobs of a few seconds each, by successive halving.
 
-After a short run of each, the best third goes on to longer runs, until three or fewer are left. These run by turns,
-as a machine's speed varies, and their means decide.
+After a short run of each, the best third goes on to longer runs, until three or fewer are left. These take turns, as a
+machine's speed varies, and their means decide.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def measure(
     tell: Callable[[str], None],
     halved: bool = True,
 ) -> Measurements:
-    """Run candidates on this machine within the request's seconds, if each gets a few steps in them.
+    """Run candidates on this machine within the request's seconds, if that allows each a few steps.
 
-    If halved, only the best go on to longer runs; else all have equal ones, by turns.
+    If halved, only the best go on to longer runs; else all take turns with equal runs.
     """
     seconds = request.seconds
     terms: dict[str, Terms] = {}
@@ -80,7 +80,7 @@ def measure(
             tell(f"rung {rung} of {len(counts)}, run {at + 1} of {len(runs)}: {candidate}, {trained:.1f} s")
             try:
                 seen.setdefault(str(candidate), []).append(run(task, candidate, request, trained))
-            except DistbeliefError as error:  # a failed candidate ends no plan
+            except DistbeliefError as error:  # a failed candidate does not end the plan
                 failed[str(candidate)] = " ".join(str(error).split())
                 continue
             slowest = max(slowest, seen[str(candidate)][-1].step)
@@ -138,7 +138,7 @@ def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, second
 
 @contextlib.contextmanager
 def only_plan() -> Iterator[None]:
-    """Hold the machine's lock for plans: two would measure each other."""
+    """Hold the machine's lock for plans: two at once would disturb each other's measurements."""
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             lock.bind(LOCK)

@@ -82,10 +82,10 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     max_memory: float | None = None
     rows: list[Row]
-    """The best first; then impossible ones; then those of this machine that grade the prices."""
+    """The best first; then impossible ones; then those measured on this machine to check the prices."""
     why: str
     changes: list[str]
-    """Sentences on the answer with other networks and stragglers."""
+    """Sentences on how other networks and stragglers would change the answer."""
     notes: list[str]
 
     @property
@@ -167,7 +167,7 @@ def check_rows(rows: Sequence[Row]) -> None:
         least = min(rows, key=lambda row: row.memory)
         reasons = "; ".join(f"{row.what}: {row.reason}" for row in rows[:3])
         raise UsageError(
-            f"no candidate is possible on {least.machines}: {reasons}; least is needed by {least.what}, "
+            f"no candidate is possible on {least.machines}: {reasons}; {least.what} needs the least memory, "
             f"{least.memory / 1e9:.2f} GB for a process"
         )
 
@@ -207,7 +207,7 @@ class Needs:
             try:
                 split = Split.parse(way.split, count, way.chunks, own=self._task.split)
                 self.splits[count], *_ = splitting.measure(self._task, split, steps, self.optimizer, line, tell)
-            except DistbeliefError as error:  # a model that cannot be split ends no plan
+            except DistbeliefError as error:  # a model that cannot be split does not end the plan
                 self.splits[count] = " ".join(str(error).split())
 
     def row(self, candidate: PlanCandidate, machines: Machines, limit: float | None, left: float = math.inf) -> Row:
@@ -235,9 +235,9 @@ class Needs:
 
 
 def busy_cores() -> list[str]:
-    """Return a note on the share of the time that the cores were free, if other work took some."""
+    """Return a note if other work took some of the cores' time."""
     times = halving.busy()
-    note = f"this machine is busy with something else: its cores compute {1 / times:.0%} of the time"
+    note = f"this machine is busy with something else: its cores were free {1 / times:.0%} of the time"
     return [note] if times > BUSY else []
 
 
@@ -265,7 +265,7 @@ def priced_rows(
             tell(f"{row.what}, simulated on {cluster.machines}")
             try:
                 row = msgspec.structs.replace(row, predicted=pricing.terms(ways[row.what], cluster))
-            except DistbeliefError as error:  # a candidate that cannot run ends no plan
+            except DistbeliefError as error:  # a candidate that cannot run does not end the plan
                 row = msgspec.structs.replace(row, reason=" ".join(str(error).split()))
         priced.append(row)
     return priced

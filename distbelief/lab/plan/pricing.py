@@ -47,7 +47,7 @@ STRAGGLER = "a straggler"
 
 
 class Counted:
-    """Data without values, for phantoms."""
+    """Data set of some length without values, for phantom models."""
 
     def __init__(self, samples: int, examples: Data | None = None) -> None:
         self._samples, self._examples = samples, examples
@@ -163,7 +163,7 @@ class Pricing:
         free = dataclasses.replace(cluster, network=NO_NETWORK, topology="")
         without = min(seconds, samples / self.price(candidate, free).samples_per_second)
         bare = min(terms.compute, without)
-        if candidate.partitions > 1:  # without partitions, free messages leave no waits
+        if candidate.partitions > 1:  # without partitions, nothing waits once messages are free
             free = dataclasses.replace(free, handling=_FREE, private=_FREE)
             bare = min(without, samples / self.price(candidate, free).samples_per_second)
         compute = min(terms.compute, bare)
@@ -205,9 +205,7 @@ class Pricing:
 
 
 def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
-    """Return the seconds of a minibatch's gradient: for a split replica, of all its processes, as timed beside the
-    whole model.
-    """
+    """Return the seconds of a minibatch's gradient; those of a split replica cover all its processes."""
     split = cluster.splits.get(candidate.partitions)
     if not isinstance(split, SplitCost):
         return cluster.step

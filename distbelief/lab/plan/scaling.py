@@ -80,7 +80,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curve_of(name: str, counts: Sequence[int], rows: Sequence[Row]) -> ScalingCurve:
-    """Return the curve of these rows, the first of which has one replica and partition.
+    """Return the curve of these rows; the first has one replica and one partition.
 
     Measured rates are compared with measured ones only, simulated with simulated.
     """

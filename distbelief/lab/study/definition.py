@@ -54,7 +54,7 @@ class Arm(msgspec.Struct, frozen=True):
     loss: float = 0.0
 
     def with_value(self, value: float | None) -> tuple[str, ...]:
-        """Return its words with the tuned option at a value."""
+        """Return its words of the command line, with the tuned option set to a value."""
         return (*self.words, self.tuned, f"{value:g}") if value is not None else self.words
 
 
@@ -73,7 +73,7 @@ class Study(msgspec.Struct, frozen=True):
     claims: tuple[Claim, ...] = ()
     starts: tuple[Arm, ...] = ()
     cosine: bool = False
-    """True if each trial finally compares a minibatch's gradient with the whole one."""
+    """True if each trial ends by comparing a minibatch's gradient with that of all data."""
     observed: str = ""
     """Way that is compared with all others on each problem; "" without problems."""
 
@@ -88,7 +88,7 @@ class Study(msgspec.Struct, frozen=True):
 
 
 class StartTable(msgspec.Struct):
-    """Table `[start]` of a file; without a task it stands for one on each problem."""
+    """Table `[start]` of a file; without a task it applies to each problem."""
 
     strategy: str
     task: str = ""
@@ -96,7 +96,7 @@ class StartTable(msgspec.Struct):
 
 
 class ProblemTable(msgspec.Struct):
-    """Table `[[problems]]` of a file; an arm without a task stands for one on each problem."""
+    """Table `[[problems]]` of a file; an arm without a task applies to each problem."""
 
     name: Annotated[str, Meta(min_length=1)]
     task: str
@@ -188,7 +188,7 @@ def at(place: object) -> Iterator[None]:
 
 
 def read(path: Path, seeds: int = 0, replicas: Sequence[int] = ()) -> Study:
-    """Return the study in a file, with another number of seeds and other numbers of replicas if these are named."""
+    """Return the study in a file; `seeds` and `replicas`, if given, replace its own numbers of these."""
     try:
         table = tomllib.loads(path.read_text("utf-8-sig"))  # Windows editors begin a file with a byte order mark
     except OSError as error:
@@ -297,11 +297,11 @@ def _check_arms(arms: Sequence[Arm], starts: Sequence[Arm], file: StudyFile) -> 
     tuned = [arm for arm in arms if arm.grid]
     if odd := next((arm for arm in tuned if len(arm.grid) != len(tuned[0].grid)), None):
         raise UsageError(
-            f"arm {odd.name!r}: its grid has {len(odd.grid)} values, that of {tuned[0].name!r} {len(tuned[0].grid)}: "
-            "give all equally many"
+            f"arm {odd.name!r}: its grid has {len(odd.grid)} values, but that of {tuned[0].name!r} has "
+            f"{len(tuned[0].grid)}: give all the same number"
         )
     if tuned and not file.tuning_seeds:
-        raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to look through it")
+        raise UsageError(f"arm {tuned[0].name!r} has a grid: name tuning_seeds to search it")
 
 
 def _expanded(

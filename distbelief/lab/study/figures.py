@@ -37,14 +37,14 @@ class Reached(msgspec.Struct, frozen=True):
     seconds_per_step: float
     """Hardware efficiency in the median trial."""
     steps: float
-    """Statistical efficiency: the median, a miss infinite."""
+    """Statistical efficiency: the median; a miss counts as infinite."""
     samples: float
     epochs: float
     fewer_epochs: Interval
 
 
 class ProblemFigures(msgspec.Struct, frozen=True):
-    """Figures of an arm on its problem, beside those of the observed way with equally many replicas."""
+    """Figures of an arm on its problem, beside those of the observed way with the same number of replicas."""
 
     problem: str
     loss: float
@@ -122,7 +122,7 @@ class ArmFigures(Medians, frozen=True, kw_only=True):
     reason: str
     parts: dict[str, float]
     busy: float
-    """Largest share of the machine that others took."""
+    """Largest share of the machine that other work took."""
     targets: list[Reached]
 
     @property
@@ -230,7 +230,7 @@ def table(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[s
 
 
 def tables(group: Sequence[ArmFigures], targets: Sequence[Target]) -> list[list[list[str]]]:
-    """Return the tables of some arms; that of epochs and bytes only if it has columns."""
+    """Return the tables of some arms; the one of epochs and bytes is left out if it has no columns."""
     more = epochs_table(group, targets)
     return [table(group, targets), *[more] * (len(more[0]) > 1)]
 
@@ -302,7 +302,7 @@ def kind(group: Sequence[ArmFigures]) -> str:
 
 
 def highest(targets: Sequence[Target], arms: Sequence[ArmFigures]) -> Target | None:
-    """Return the last target that one of some arms reaches in the median, if any."""
+    """Return the hardest target that any of these arms reaches in the median, if any."""
     return next(
         (target for target in reversed(targets) if any(math.isfinite(arm.at(target).median) for arm in arms)), None
     )
@@ -358,7 +358,7 @@ def _reached(target: Target, trials: Sequence[Trial], theirs: Sequence[Trial]) -
 
     def less(what: str) -> Interval:
         amounts, base = ([trial.until(target, what) for trial in side] for side in (trials, theirs))
-        # the same trials have ratio one; two random draws of them would differ
+        # trials compared with themselves have ratio one; two random draws would differ
         same = trials == theirs and math.isfinite(median(amounts))
         return Interval(1.0, 1.0, 1.0) if same else ratio_of_medians(base, amounts)
 

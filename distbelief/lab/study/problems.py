@@ -1,4 +1,6 @@
-"""Problems of the study `observation`: in some, gradients differ much in size between parameters, in others little."""
+"""Problems of the study `observation`; the sizes of gradients differ much between parameters in some, little in
+others.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from distbelief.zoo.gpt import TENTH, python_help
 WORDS, CONTEXT, WIDTH = 500, 2, 16
 """Known words, words of context before the predicted one, and numbers per word."""
 IMAGES, SIDE, HIDDEN, LAYERS = 40_000, 7, 64, 4
-"""Images, pixels of a side, units of a layer, and layers: as many as in the speech model of Dean et al. 2012."""
+"""Images, pixels of a side, units of a layer, and layers (the same number as in the speech model of Dean et al.
+2012)."""
 FEATURES, PRESENT = 1_000, 20
 """Features, and how many of them a sample has."""
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 
 
 def words() -> Task:
-    """Predict the next word of Python's `help()` from two others; words are as frequent as in language."""
+    """Predict the next word of Python's `help()` from the two before; word frequencies are those of natural
+    language.
+    """
     return Task(
         model=lambda: nn.Sequential(
             nn.Embedding(WORDS, WIDTH),
@@ -41,7 +46,7 @@ def words() -> Task:
 
 
 def uneven_features() -> Task:
-    """Return logistic regression on features as frequent as words are (Zipf 1949)."""
+    """Return logistic regression on features with the frequencies of words (Zipf 1949)."""
     return _features(1.0)
 
 
@@ -56,7 +61,9 @@ def deep_sigmoids(data_dir: str | None = None) -> Task:
 
 
 def even_sigmoids(data_dir: str | None = None) -> Task:
-    """Return the same with four times as large initial weights, which keep gradients equal from layer to layer."""
+    """Return `deep_sigmoids` with initial weights four times as large, which keep gradients equal from layer to
+    layer.
+    """
     return _images(partial(_sigmoids, 4.0), data_dir)
 
 
@@ -91,7 +98,7 @@ def _numbers() -> Tensor:
 
 def _windows(test: bool) -> TensorData:
     windows = _numbers().unfold(0, CONTEXT + 1, 1)
-    # neighbouring windows share words, so that hundreds stay together
+    # neighbouring windows share words, so each hundred is either for training or for testing
     mine = (torch.arange(len(windows)) // 100 % TENTH == 0) == test
     return TensorData(windows[mine, :-1], windows[mine, -1])
 

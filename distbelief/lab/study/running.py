@@ -40,7 +40,7 @@ class Prepared:
     """Trial that is ready to run."""
 
     run: Callable[..., Json]
-    """Runs the job; without a job, compresses the model of a run folder into a file."""
+    """Function that runs the job; without a job, it compresses the model of a run folder into a file."""
     command: str
     """Equivalent command, without the run to compress."""
     job: Job | None = None
@@ -84,14 +84,13 @@ class Due:
 
 
 def order(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[tuple[Arm, int]]:
-    """Yield all arms for each seed, every other time backwards.
+    """Yield all arms for each seed, in reverse order for every other seed.
 
     >>> a, b = (Arm(name, "digits", "single", "local", ()) for name in "ab")
     >>> [(arm.name, seed) for arm, seed in order([a, b], [0, 1])]
     [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
     """
-    # a machine's changing load meets all timed arms alike; it changes no figure of simulated ones, and compressing
-    # arms need the models of others
+    # a machine's changing load then affects all timed arms alike; compressing arms need the models of others
     kinds = [(arm.place != "local", arm.compresses != "") for arm in arms]
     for kind in ((False, False), (True, False), (False, True)):
         group = [arm for arm, other in zip(arms, kinds, strict=True) if other == kind]
@@ -140,7 +139,7 @@ def cost_of(path: Path) -> Cost:
     """Sum up the time of all trials of a study, repeated ones too."""
     file, costs = path / COSTS, list[Cost]()
     for line in file.read_bytes().splitlines() if file.is_file() else []:
-        with contextlib.suppress(msgspec.MsgspecError):  # a full disk cut the line
+        with contextlib.suppress(msgspec.MsgspecError):  # a full disk cut this line short
             costs.append(msgspec.json.decode(line, type=Cost))
     return Cost(*(sum(getattr(cost, name) for cost in costs) for name in Cost.__struct_fields__))
 
@@ -204,7 +203,7 @@ def _final(study: Study, before: Sequence[Trial]) -> list[Due]:
 def choose(arm: Arm, targets: Sequence[Target], before: Sequence[Trial]) -> float | None:
     """Return a grid's value with the least median time to the highest target, or else the highest median accuracy.
 
-    On a problem it has the least median time to the loss, or else the least median loss.
+    On a problem, the least median time to the loss decides, or else the least median loss.
     """
 
     def price(value: float) -> tuple[float, float]:
@@ -262,7 +261,7 @@ def _run(path: Path, study: Study, due: Due, prepare: Prepare, tell: Callable[[s
 
 
 def _later(job: Job) -> Json:
-    """Return options that save the parameters at the moments of a job's evaluations, instead of evaluating.
+    """Return options that save the parameters at the moments when a job would have evaluated them.
 
     >>> _later(Job("digits", evaluate_every="500minibatches"))
     {'evaluate_every': 0, 'checkpoint_every': 0, 'snapshot_every': '500minibatches'}

@@ -82,8 +82,8 @@ def _result(run: RunFolder) -> Json:
 def efficiency_of(path: Path) -> str:
     """Compare a run's samples a second with those of one replica times its number of replicas.
 
-    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; "" without
-    one.
+    The run with one replica is the newest beside it with the same job but for replicas, seed and epochs; "" if there is
+    no such run.
     """
     dated: list[tuple[float, Path]] = []
     for result in path.resolve().parent.glob("*/result.json"):
@@ -99,7 +99,7 @@ def efficiency_of(path: Path) -> str:
             if count == 1 < replicas and single >= 1 and other == alike:
                 share = 100 * rate / (replicas * single)
                 where = os.path.normpath(path / os.pardir / beside.name)
-                return f"{share:.0f} % of {replicas} times {single:,.0f} samples/s, those of {where}"
+                return f"{share:.0f} % of {replicas} times the {single:,.0f} samples/s of {where}"
     return ""
 
 

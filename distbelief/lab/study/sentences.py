@@ -98,7 +98,7 @@ def _missed(at: Mapping[str, Reached]) -> str:
         f"{name} ({reached.reached} of {reached.of})" for name, reached in at.items() if reached.reached < reached.of
     ]
     target = next((reached.target for reached in at.values()), "")
-    return f"These miss {named(target)} with some seed or all: {_several(missed)}." if missed else ""
+    return f"These miss {named(target)} with at least one seed: {_several(missed)}." if missed else ""
 
 
 def _grid_ends(report: Report, ran: Sequence[ArmFigures]) -> str:
@@ -153,7 +153,7 @@ def _scaling(report: Report) -> str:
             few, many, ratio = group[0].replicas, group[-1].replicas, _growth(group)
             texts.append(
                 f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
-                f"samples a second, {100 * ratio * few / many:.0f} % of what is ideal ({how})"
+                f"samples a second, {100 * ratio * few / many:.0f} % of the ideal ({how})"
             )
     return f"{'. '.join(texts)}; no other arm gains more." if texts else ""
 
@@ -166,7 +166,7 @@ def _staleness(alike: Sequence[ArmFigures]) -> str:
     stale = max((arm for arm in alike if arm.staleness > 0), key=lambda arm: arm.staleness, default=None)
     if stale is None:
         return ""
-    return f"Gradients of {stale.name} are the stalest: {number(stale.staleness)} updates old in the mean."
+    return f"Gradients of {stale.name} are the stalest: {number(stale.staleness)} updates old on average."
 
 
 def _spread(at: Mapping[str, Reached]) -> str:
@@ -205,10 +205,10 @@ def _machine(report: Report, ran: Sequence[ArmFigures]) -> str:
     where = f"Times of real processes are of one machine with {report.machine['cores']} cores"
     if busy < BUSY:
         return f"{where}, which did nothing else."
-    return f"{where}, of which other work took up to {100 * busy:.0f} %: the measurement is not clean."
+    return f"{where}, and other work took up to {100 * busy:.0f} % of it: the measurement is not clean."
 
 
-SOONER, ALIKE, LATER = "sooner on", "not told apart on", "later on"
+SOONER, ALIKE, LATER = "sooner on", "not distinguishable on", "later on"
 """Relations of the observed way to another, by the interval of the ratio of their times."""
 
 
@@ -257,7 +257,7 @@ def findings(study: Study, figures: Sequence[ProblemFigures]) -> list[str]:
             if (alike := [figure for figure in ones if _verdict(figure) == verdict])
         ]
         count = f"{replicas} replicas" if replicas > 1 else "one replica"
-        text = f"With {count} {study.observed} beside {way} is {'; '.join(where) or 'nowhere at the loss'}."
+        text = f"With {count} {study.observed} compared with {way} is {'; '.join(where) or 'nowhere at the loss'}."
         known = [figure for figure in ones if _verdict(figure) and math.isfinite(figure.uneven)]
         uneven, gains = _ranks([figure.uneven for figure in known]), _ranks([figure.longer.ratio for figure in known])
         if len({*uneven}) > 2 and len({*gains}) > 1:

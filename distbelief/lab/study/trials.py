@@ -78,7 +78,7 @@ def ratio_of_medians(
 
 
 DRAWS = 20
-"""Minibatches whose gradients are compared with the whole one."""
+"""Minibatches whose gradients are compared with that of all data."""
 PASSED = 1000
 """Most minibatches that measure the size of each parameter's gradient."""
 
@@ -126,7 +126,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float] = {}
     """Seconds of a step by `PARTS`; empty if unknown."""
     losses: list[tuple[float, float]] = []
-    """Seconds, and the mean training loss since the last ones."""
+    """Seconds of each moment, and the mean training loss since the one before."""
 
 
 class Trial(JobFigures, frozen=True, kw_only=True):
@@ -217,8 +217,8 @@ class Farm(torch.nn.Module):
 def measure_points(runs: Sequence[Path], task: Task, seed: int, targets: Sequence[Target] = ()) -> list[Point]:
     """Measure every checkpoint of a run after its end, which costs the job no time.
 
-    Several runs count as one after another: their mean prediction is measured at their first checkpoints, their second
-    ones, and so on, and their last ones, with the sums of time, samples and steps.
+    Several runs count as one after another. Their mean prediction is measured at their first checkpoints, their second
+    ones, and so on to their last ones. Time, samples and steps are sums.
     """
     if task.test is None:
         return []
@@ -258,9 +258,9 @@ def cosine(run: Path, task: Task, batch_size: int, seed: int) -> float:
 def unevenness(run: Path, task: Task, batch_size: int, seed: int) -> float:
     """Return how much gradients differ in size over the parameters of a run's last model.
 
-    It is the root mean square of the sizes over their mean: the ratio, but for constants, of the regret bounds of
-    gradient descent and Adagrad for parameters in a cube (after Duchi et al. 2011). A parameter's size is its root mean
-    square over at most `PASSED` minibatches.
+    It is the root mean square of the sizes divided by their mean. Up to constants, this is the ratio of the regret
+    bounds of gradient descent and Adagrad for parameters in a cube (after Duchi et al. 2011). A parameter's size is its
+    root mean square over at most `PASSED` minibatches.
     """
     gradient, samples = _gradients(run, task, seed)
     batches = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).split(batch_size)[:PASSED]

@@ -1,6 +1,6 @@
 """Parent-death signal: the process that imports this module is killed when the thread that started it ends.
 
-It serves the forkserver. That would notice the end only after it has imported torch, and would then tear torch down.
+The forkserver uses it: otherwise it would notice the end only after importing torch, and would then tear torch down.
 """
 
 import ctypes
@@ -11,5 +11,5 @@ PR_SET_PDEATHSIG = 1
 
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 parent = os.getppid()
-if int(os.environ.pop("DISTBELIEF_STARTED_BY", parent)) != parent:  # it ended before the signal was set
+if int(os.environ.pop("DISTBELIEF_STARTED_BY", parent)) != parent:  # the parent ended before the signal was set
     os.kill(os.getpid(), signal.SIGKILL)

@@ -35,9 +35,9 @@ PRELOADED = ["distbelief.places.processes.process"]
 """Modules that the forkserver imports for the processes of a job."""
 ENDS_WITH_PARENT = ["distbelief.places.processes.ends_with_parent"]
 TRACING = ["torch._dynamo"]
-"""Modules that torch traces with: 0.7 s and 70 MB, which each partition would spend if the forkserver did not."""
+"""Modules with which torch traces. They cost 0.7 s and 70 MB, in each partition unless the forkserver imports them."""
 UNTOLD = 255
-"""Exit status of a process whose real one is not known, since the forkserver ended before it reported it."""
+"""Exit status of a process whose real status is unknown, because the forkserver ended before reporting it."""
 MOST_TRIED = 1000
 """Most threads that are started at once to test the machine's limit."""
 OWN_TASKS = 5
@@ -53,7 +53,7 @@ def context() -> ForkServerContext:
 
 
 def start(traces: bool = False, tasks: int = 0) -> None:
-    """Start the forkserver if it does not run yet; it imports torch while this process goes on.
+    """Start the forkserver if it does not run yet; it imports torch while this process continues.
 
     Args:
         traces: whether its processes trace a model: then it also imports torch's tracing modules, for all of them.
@@ -68,7 +68,7 @@ def start(traces: bool = False, tasks: int = 0) -> None:
     if first or tasks:
         _try_threads(tasks + OWN_TASKS)
     preloaded = context()
-    # the signal follows a thread: any but the main one may end before the processes do
+    # the signal comes when a thread ends: any thread but the main one may end before the processes do
     begun = ENDS_WITH_PARENT if threading.current_thread() is threading.main_thread() else []
     preloaded.set_forkserver_preload([*begun, *PRELOADED, *(TRACING if traces else [])])
     # Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM reaches the whole group. The processes of
@@ -84,11 +84,11 @@ def start(traces: bool = False, tasks: int = 0) -> None:
 
 
 def _check_machine() -> None:
-    """Refuse a machine that lacks anything that every process of a job needs, before each of them fails for it."""
+    """Refuse a machine that lacks something that every process of a job needs, before each process fails."""
     try:
         folder = os.getcwd()
     except OSError as error:
-        raise UsageError(f"there is no working folder (getcwd: {error.strerror}): go to one that is there") from error
+        raise UsageError(f"there is no working folder (getcwd: {error.strerror}): go to one that exists") from error
     data = os.environ.get("DISTBELIEF_DATA", "")
     check_text(folder, f"the working folder {folder!r}")
     check_text(data, f"$DISTBELIEF_DATA {data!r}")
@@ -108,13 +108,13 @@ def _check_machine() -> None:
 
 
 def _try_threads(count: int) -> None:
-    """Start so many threads at once, and end them: the system counts threads as it counts processes.
+    """Start this many threads at once, and end them: the system counts threads as it counts processes.
 
     Raises:
         UsageError: the system starts fewer.
     """
     over, begun = threading.Event(), list[threading.Thread]()
-    before = threading.stack_size(1 << 18)  # small, since a memory limit counts it
+    before = threading.stack_size(1 << 18)  # small stacks, since a memory limit counts them
     try:
         for _ in range(min(count, MOST_TRIED)):
             thread = threading.Thread(target=over.wait, daemon=True)
@@ -205,7 +205,7 @@ _main_lock = threading.Lock()
 
 @contextlib.contextmanager
 def blank_main() -> Iterator[None]:
-    """Hide the main module: the processes of a job need nothing of the user's script, and must not run it again."""
+    """Hide the main module: a job's processes need nothing from the user's script, and must not run it again."""
     with _main_lock:
         real = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")

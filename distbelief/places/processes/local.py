@@ -1,4 +1,4 @@
-"""The local cluster: every role is a process of this machine; and the checks before any process is started."""
+"""Local cluster: every role is a process of this machine; and the checks before any process is started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ The supervisor has torch imported and a run folder, and has the most open files 
 PIPE = 2
 """Open files of a pipe."""
 MANY = 16
-"""Most shards for which the model is not built before the processes start: the first replica checks their number."""
+"""Most shards that are not compared with the model before the processes start: the first replica checks them
+instead."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Local(LocalOptions):
     """Processes of this machine."""
 
     def checks(self, job: Job, settings: Settings) -> Iterator[Check]:
-        """Yield the checks for options without a meaning here, and for more processes than a machine may have."""
+        """Yield checks that refuse options without a meaning here, and more processes than a machine may have."""
         yield partial(among, "transport", self.transport, TRANSPORTS)
         yield self._check_addresses
         yield partial(check_findable, job.strategy)
@@ -66,7 +67,7 @@ class Local(LocalOptions):
             yield partial(self._check_ports, roles.shard(settings.shards - 1))
 
     def _check_addresses(self) -> None:
-        """Refuse options of addresses at which no role would listen.
+        """Refuse options for addresses at which no role would listen.
 
         Raises:
             UsageError: naming the option.
@@ -79,7 +80,7 @@ class Local(LocalOptions):
         if self.listen and self.bind != type(self).bind:
             raise UsageError(f"--listen {self.listen} says where everybody listens: leave off --bind {self.bind}")
         if given and self.carrier != "tcp":
-            raise UsageError(f"{given[0]} is of addresses, and shared memory has none: it needs --transport tcp")
+            raise UsageError(f"{given[0]} needs --transport tcp: shared memory has no addresses")
         if self.tls and self.insecure:
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
 
@@ -93,7 +94,7 @@ class Local(LocalOptions):
         _, port = host_and_port(first, where)
         if port > PORTS:
             raise UsageError(
-                f"{where} {first}: port {port} is higher than any; choose one up to {PORTS}, or leave it off for any "
+                f"{where} {first}: port {port} is too high; choose one up to {PORTS}, or leave it off for any "
                 "that is free"
             )
         listen_at(self.bound, last, f"{where} {first}")
@@ -156,7 +157,7 @@ class Local(LocalOptions):
         forkserver.start(settings.partitions > 1, self._tasks(job, settings))
 
     def _tasks(self, job: Job, settings: Settings) -> int:
-        """Return the number of threads that a job has here: in each process torch's, and one that watches."""
+        """Return the number of a job's threads here: torch's in each process, and one that watches."""
         return (job.threads + 1) * processes_of(settings)
 
     def _run(
@@ -180,7 +181,7 @@ class Local(LocalOptions):
         """Return the entries of `job.json` about this place."""
         kept: Json = {}
         if job.strategy.held_by is Holder.SHARDS:
-            # where no shard's process makes updates there is one path, and no choice
+            # without updates by shards' processes there is only one path
             only = "path" in job.strategy.meaningless and job.strategy.needs_memory(settings, self.carrier)
             kept["path"] = DIRECT if only else path_of(self.path, job.strategy, settings, self.carrier)
         if not is_alone(job.strategy):
@@ -205,7 +206,7 @@ def _check_number(name: str, count: int) -> None:
 
 
 def check_task(job: Job) -> None:
-    """Refuse a task that other processes could not make, or whose data are missing.
+    """Refuse a task that other processes could not build, or whose data are missing.
 
     Raises:
         UsageError: it has no name.
@@ -232,7 +233,7 @@ def check_script(job: Job, script: list[str]) -> None:
     for name in ("evaluate_every", "target_accuracy", "target_loss", "data_dir", "precision", "fixed_point"):
         if (value := getattr(job, name)) and value != getattr(Job, name):
             raise UsageError(
-                f"{option(name)} {value}: is of a task, and a script reads and measures by itself: leave it off"
+                f"{option(name)} {value}: is for a task; a script loads and measures its own data: leave it off"
             )
     if job.data == SORTED:
         raise UsageError(f"--data {SORTED}: cuts by the labels of a task; a script has its own: use --data {PRIVATE}")

@@ -15,7 +15,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.transport.addresses import joined, own_addresses
 
 ANYWHERE = {"0.0.0.0": (socket.AF_INET, "192.0.2.1"), "::": (socket.AF_INET6, "2001:db8::1")}
-"""Hosts to bind that stand for all addresses, and so cannot be advertised; with each, a distant address of its family.
+"""Hosts to bind that stand for all addresses, and so cannot be advertised; each with a distant address of its family.
 """
 PORTS = 65535
 REACH_SECONDS = 2.0
@@ -55,7 +55,8 @@ class LocalOptions(Checked):
     logs: bool = False
     """Write the output of each role to its own file in the run folder, as logs/replica-0.log, and show none of it."""
     compute: ComputeModel | None = None
-    """Sleep after each step to be as slow as this model: it scales its own step time, or the real one if longer."""
+    """Compute model whose step times are matched by sleeping; it scales its own step time, or the real one if
+    longer."""
 
     @property
     def carrier(self) -> str:
@@ -86,7 +87,7 @@ class LocalOptions(Checked):
 def listen_at(bind: str, role: str, asked: str = "") -> str:
     """Return the address at which a role listens, by `Local.bind`.
 
-    The coordinator has the port that is named there, the shards have the next ones, a standby any free one.
+    The coordinator has the port named there, the shards have the next ports, and a standby has any free one.
 
     Raises:
         UsageError: `bind` is no HOST or HOST:PORT, or the role's port would be too high.
@@ -100,8 +101,8 @@ def listen_at(bind: str, role: str, asked: str = "") -> str:
     port = first + 1 + roles.index_of(role) if first and roles.kind(role) is not roles.Kind.STANDBY else 0
     if port > PORTS:
         raise UsageError(
-            f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, and there are {PORTS}; choose a lower "
-            "one"
+            f"{asked or f'--bind {bind}'}: {role} would listen at port {port}, but the highest is {PORTS}; choose a "
+            "lower one"
         )
     return f"tcp:{joined(host, port)}"
 
@@ -116,7 +117,7 @@ def check_network(bound: str, told: str) -> None:
         try:
             listener.bind((bound, 0))
         except OSError:
-            return  # the role that is to listen there reports it, with the remedy
+            return  # the role that listens there will report the error, with the remedy
         listener.listen(1)
         try:
             socket.create_connection((told, listener.getsockname()[1]), REACH_SECONDS).close()
@@ -150,7 +151,7 @@ def told_host(bind: str, advertise: str) -> str:
     family, far = ANYWHERE[host]
     try:
         return host_towards(far, family)
-    except OSError:  # no way out of its own networks
+    except OSError:  # there is no route out of its own networks
         own = {
             one: name for name, several in own_addresses().items() for one in several if (":" in one) == (host == "::")
         }

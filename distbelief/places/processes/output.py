@@ -1,4 +1,4 @@
-"""Standard streams, and the output of a job's processes in lines; text is UTF-8 wherever the encoding is free."""
+"""Standard streams, and the output of a job's processes in lines; text is UTF-8 unless the encoding is prescribed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PIECES, PIECE = 16, 1 << 16
-"""Most pieces that are read at once, and bytes of each: a process that prints endlessly does not hold up the others."""
+"""Most pieces to read at once, and bytes of each, so that a process that prints endlessly does not delay others."""
 LINE_LIMIT = 1 << 14
 """Longest line that is passed on in one piece, in bytes."""
 
 
 def open_streams() -> None:
-    """Open the standard streams that are closed, and let all take any text: they escape what their encoding lacks."""
+    """Open closed standard streams, and let all streams accept any text, escaping characters that their encoding
+    lacks.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # fills a closed standard stream: otherwise the next socket would get its number
     os.close(descriptor)
@@ -36,7 +38,7 @@ def print_into(descriptor: int) -> None:
 
 
 class Output:
-    """A pipe into which a process prints."""
+    """Pipe into which a process prints."""
 
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
@@ -48,9 +50,9 @@ class Output:
         return self.reads
 
     def lines(self, last: bool = False) -> list[str]:
-        """Return the whole lines that have come; with `last`, also the incomplete one that is left.
+        """Return the complete lines that have arrived; with `last`, also the remaining incomplete one.
 
-        A line that is overwritten again and again, such as a progress bar, is returned in its last form.
+        Of a line that is overwritten repeatedly, such as a progress bar, only the last form is returned.
         """
         with contextlib.suppress(BlockingIOError):
             for _ in range(PIECES):

@@ -79,7 +79,7 @@ from distbelief.transport.tls import TlsEndpoint
 TELL_SECONDS = 5.0
 """Period of reports on bytes sent and received; a process also reports them at its end and when asked."""
 WORD_SECONDS = 1.0
-"""Time for the supervisor to report the death of a role after the link to it has ended."""
+"""Limit for the supervisor to report a role's death after the link to that role has ended."""
 
 
 def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
@@ -168,7 +168,9 @@ class _Ends:
             self._deliver(self._held.pop(lost.sender))
 
     def explain(self, died: Died) -> None:
-        """Drop the end of a link that is held back: the coordinator is about to get the report of this death."""
+        """Drop the end of a link that is held back: the coordinator is about to get the report of this death
+        instead.
+        """
         held = self._held.get(died.role)
         if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # it is a `Lost`
             del self._held[died.role]
@@ -196,7 +198,7 @@ class RoleProcess:
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
         self.closing = contextlib.ExitStack()
-        """Ends what the role has opened beside its endpoint, where the process goes on after it."""
+        """Closes what the role has opened besides its endpoint, in case the process outlives the role."""
         """Byte counts of all endpoints of its role."""
         self._ends: _Ends | None = None
         self._in_memory = ""
@@ -336,11 +338,8 @@ class RoleProcess:
         if isinstance(self.endpoint, DirectEndpoint):
             waits = self.endpoint.waits() or waits
         if (away := self.driver.away_since(self.role)) is not None:
-            waits = (
-                f"{waits}; the coordinator is away since {time.monotonic() - away:.1f} s, and comes again".removeprefix(
-                    "; "
-                )
-            )
+            gone = f"the coordinator has been away for {time.monotonic() - away:.1f} s, and will be restarted"
+            waits = f"{waits}; {gone}".removeprefix("; ")
         facts = self.player.standing() if self.player is not None else {}
         waited = None if since is None else time.monotonic() - since
         return Standing(
@@ -364,7 +363,7 @@ class RoleProcess:
         self.driver.run()
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
-        """Go on as a shard that a standby has become."""
+        """Continue as the shard that a standby has become."""
         self.role, self.incarnation, self.player = role, incarnation, shard
         self.spec = msgspec.structs.replace(self.spec, identity=self.spec.successor)
         name_process(role)
@@ -377,7 +376,9 @@ class RoleProcess:
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
 
     def _shard(self, index: int) -> Shard | OwnedShard:
-        """Return the machine of a shard, in its own memory or in the memory that replicas update themselves."""
+        """Return a shard's state machine, with its state in its own memory or in memory that replicas update
+        themselves.
+        """
         make = self._cast.servers.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
@@ -446,9 +447,9 @@ class RoleProcess:
         self.driver.run()
 
     def _reaching(self, part: PlayedRole, flat: FlatModule | None) -> PlayedRole:
-        """Return a replica's part, which on the direct path reaches the shards in memory, where its model may compute.
+        """Return a replica's part. On the direct path it reaches the shards in memory, where its model may compute.
 
-        The model of a script is a copy of that memory: the script keeps its model, and may write to it.
+        A script's model is a copy of that memory, since the script keeps its model and may write to it.
         """
         endpoint, attach = self.endpoint, part.worker.attach
         if not isinstance(endpoint, DirectEndpoint):
@@ -458,7 +459,7 @@ class RoleProcess:
 
         def reach(plan: Plan, arena: Arena) -> None:
             attach(plan, arena)
-            if plan.models > 1:  # only the shards can update several models
+            if plan.models > 1:  # several models can only be updated by the shards
                 if self.spec.direct_asked:
                     raise UsageError(
                         "--path direct: the script has several models, whose updates the shards make; leave it off"
@@ -509,7 +510,7 @@ class RoleProcess:
     def _memory(self) -> Memory | None:
         """Return the memory that processes share if replicas compute on it.
 
-        A script keeps its own model, and a device has its own memory: these get the parameters in messages.
+        Scripts, which keep their own model, and devices, which have their own memory, get the parameters in messages.
         """
         spec = self.spec
         sent = self._cast.players.servers is not None and bool(spec.script or spec.device != "cpu")
@@ -581,7 +582,7 @@ class RoleProcess:
 
     @property
     def _number(self) -> int:
-        """Return the number of this process among those that compute gradients: they take devices in turn."""
+        """Return this process's number among those that compute gradients; devices are assigned by it in turn."""
         return self.spec.settings.mesh.number(max(0, roles.index_of(self.role)), roles.partition_of(self.role))
 
     def _device(self) -> torch.device:
@@ -594,7 +595,7 @@ class RoleProcess:
     def _model(self, role: str) -> nn.Module:
         """Make the initial model of a role: on disk if it may be larger than the memory of one process."""
         settings, task = self.spec.settings, self._cast.task
-        if role == roles.EVALUATOR:  # it fetches the parameters that it measures
+        if role == roles.EVALUATOR:  # an evaluator fetches the parameters that it measures
             split = settings.partitions > 1
             return build_on_disk(task, settings.seed).model if split else build_model(task, settings.seed, "cpu")
         self._device()
@@ -668,7 +669,7 @@ class RoleProcess:
         named, main = name_of(self.spec.script), sys.modules["__main__"]
         try:
             if main.__package__:
-                importlib.import_module(main.__package__)  # a package runs before its modules, as with python -m
+                importlib.import_module(main.__package__)  # a package is imported before its modules, as with python -m
             exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
         except SystemExit as end:
             if end.code not in (None, 0):

@@ -29,7 +29,7 @@ GRACE = 1.0
 
 
 BUSY = 0.05
-"""Least share of the time for which a process uses the processor if it counts as busy."""
+"""Least share of the time that a busy process uses the processor."""
 
 
 class Life(Protocol):
@@ -59,7 +59,7 @@ class Child:
         """Pipe into which it prints; None if it prints to the streams of this process."""
         self.open = True
         self.over = self.killed = False
-        """True once it has played its role to the end; true once this process has killed it."""
+        """Whether it has played its role to the end, and whether this process has killed it."""
 
     @property
     def pid(self) -> int:
@@ -89,7 +89,7 @@ class Hooks(NamedTuple):
     printed: Callable[[Life, list[str]], None]
     """Receiver of the lines that a process prints."""
     host_printed: Callable[[str, list[str]], None]
-    """Receiver of a host's name, and of the lines that the program that starts processes there prints itself."""
+    """Receiver of a host's name, and of lines printed by the program that starts processes there."""
     listens: bool
     """True if the output of processes of this machine goes to `printed`, and not to the streams of this process."""
 
@@ -114,9 +114,9 @@ class Processes:
         self._spec, self._take, self._happens, self._printed = spec, take, happens, printed
         self._children: dict[tuple[str, int], Child] = {}
         self._used: dict[int, tuple[float, float]] = {}
-        """Moment of the last look at `busy` and processor time until then, by process id."""
+        """Moment when `busy` was last read, and processor time until then, by process id."""
         self._memory_kills = limits.memory_kills()
-        """Kills for lack of memory that are accounted for."""
+        """Number of kills for lack of memory that are already explained."""
 
     def open(self, woken: Connection) -> None:
         """Prepare to start processes: nothing is needed on this machine."""
@@ -145,7 +145,7 @@ class Processes:
             output = Output() if self._printed else None
             spec = self._spec(role, incarnation, output.writes if output else -1)
             process, ours = forkserver.fork(role, _play, role, incarnation, spec)
-        except (OSError, EOFError) as error:  # the forkserver ends where it cannot fork
+        except (OSError, EOFError) as error:  # the forkserver ends if it cannot fork
             if output:
                 output.close()
             told = (
@@ -187,7 +187,7 @@ class Processes:
         return [*(child.process.sentinel for child in self.children), *connections, *printed]
 
     def look(self, ready: set[int]) -> None:
-        """Pass on the messages of connections that are ready (by id), and the ends of processes."""
+        """Pass on messages from connections that are ready (by id), and the ends of processes."""
         for child in self.children:
             if id(child.output) in ready:
                 self._hear_printed(child)
@@ -232,13 +232,13 @@ class Processes:
         self._happens(Ended(child.role, child.incarnation, how, killed=status < 0, done=done))
 
     def _lack(self, child: Child, status: int) -> str:
-        """Return the reason and the remedy if the kernel killed a process since memory ran out; else ""."""
+        """Return the reason and the remedy if the kernel killed a process because memory ran out; else ""."""
         if status != -signal.SIGKILL or child.killed or self._memory_kills >= limits.memory_kills():
             return ""
         self._memory_kills += 1
         return (
-            ", since memory ran out (oom_kill): have fewer --replicas or a smaller --batch-size, or give this machine "
-            "or its container more"
+            ", because memory ran out (oom_kill): have fewer --replicas or a smaller --batch-size, or give this "
+            "machine or its container more"
         )
 
     @property
@@ -262,7 +262,7 @@ class Processes:
         return {child.role: child.pid for child in self.children if signals.is_stopped(child.pid)}
 
     def close(self) -> None:
-        """Kill all processes. SIGTERM would not end them: they leave it to this process."""
+        """Kill all processes. SIGTERM would not end them: they leave that signal to this process."""
         for child in self.children:
             child.process.kill()
         for child in self.children:
@@ -281,6 +281,6 @@ def _reap(child: Child) -> None:
 
 def _play(role: str, incarnation: int, spec: bytes, connection: Connection) -> None:
     """Play a role in a process that the forkserver has started."""
-    from distbelief.places.processes.process import main  # here, since the supervisor need not import torch
+    from distbelief.places.processes.process import main  # imported here, since the supervisor need not import torch
 
     main(role, incarnation, spec, connection)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 DEADLINES = Deadlines()
 CROWD = 8
-"""Most partitions for each core without a note that they take long."""
+"""Most partitions per core before a note says that they take long."""
 TICK = 1.0
 """Seconds between two looks at the run folder and the processes."""
 
@@ -107,7 +107,7 @@ class Running:
         """Number of records from all incarnations of the coordinator."""
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
-        # last, when nothing can fail any more: only `close` closes these descriptors
+        # kept until nothing can fail any more: only `close` closes these descriptors
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
         self._memory = os.memfd_create("distbelief parameters") if shared else -1
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
@@ -132,7 +132,7 @@ class Running:
             raise
         finally:
             self.close()
-        if self._logs and not self.attempt.begun:  # its folder goes: show its logs
+        if self._logs and not self.attempt.begun:  # its folder is deleted: show its logs first
             for role, lines in self._logs.kept():
                 self.attempt.live.print_of(role, lines)
         self._keep_folder()
@@ -160,7 +160,7 @@ class Running:
         """Start every process, unless Ctrl-C or a failure comes first."""
         self.processes.open(woken)
         if self.cluster.encrypted:
-            from distbelief.places.join.authority import Authority  # it imports a cryptography package
+            from distbelief.places.join.authority import Authority  # this imports a cryptography package
 
             self._certifier = Authority(self._told.job)
         if self.cluster.listen and self.attempt.folder:
@@ -187,14 +187,14 @@ class Running:
             carry_out(self.processes, effect)
 
     def _tell_crowd(self) -> None:
-        """Note that the job may seem idle for long, if each core of this machine has many partitions."""
+        """Note that the job may seem idle for long if each core of this machine has many partitions."""
         if self.settings.partitions == 1 or not isinstance(self.processes, Processes):
             return
         count, cores = len(roles.replicas(self.settings.mesh)), limits.cores()
         if count > CROWD * cores:
             self._note(
-                f"{count} partitions share the {cores} cores of this machine, and take turns: as they build their "
-                "parts, for a second each, and in every step; fewer --partitions take less"
+                f"{count} partitions take turns on the {cores} cores of this machine, as they build their parts (a "
+                "second each) and in every step; fewer --partitions take less time"
             )
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
@@ -228,13 +228,13 @@ class Running:
         """Return the answer to a guest that holds the ticket; threads of the join server call this."""
         listening = self.supervisor.listening
         if (refusal := self.supervisor.refusal) is not None or listening is None:
-            return JoinRefusal(*(refusal or ("its coordinator is about to come again", True)))
+            return JoinRefusal(*(refusal or ("its coordinator is about to be restarted", True)))
         if request.script != bool(self._script):
             scripts = ""
             if self._script:
                 name = os.path.basename(name_of(self._script))
                 scripts = f"every replica runs a script, {name}: name your copy of it"
-            return JoinRefusal(scripts or "it trains a task, not a script: name none to distbelief join TICKET")
+            return JoinRefusal(scripts or "it trains a task, not a script: give none to distbelief join TICKET")
         if wrong := wrong_strategy(self._told.strategy, request.strategy):
             return JoinRefusal(wrong)
         given = guests.give(request)
@@ -289,7 +289,7 @@ class Running:
         return status.state(children, said, self.attempt.recorder.summary)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
-        """Handle a message of a process. A standing only answers a question: it is no sign of progress."""
+        """Handle a message from a process. A standing only answers a question, and is no sign of progress."""
         if isinstance(word, Standing):
             self.status_server.take(word)
             self.attempt.live.stands(word.role, word.facts)
@@ -359,9 +359,8 @@ def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluato
 
 
 def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
-    """Return the spec of a replica on another machine: the values of the job, and none of this machine.
-
-    The name of a script here is none of them.
+    """Return the spec of a replica on another machine: the job's values, without those of this machine or its script's
+    name.
     """
     of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
     return Spec(**of_job, identity=identity, evaluator=False)

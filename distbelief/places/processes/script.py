@@ -1,4 +1,4 @@
-"""A user's script: a file, or a module that is named as for `python -m`."""
+"""User's script: a file, or a module named as for `python -m`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def module_spec(name: str) -> ModuleSpec:
         raise UsageError(f"{MODULE} {name}: takes the name of a module, not of a file: {MODULE} {module}, or {name}")
     parts, places, origin = name.split("."), [os.getcwd(), *sys.path], None
     for at, part in enumerate(parts):
-        # part by part: `find_spec` of a dotted name would import the outer package
+        # each part by itself: `find_spec` of a dotted name would import the outer package
         spec = PathFinder.find_spec(part, places) if part.isidentifier() else None
         if spec is None and not at and part.isidentifier():
             spec = importlib.util.find_spec(part)  # an editable installation has its own finder

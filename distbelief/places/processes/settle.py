@@ -29,7 +29,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 """Free memory that a process keeps for its next step."""
 MAPPED_BYTES = 32 << 20
-"""Least bytes of a tensor that gets its own mapping, which is returned when it is freed: the most that glibc allows."""
+"""Least bytes of a tensor with a mapping of its own, which is returned to the system when freed: the most that glibc
+allows."""
 
 
 def enter(role: str, surroundings: Surroundings) -> None:
@@ -48,7 +49,7 @@ def settle_process(role: str, threads: int, *above: int) -> None:
     """
     name_process(role)
     open_streams()
-    multiprocessing.set_start_method(None, force=True)  # the platform's: it would inherit "forkserver"
+    multiprocessing.set_start_method(None, force=True)  # the platform's default, instead of an inherited "forkserver"
     share_descriptors()
     _leave_signals()
     torch.set_num_threads(threads)
@@ -58,7 +59,8 @@ def settle_process(role: str, threads: int, *above: int) -> None:
     except ProcessLookupError:
         raise SystemExit(1) from None
     _watch(*descriptors)
-    # a worker that a user's code forks keeps the links of this process open: it must end with it, and with those above
+    # a worker forked by a user's code keeps this process's links open: it must end with this process, and with those
+    # above
     os.register_at_fork(after_in_child=lambda: _watch(os.pidfd_open(os.getppid()), *descriptors))
 
 
@@ -77,14 +79,14 @@ def as_main(script: list[str], role: str) -> None:
         sys.argv[:] = script
         sys.path.insert(0, str(Path(script[0]).resolve().parent))
     multiprocessing.current_process().name = "MainProcess"
-    os.setpgid(0, 0)  # whatever the script starts is in this group, and ends with it, even after an exec
+    os.setpgid(0, 0)  # whatever the script starts is in this group, and ends with the group, even after an exec
     os.environ[PLAYED] = role
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # a text stream, which has it
 
 
 def end_main() -> None:
-    """End a user's script as the main program of a process ends, so that its files are written.
+    """End a user's script as a main program normally ends, so that its files are written.
 
     Its threads end first, then its exit functions run, then its objects are deleted.
     """
@@ -100,17 +102,17 @@ def _watch(*above: int) -> None:
 
 
 def _leave_signals() -> None:
-    """Leave to the supervisor the signals that reach a whole terminal or group; they are blocked until here."""
+    """Leave signals that reach a whole terminal or group to the supervisor; they were blocked until now."""
     own = os.getpid()
 
     def leave(number: int, _: object) -> None:
-        if os.getpid() != own:  # a process that a user's code has forked ends as any other does
+        if os.getpid() != own:  # a process forked by a user's code ends as any other process does
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     for number in LEFT:
         signal.signal(number, signal.SIG_IGN)
-    # handled, not ignored: programs that a user's code starts would inherit that, and could not be ended
+    # handled, not ignored: programs that a user's code starts would inherit ignored signals, and could not be ended
     signal.signal(signal.SIGTERM, leave)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT)
@@ -140,7 +142,7 @@ def name_process(role: str) -> None:
 
 
 def _outlive_nobody(*above: int) -> None:
-    """Wait until one of other processes (by descriptor) has ended, and end this process at once."""
+    """Wait until one of these processes (by descriptor) has ended, and end this process at once."""
     poll = select.poll()
     for descriptor in above:
         poll.register(descriptor, select.POLLIN)

@@ -23,13 +23,14 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[bytes, bytes] = {}
     """All environment variables of the supervisor.
 
-    The forkserver has those of the moment when it was started. A user's model, data and libraries may read any of them
-    (paths, CUDA_VISIBLE_DEVICES, tokens). They stay on this machine: the pipe that starts the process carries them.
+    The forkserver has only those from when it was started. A user's model, data and libraries may read any of them
+    (paths, CUDA_VISIBLE_DEVICES, tokens). They go through the pipe that starts the process, and so stay on this
+    machine.
     """
 
 
 class Opening(Surroundings, frozen=True, kw_only=True):
-    """Part of a spec that a process reads first: the rest may need classes that it must import before."""
+    """Part of a spec that a process reads first: the rest may need classes that the process must import before."""
 
     strategy: str
     """Name of the strategy."""
@@ -62,7 +63,7 @@ class Spec(Opening, frozen=True, kw_only=True):
     direct: bool = False
     """True if replicas update that memory themselves."""
     direct_asked: bool = False
-    """True if the user asked for the direct path, and it was not chosen by default."""
+    """True if the user asked for the direct path; false if it was chosen by default."""
     crossings: int = -1
     """The supervisor's descriptor of the memory by which partitions exchange tensors; -1 if they send them."""
     columns: tuple[int, ...] = ()
@@ -73,6 +74,6 @@ class Spec(Opening, frozen=True, kw_only=True):
     journal: tuple[int, ...] = ()
     """The supervisor's descriptors of the coordinator's journal; empty if the coordinator is not started again."""
     listen: str = ""
-    """Earlier address of a coordinator that is started again, at which it listens again; else ""."""
+    """Earlier address of a restarted coordinator, at which it listens again; else ""."""
     known: int = 0
     """Number of records of its journal that the supervisor has."""

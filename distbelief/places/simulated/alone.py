@@ -67,7 +67,7 @@ class Alone:
             torch.set_num_threads(threads)
 
     def _timed(self, steps: LoopSteps) -> LoopSteps:
-        """Return the steps of the loop on simulated time; without `computes`, time passes and nothing else."""
+        """Return the steps of the loop on simulated time; without `computes`, only time passes."""
         clock, seconds = self._clock, self._message_costs.update(steps.trained)
         counted = phantom(steps.samples, self._attempt.settings.batch_size)
 

@@ -1,4 +1,6 @@
-"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that it makes a role touch."""
+"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that a role reads or writes for
+it.
+"""
 
 from __future__ import annotations
 
@@ -112,14 +114,14 @@ class HandlingCosts:
         self._known = 0
 
     def update(self, length: int) -> float:
-        """Return the seconds of an optimizer's step on so many bytes of parameters.
+        """Return the seconds of an optimizer's step on some bytes of parameters.
 
         It touches the parameters, their gradient and the optimizer's state.
         """
         return self._update * length * self._second
 
     def copy(self, length: int) -> float:
-        """Return the seconds to copy so many bytes, or to add them to others."""
+        """Return the seconds to copy some bytes, or to add them to others."""
         return 2 * length * self._second
 
     def passing(self, message: Message, payload: Payload | None) -> float:
@@ -187,9 +189,9 @@ _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], floa
 
 @functools.cache
 def _costs(kind: type[Event]) -> tuple[bool, Callable[[HandlingCosts, Any, Payload | None], float] | None]:
-    """Return whether events of a kind are messages, which take time to receive; and the other work that they cause."""
+    """Return whether events of a kind are messages, which take time to receive, and what other work they cause."""
     return issubclass(kind, Message), _TAKEN.get(kind)
 
 
 _WRITTEN = frozenset({Push, Fetched, Contribute, Copied, WorkUnitTaken, StatePart})
-"""Messages whose bytes the sender copies: to a place from which they can be sent, or directly to the receiver's."""
+"""Messages whose bytes the sender copies, to memory from which they are sent or directly to the receiver's."""

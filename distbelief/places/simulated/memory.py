@@ -1,4 +1,4 @@
-"""A shard on the direct path of a virtual cluster: its machine and slice are in memory, where replicas handle pushes.
+"""Shard on the direct path of a virtual cluster: its machine and slice are in memory, where replicas handle pushes.
 
 The memory outlasts the processes that play the shard for the other roles.
 """
@@ -20,7 +20,7 @@ class ShardInMemory:
         network: network of the shard.
         shard: new machine of the shard.
         incarnation: incarnation of the process.
-        before: machine of the process before; if it held its parameters, this one goes on with its shard.
+        before: machine of the previous process; if that held its parameters, this one continues with its shard.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ShardInMemory:
         self._memory = network.memories[shard.role]
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Handle one event, and those messages of replicas that had to wait for it."""
+        """Handle one event, then the replicas' messages that had to wait for it."""
         if self._goes_on and isinstance(event, initialising.Restore):
             effects = self.shard.begin_life(self._incarnation)
         else:

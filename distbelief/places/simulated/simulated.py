@@ -1,4 +1,4 @@
-"""The simulated cluster: every role of a job in one process, on virtual time, from one seed.
+"""Simulated cluster: every role of a job in one process, on virtual time, from one seed.
 
 The roles and the driver run the code of a real job; only the clock and the network differ. With `phantom` nothing is
 computed, and payloads have a length but no bytes, so that thousands of replicas fit.

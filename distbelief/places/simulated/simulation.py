@@ -1,4 +1,4 @@
-"""One run of a simulated cluster: its roles, its network, its virtual clock, and the deaths that are planned for it."""
+"""One run of a simulated cluster: its roles, network, virtual clock and planned deaths."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _never() -> None:
 def _seldom_collected() -> Iterator[None]:
     """Collect garbage less often while the block runs.
 
-    A run makes millions of objects, and hardly any is in a cycle; the usual collections take 7 % of its time.
+    A run makes millions of objects, hardly any of them in a cycle; the usual collections take 7 % of its time.
     """
     usual = gc.get_threshold()
     gc.set_threshold(SELDOM, *usual[1:])  # no gc.freeze: unfrozen objects count as old, and are rarely collected
@@ -134,7 +134,7 @@ class Simulation:
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = _never
-    """Function that is called between events, and returns the reason to end the job, or None to go on."""
+    """Function that is called between events, and returns the reason to end the job, or None to continue."""
     validates: bool = False
     """True if coordinator, shards and supervisor check their invariants after each event."""
     parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
@@ -210,14 +210,14 @@ class Simulation:
                 self.shards[roles.index_of(role)].validate()
 
     def traffic(self, steps: int) -> Json:
-        """Return the traffic between hosts in so many steps; empty without a topology."""
+        """Return the traffic between hosts in a number of steps; empty without a topology."""
         if not (isinstance(self.network, RoutedNetwork) and steps):
             return {}
         size = sum(partition.trained.size for partition in self.cast.layout.partitions)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
     def _play(self, heeding: bool = True) -> None:
-        """Play the roles until the job is over; with `heeding`, until it is interrupted."""
+        """Play the roles until the job is over; with `heeding`, stop when it is interrupted."""
         supervisor, stopped = self.supervisor, self.stopped if heeding else _never
 
         def unfailed() -> bool:
@@ -244,7 +244,7 @@ class Simulation:
             self.clock.call_later(0.0, self._dismiss, None)
 
     def _dismiss(self, _: None) -> None:
-        """End the stories that are left when the job is over, as a supervisor does: they came too late to join."""
+        """End the stories that remain when the job is over, as a supervisor does: they came too late to join."""
         for role in self._stories():
             self.driver.remove(role)
 
@@ -363,14 +363,14 @@ class Simulation:
             self.sink(self.clock.now(), lead, record)
 
         if self.cluster.phantom:
-            with contextlib.suppress(UsageError):  # some models need their values to be traced
+            with contextlib.suppress(UsageError):  # some models can only be traced with their values
                 return split_graph(self.task, self._model(), self.settings)
         model = model_of(self.job, self.task)
         return split_graph(self.task, model, self.settings, None if self.cluster.phantom else tell)
 
     def _model(self) -> nn.Module:
         """Return the initial model of the job; a phantom's has no values, if it can be built without them."""
-        with contextlib.suppress(Exception), torch.device("meta"):  # a model may raise any error without values
+        with contextlib.suppress(Exception), torch.device("meta"):  # without values a model may raise any error
             phantom = self.cluster.phantom and not self.job.init_from
             if phantom and isinstance(model := self.task.model(), nn.Module):
                 return model
@@ -450,7 +450,7 @@ class Simulation:
             self._crash(role)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Send a message to a role; a death that the coordinator notices by its link is not sent to it."""
+        """Send a message to a role, except a death that the coordinator notices by its link."""
         if isinstance(word, Interrupt):
             told = membership.Finish if roles.is_replica(role) else membership.Stop
             self.driver.tell(role, roles.SUPERVISOR, told(word.reason))
@@ -499,7 +499,7 @@ class Simulation:
             self.clock.call_later(0.0, self._do, asked)
 
     def _ask(self, event: Event) -> list[Effect]:
-        """Return the supervisor's effects of an event; if the job fails by it, nothing else happens."""
+        """Return the supervisor's effects of an event; if the event makes the job fail, nothing else happens."""
         asked = self.supervisor.handle(self.clock.time, event)
         if self.validates:
             self.supervisor.validate()
@@ -518,11 +518,13 @@ class Simulation:
         self._do(self._ask(Tick()))
 
     def _is_let_go(self, died: Died) -> bool:
-        """Return whether an incarnation counts as one that has left, and is about to be ended."""
+        """Return whether an incarnation counts as having left, and is about to be ended."""
         return died.left and not self.network.endpoints[died.role].ended
 
     def _is_heard(self, died: Died) -> bool:
-        """Return whether the coordinator has a link to an incarnation, or will have one before it hears of its end."""
+        """Return whether the coordinator has a link to an incarnation, or will have one before it hears of the
+        incarnation's end.
+        """
         endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
         linked = endpoint.has_sent(roles.COORDINATOR) and endpoint.incarnation_of(roles.COORDINATOR) == current
         return linked and endpoint.incarnation == died.incarnation

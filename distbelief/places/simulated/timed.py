@@ -30,7 +30,7 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
 def timed_work(
     thread: Thread, stopwatch: Stopwatch, timing: StepTiming
 ) -> Callable[[float, bool, Callable[[bool], None]], None]:
-    """Return a function that lets the time of a share of a step pass; each step draws its time when it begins."""
+    """Return a function that lets a share of a step's time pass; each step draws its time when it begins."""
     step = 0.0
 
     def work(share: float, begins: bool, answer: Callable[[bool], None]) -> None:

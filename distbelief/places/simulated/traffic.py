@@ -37,7 +37,7 @@ def traffic(network: RoutedNetwork, seconds: float, rounds: float, size: int) ->
     why = ""
     if topology.ends_at_host(busiest):
         shards = any(roles.kind(role) is roles.Kind.SHARD for pair in flows for role in pair)
-        why = ": a host's own, which no switch makes faster" + "; more shards do" * shards
+        why = ", a host's own link, which no switch makes faster" + "; more shards do" * shards
     shared_by = [[*pair, bytes_] for pair, bytes_ in flows.most_common(NAMED)]
     return {
         **told,

@@ -54,9 +54,9 @@ DESCRIBED = (
 class Crash(CheckedStruct, frozen=True):
     """Death of a role, as by kill -9, when it is about to send its `message`-th message.
 
-    The next crash of a role counts the messages of its next incarnation. In a synchronous job the death of a shard ends
-    other roles too, and these begin a new incarnation as well. On the direct path, answers that replicas find in a
-    shard's memory count as messages of the shard; a death ends its process, and the memory lasts.
+    The next crash of a role counts the messages of its next incarnation. In a synchronous job a shard's death ends
+    other roles too, and these also begin a new incarnation. On the direct path, answers that replicas find in a shard's
+    memory count as messages of the shard; a death ends its process, and the memory lasts.
     """
 
     role: str
@@ -64,7 +64,7 @@ class Crash(CheckedStruct, frozen=True):
 
 
 class LeavingHost(CheckedStruct, frozen=True):
-    """Order to a replica's host to leave, given when the replica is about to send its `message`-th message.
+    """Order for a replica's host to leave, given when the replica is about to send its `message`-th message.
 
     Within `seconds` the replica finishes the work that it has begun, and leaves.
     """
@@ -291,7 +291,7 @@ class VirtualCluster(Checked):
                 raise UsageError(f"{strange[0]} cannot be cut off: there are {_told(there)}")
             if there <= {*outage.side}:
                 raise UsageError(
-                    f"the outage at {outage.start} s has everybody on one side, and cuts nobody off: leave somebody out"
+                    f"the outage at {outage.start} s cuts nobody off: everybody is on one side; leave somebody out"
                 )
 
 

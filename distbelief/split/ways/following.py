@@ -1,6 +1,4 @@
-"""Following: operations that compute on parts as on the whole: elementwise, pooling, flattening, batch norm of
-channels.
-"""
+"""Following: operations that work on parts as on the whole: elementwise, pooling, flattening, channels' batch norm."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def _is(traced: Traced, node: fx.Node, kinds: tuple[type, ...], names: frozenset
 
 
 def is_elementwise(traced: Traced, node: fx.Node) -> bool:
-    """Return whether each output element depends on the same elements of the inputs alone."""
+    """Return whether each output element depends only on the same elements of the inputs."""
     return _is(traced, node, _ELEMENTWISE, _ELEMENTWISE_FUNCTIONS)
 
 
@@ -137,7 +135,7 @@ def _batch_norm(layer: nn.Module, cut: Cut) -> Divided:
         )
         names = ("weight", "bias", "running_mean", "running_var")
         holds: dict[str, Indices | None] = {name: Indices(0, start, stop) for name in names}
-        if partition == 0:  # each partition counts, but the state has one count
+        if partition == 0:  # each partition counts batches, but the state has only one count
             holds["num_batches_tracked"] = None
         parts.append(NodeShare((features,), features, part, holds))
     return Divided(tuple(parts), 1, cut.edges)

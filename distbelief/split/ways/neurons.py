@@ -35,7 +35,7 @@ def rows(call: LayerCall) -> Divided:
     parts = []
     for partition, (start, stop) in enumerate(pairwise(bounds)):
         holds: dict[str, Indices | None] = {"weight": Indices(1, start, stop)}
-        if partition == 0 and layer.bias is not None:  # the sum needs it once
+        if partition == 0 and layer.bias is not None:  # the sum needs the bias once
             holds["bias"] = None
         part = part_of(layer, holds, in_features=stop - start)
         parts.append(NodeShare((Indices(last, start, stop),), None, part, holds))
@@ -48,7 +48,7 @@ def _linear(call: LayerCall) -> nn.Linear:
 
 
 def pairs(traced: Traced, nodes: Sequence[fx.Node]) -> dict[fx.Node, str | int]:
-    """Choose columns or rows for each layer, or (an int) the partition at which it stays whole.
+    """Choose columns or rows for each layer, or (an int) the partition where it stays whole.
 
     Rows take the output of columns in place if only elementwise operations lie between: one transfer instead of two.
     """

@@ -11,7 +11,7 @@ from distbelief.errors import UsageError
 from distbelief.split.tracing import Traced
 
 TOUCHED = 4
-"""Operations that each output element counts beside its own."""
+"""Operations that count for each output element besides its own."""
 
 
 def stages(
@@ -119,10 +119,10 @@ def branches(
 
 
 def _forks(nodes: Sequence[fx.Node], inside: set[fx.Node]) -> list[list[list[fx.Node]]]:
-    """Return the forks in order, each as its paths up to where all have joined."""
+    """Return the forks in order, each as its paths up to the join of all."""
     order = {node: number for number, node in enumerate(nodes)}
     last = len(nodes)
-    joins: dict[int, int] = {last: last}  # next node on every path from each node
+    joins: dict[int, int] = {last: last}  # the next node that lies on every path from each node
     for number in reversed(range(last)):
         after = {order.get(user, last) for user in nodes[number].users} or {last}
         joins[number] = _common(after, joins)

@@ -1,8 +1,9 @@
 """Samples: convolutions on a part of the minibatch at each partition, and fully connected layers by neurons on all
 parts.
 
-Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while all compute
-one part, the next one arrives. Here the fully connected layers update once per minibatch, as in the whole model.
+Source: Krizhevsky 2014, *One weird trick for parallelizing convolutional neural networks*, scheme b: while all
+partitions compute one part, the next one arrives. Here the fully connected layers update once per minibatch, as in the
+whole model.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _Rounds:
         self.graph = fx.Graph()
         self.shapes: dict[fx.Node, Shape] = {}
         self.copies: dict[fx.Node, list[fx.Node]] = {}
-        """Copies of each node by part; the same for all if it does not depend on samples."""
+        """Copies of each node by part; a node that does not depend on samples has the same copy for all."""
         self.model = copy.copy(traced.model)
         vars(self.model)["_modules"] = dict(traced.model._modules)
         self._traced, self._parts = traced, parts
@@ -152,7 +153,7 @@ class _Rounds:
         shape = self._traced.shapes.get(node)
         one_dimension = shape is None or sum(more > 0 for more in shape.growth) == 1
         layers = self._traced.layer(node).modules() if node.op == "call_module" else ()
-        # arithmetic with the number of all samples, or with a number from their values
+        # arithmetic with the number of samples, or with a number computed from their values
         counts = is_elementwise(self._traced, node) and not all(
             input_node in self._traced.shapes for input_node in node.all_input_nodes
         )
@@ -177,7 +178,7 @@ class _Rounds:
         what = type(self._traced.layer(node)).__name__ if node.op == "call_module" else node.name
         return UsageError(
             f"{node.meta['path'] or 'the model'}: {what} depends on all samples together, and a part has "
-            "some of them: split otherwise, or (for batch norm) normalise by groups or layers"
+            "some of them: split another way, or (for batch norm) normalise by groups or layers"
         )
 
 
@@ -187,7 +188,7 @@ def _normalises(node: fx.Node) -> bool:
 
 
 def _of_all_samples(layer: nn.Module) -> bool:
-    """Return whether a layer takes the mean over the minibatch, or keeps one."""
+    """Return whether a layer averages over the minibatch, or keeps such an average."""
     if not isinstance(layer, nn.modules.batchnorm._NormBase):
         return False
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and not layer.track_running_stats:

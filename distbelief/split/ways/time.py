@@ -1,5 +1,5 @@
-"""Time: recurrent layers at partitions, over chunks of the sequence; one layer computes a chunk, the one below the
-next.
+"""Time: recurrent layers at partitions, over chunks of the sequence; while one layer computes a chunk, the layer below
+computes the next.
 
 Partitions wait for their first chunk forward and their last one backward. If upper layers work longer, chunks begin
 short and grow by that factor, so that no partition waits for the next chunk (lot streaming; Potts and Baker 1989,
@@ -29,7 +29,7 @@ State = fx.Node | tuple[fx.Node, ...]
 """State of a stack or a layer between time steps; an LSTM's is two tensors."""
 CHUNKS = 4
 ELEMENTWISE = 320
-"""Operations that take as long as the elementwise work of a unit's gate in a step."""
+"""Operations that take as long as a gate's elementwise work for one unit and step."""
 
 
 def unrolled(
@@ -88,7 +88,7 @@ class _Unrolling:
         self._works, self._begun = works, 0
         self._flows: dict[
             fx.Node, tuple[int, list[fx.Node]]
-        ] = {}  # chunks of a stack, which the next takes as they are
+        ] = {}  # chunks that leave a stack, which the next stack takes unchanged
         self._new: dict[fx.Node, Any] = {}
 
     def take(self, node: fx.Node, unroll: bool) -> None:
@@ -108,7 +108,7 @@ class _Unrolling:
                 self.shapes[copy] = self._traced.shapes[node]
 
     def drop_unused(self) -> None:
-        """Erase joined and sliced values that nothing uses: mostly states."""
+        """Erase joined and sliced values that nothing uses, which are mostly states."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.target in (torch.cat, torch.narrow, operator.getitem):
                 self.graph.erase_node(node)

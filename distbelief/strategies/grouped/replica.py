@@ -304,7 +304,7 @@ class AllreduceReplica:
         if self._surroundings.reduces:
             self._await(f"a link of group {self._group}", self._others)
             if not (yield Form(assembly)):
-                yield from self._break(self._surroundings.fault() or "its part in the group could not be made")
+                yield from self._break(self._surroundings.fault() or "it could not join the group")
             self._awaits = ""
         yield from self._wait_for_followers()
         self._reported = self.step, self.samples, self.rounds

@@ -141,7 +141,7 @@ class BatchWork:
 
     def _done(self, job: Coordinator, sender: str, event: operations.Done) -> list[Effect]:
         if sender not in job.membership.members or job.data is None:
-            raise RemoteProtocolError(f"{sender} has done a work unit and is no member")
+            raise RemoteProtocolError(f"{sender} has done a work unit but is no member")
         if not job.membership.heeds(sender):
             return []
         work = _dealt(job)

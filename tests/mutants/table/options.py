@@ -25,7 +25,7 @@ MUTANTS = [
          "tests/core/test_cli.py::test_a_file_of_options_knows_the_words_of_the_field")),
     Mutant("of-a-key-that-stands-there-twice-the-last-counts", OPTIONS, "cli/words.py",
         "    if name in fields:\n", "    if name in fields and not fields:\n",
-        (f"{PLANS}::{TWICE}[words4---network latency=: is there twice; leave one off]",)),
+        (f"{PLANS}::{TWICE}[words4---network latency=: is given twice; leave one off]",)),
     Mutant("a-history-is-taken-where-there-is-none", OPTIONS, "strategies/sandblaster/settings.py",
         "if self.history != type(self).history and self.method", "if self.history < 1 and self.method",
         (f"{REFUSED}[train digits sandblaster --method cg --history 5]",)),

@@ -86,7 +86,7 @@ MUTANTS = [
         "    if growth == 1.0:\n", "    if growth:\n",
         ("tests/machines/test_split_ways.py::test_chunks_grow_where_the_layers_above_work_longer[5-2-1]",)),
     Mutant("a-bias-is-added-at-each-partition", EQUAL, "split/ways/neurons.py",
-        "if partition == 0 and layer.bias is not None:  # the sum needs it once", "if layer.bias is not None:",
+        "if partition == 0 and layer.bias is not None:  # the sum needs the bias once", "if layer.bias is not None:",
         (f"{LAYERS}::test_a_divided_model_is_the_whole_one",)),
     Mutant("a-gradient-that-comes-back-takes-the-place-of-one-that-is-there", EQUAL, "split/play.py",
         "total = gradient if total is None else total + gradient", "total = gradient",
