@@ -218,14 +218,6 @@ def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
     assert len(trials[1].points) >= 3
 
 
-@pytest.mark.long
-def test_a_budget_ends_the_trials_of_an_arm(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_text(TEXT.replace("epochs = 2", 'epochs = 1000\nbudget = "50ms"').replace("[0, 1]", "[0]"))
-    trials = run(definition.read(file), tmp_path / "out", preparing())
-    assert all(one.seconds == pytest.approx(0.05, abs=0.01) for one in trials)
-
-
 def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: Path) -> None:
     """With minibatches of the whole training set it is one; with smaller ones it is less, and falls with them."""
     file = tmp_path / "a.toml"

@@ -13,10 +13,6 @@ ORACLES, MACHINE, STANDBYS = (
     "tests/machines/test_descent.py",
     "tests/simulated/test_sandblaster_standby.py",
 )
-BYTES = (
-    "tests/simulated/test_sandblaster_knobs.py"
-    "::test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards"
-)
 SWEEP = (
     "tests/simulated/test_sandblaster_faults.py"
     "::test_no_fault_loses_or_repeats_a_portion_and_the_result_has_the_same_bits[0]"
@@ -87,5 +83,5 @@ MUTANTS = [
     Mutant("a-shard-sends-its-parameters-with-its-scalars", NO_VECTOR, "strategies/sandblaster/shard.py",
         "effects += mirror.after([Send(sender, answer)] if answers else [])",
         "effects += mirror.after([Send(sender, answer, self.measured(shard))] if answers else [])",
-        (BYTES, f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them")),
+        (f"{ORACLES}::test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them",)),
 ]  # fmt: skip
