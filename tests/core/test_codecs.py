@@ -138,28 +138,6 @@ def test_k_means_comes_to_rest_where_plain_lloyd_does(start: str) -> None:
         assert codebook[one] == pytest.approx(values[ids == one].mean(dtype=np.float64), abs=1e-5)
 
 
-def test_k_means_of_few_numbers_is_the_best_there_is() -> None:
-    """Of all ways to cut sorted numbers in three; one start of the three finds it here."""
-    values = np.sort(NORMAL[:30])
-    best = min(
-        within(values, np.array([part.mean() for part in parts]), np.repeat([0, 1, 2], [len(part) for part in parts]))
-        for a in range(1, 29)
-        for b in range(a + 1, 30)
-        if (parts := np.split(values, [a, b]))
-    )
-    assert min(within(values, *cluster(values, 3, start, 0)) for start in STARTS) == pytest.approx(best, rel=1e-6)
-
-
-def test_starts_are_what_they_say() -> None:
-    """Before a single round: of numbers that k-means leaves where it began."""
-    ends = {start: cluster(np.float32([0, 1, 2, 3, 30]), 2, start, seed=5)[0].tolist() for start in STARTS}
-    assert ends["linear"] == [1.5, 30]
-    seeds = {tuple(cluster(NORMAL, 16, "random", seed)[0].tolist()) for seed in range(3)}
-    linear, density = (cluster(NORMAL, 16, start, 0)[0] for start in ("linear", "density"))
-    assert len(seeds) == 3
-    assert np.abs(linear).max() > np.abs(density).max()
-
-
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

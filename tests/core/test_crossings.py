@@ -48,13 +48,6 @@ def test_what_is_given_is_taken_with_its_dtype_and_sides() -> None:
         assert other.tolist() == [step, 7]
 
 
-def test_what_is_no_contiguous_tensor_crosses_as_its_values() -> None:
-    first, second = partitions()
-    begin(1, first, second)
-    assert first.give(0, 1, value(0).t().contiguous().t())
-    assert torch.equal(take(second), value(0))  # type: ignore[arg-type]  # it is there
-
-
 def test_nothing_is_taken_before_it_is_given_in_this_step() -> None:
     first, second = partitions()
     begin(1, first, second)

@@ -70,12 +70,6 @@ def test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer(monkeyp
     assert runs.now == pytest.approx(40.0, abs=1.0)
 
 
-def test_many_candidates_take_as_long_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, {what: [1.0] for what in NAMES})
-    assert len(runs.measured(40.0, ASKED).terms) == len(ASKED) > 9
-    assert runs.now == pytest.approx(40.0, abs=1.0)
-
-
 def test_each_run_has_a_few_steps_and_there_is_no_second_turn_however_little_time_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -295,11 +295,6 @@ def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         db.run(db.Job("digits", db.Downpour()), on=db.Slurm(interface="eth1"))
 
 
-def test_strategies_of_one_memory_have_no_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "digits", "hogwild", "--hosts", "a:2"]) == 2
-    assert "share one memory" in capsys.readouterr().err
-
-
 def test_a_remote_shell_that_is_not_installed_is_told_with_what_to_install() -> None:
     with pytest.raises(UsageError, match=r"--remote-shell 'no-such-shell -p 2': no such program here; install"):
         RemoteShell("no-such-shell -p 2")
@@ -414,11 +409,6 @@ def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
     assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
 
 
-def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", "--on", "slurm", "--dry-run"]) == 2
-    assert "get one with salloc" in capsys.readouterr().err
-
-
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
 MPIRUN = {
     "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
@@ -496,13 +486,6 @@ def test_what_means_nothing_to_a_command_that_was_started_several_times_is_refus
     assert told in capsys.readouterr().err
 
 
-def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", "--tickets", "/tmp"]) == 2
-    assert "--tickets /tmp: needs several hosts" in capsys.readouterr().err
-    assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--tickets", "/tmp"]) == 2
-    assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
-
-
 def begin(start: launched.Launched, run: Path) -> None:
     run.mkdir(parents=True)
     (run / "job.json").write_text(json.dumps({"start": launched.told_of(start)}))
@@ -541,18 +524,6 @@ def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_r
     assert start
     begin(start, tmp_path / "run")
     assert launched.run_before(start, str(tmp_path / "run"), 0) is None
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o660])
-def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
-    start = launched.launched(TORCHRUN)
-    assert start
-    path = meeting.ticket_path(start, str(tmp_path))
-    path.write_text("{}")
-    path.chmod(mode)
-    with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
-        meeting.attend(start, str(tmp_path))
 
 
 def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Path) -> None:
@@ -803,8 +774,3 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
     with pytest.raises(UsageError, match="keeps no file for its owner alone, and a ticket must be one"):
         meeting._write(path, b"{}")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_data_is_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["check", "--hosts", "a", "--data-dir", "d"]) == 2
-    assert "--data-dir d: of which task?" in capsys.readouterr().err

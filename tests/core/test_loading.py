@@ -115,12 +115,6 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
         assert (kept.begin if isinstance(kept, WorkerBegin) else kept) == getattr(own, name), name
 
 
-@pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
-def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
-    job = Settings(batch_size=4, drop_last=drop_last, strategy=Downpour())
-    assert len(Batches(ROWS, source_of((ROWS,)), job, 0, -1, iter)) == long
-
-
 @pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
 def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     asked: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
@@ -131,17 +125,6 @@ def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     got = had(DataLoader(Nested(), 2, pin_memory=asked), 4, 1)
     assert torch.equal(got["x"][0], ROWS[[4, 1]])
     assert [leaf.tolist() for leaf in pinned] == ([got["x"][0].tolist(), [4, 1]] if asked and has_gpu else [])
-
-
-@pytest.mark.long
-def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
-    """Whatever was loaded before, as where a job goes back."""
-    source = Ahead(DataLoader(Nested(), 2, num_workers=1), 2)
-    wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
-    for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
-        got, samples = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
-        assert samples == 2
-        assert got["x"][1].tolist() == wanted[one].numbers.tolist()
 
 
 @pytest.mark.long

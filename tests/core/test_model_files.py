@@ -189,11 +189,6 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
         decoded(header(), "it")
 
 
-def test_there_is_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        db.load(tmp_path / "none.dbz")
-
-
 def test_a_model_is_loaded_plain(tmp_path: Path) -> None:
     model, path = small(), tmp_path / "small.dbz"
     file = compressed(model)
@@ -203,10 +198,6 @@ def test_a_model_is_loaded_plain(tmp_path: Path) -> None:
     for name, tensor in read(path).state().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     assert not loaded.training
-
-
-def renamed(model: nn.Module) -> nn.Module:
-    return nn.Sequential(*[nn.Identity(), *model])
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ def test_partitions_that_build_their_parts_for_long_say_how_many_have():
     assert "partitions" not in later
 
 
-def test_a_thousand_replicas_join_in_one_line():
-    joins = [(0.0, r.Joined(f"replica {index}")) for index in range(1000)]
-    assert shown(io.StringIO(), joins).splitlines() == [
-        f"joined: {', '.join(f'replica {i}' for i in range(8))} and 992 more"
-    ]
-
-
 def test_json_prints_the_metrics_and_nothing_else():
     text = shown(Terminal(), json=True)
     assert text.encode() == b"".join(line(seconds, record) for seconds, record in RUN)
@@ -300,10 +293,3 @@ def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
     assert "4 steps, 2 updates" in lines
     assert "shard" not in lines
     assert "push" not in lines
-
-
-def test_a_batch_larger_than_the_data_is_told():
-    assert "in batches of 64; the batch size exceeds the number of samples" in shown(
-        io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))]
-    )
-    assert "larger" not in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 64, 64, 1))])

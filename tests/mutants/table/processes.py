@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant("a-ticket-is-anybodys", "launch-ticket", "places/cluster/meeting.py",
         "if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:", "if status.st_uid != os.getuid():",
-        ("tests/core/test_hosts.py::test_a_ticket_that_others_can_read_is_refused",)),
+        ("tests/core/test_hosts.py::test_a_ticket_that_is_not_its_readers_alone_is_refused",)),
     Mutant("a-ticket-is-named-by-the-starts-of-one-host", "launched-again", "places/cluster/meeting.py",
         ".distbelief-{start.launcher}-{start.name}.ticket",
         ".distbelief-{start.launcher}-{start.name}-{start.restarts}.ticket",
