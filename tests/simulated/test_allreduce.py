@@ -30,11 +30,10 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import LinkModel, price
-from distbelief.strategies import Allreduce, Synchronous
+from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach, draw_outages, draw_revivals
 from distbelief.transport.cluster_model import NetworkModel
 
@@ -186,34 +185,6 @@ def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algo
     assert_close(same_on_all(run), theirs, 1e-11)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
-def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
-    """On a network that takes no time both deal three minibatches after the other to a round."""
-    task = plain.classes(wide, samples=47)
-    shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
-    ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
-    cluster = Simulated(
-        network=NetworkModel(latency=0.0, bandwidth=float("inf")),
-        compute=ComputeModel(spread="constant"),
-        handling=INSTANT,
-    )
-    synchronous = Observed(
-        Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster
-    )
-    accounting = Accounting(synchronous)
-    synchronous.run()
-    rounds = [
-        batch
-        for _, group in sorted(accounting.groups["shard 0"].items())
-        for batch in sorted(accounting.batches(group))
-    ]
-    assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
-    same_on_all(ours.run())
-    whole = next(iter(ours.simulation.parts.values())).player.whole  # type: ignore[attr-defined]
-    theirs = torch.frombuffer(bytearray(synchronous.vector()), dtype=torch.float32)
-    torch.testing.assert_close(whole.slice.moving().view(torch.float32), theirs, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
 def test_alone_it_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, algorithm: str) -> None:
     task = plain.classes(plain.mlp)
@@ -237,12 +208,6 @@ def test_evaluations_checkpoints_and_epochs_are_in_the_result(plain: SimpleNames
     assert [r.number for r in run.records if isinstance(r, records.Checkpointed) and not r.error] == [1, 2]
 
 
-def test_a_target_ends_the_job(plain: SimpleNamespace) -> None:
-    run, _ = begin(plain, epochs=50, evaluate_every=1, target_accuracy=0.01)
-    assert run.run().outcome == "target"
-    assert summary(run)["epochs"] == 2
-
-
 def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
     made = []
     for every in ("0", "3"):
@@ -251,18 +216,6 @@ def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
         made.append(len([r for r in run.records if isinstance(r, records.Checkpointed)]))
         same_on_all(run)
     assert made == [1, 4]  # after each third of ten rounds, and at the end
-
-
-def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNamespace) -> None:
-    real, phantom = (
-        begin(plain, Simulated(compute=ComputeModel(spread="constant"), phantom=p), epochs=2) for p in (False, True)
-    )
-    for run, _ in (real, phantom):
-        run.run()
-    assert real[0].simulation.clock.now() == pytest.approx(phantom[0].simulation.clock.now(), rel=1e-6)
-    assert [(a, b, m.start, m.step) for a, b, m in real[1].pieces] == [
-        (a, b, m.start, m.step) for a, b, m in phantom[1].pieces
-    ]
 
 
 # every option does something
@@ -325,20 +278,6 @@ def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> 
     assert not torch.equal(means[0], means[1])
     assert torch.equal(kept["replica 0"]["0.weight"], kept["replica 1"]["0.weight"])
     assert int(kept["replica 0"]["1.num_batches_tracked"]) == 8
-
-
-def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None:
-    """A hierarchical all-reduce moves over the slow links exactly the bytes of its formula."""
-    network = NetworkModel(local_latency=1e-6, local_bandwidth=1e10)
-    for per_host in (1, 2, 4):
-        run, sent = begin(
-            plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64
-        )
-        run.run()
-        partition = {roles.replica(i): i // per_host for i in range(8)}
-        rounds = 1 + max(m.round for _, _, m in sent.pieces)
-        between = sum(len(m.data) for a, b, m in sent.pieces if partition[a] != partition[b])
-        assert between == rounds * 2 * (8 // per_host - 1) * 103 * 4
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
@@ -428,15 +367,6 @@ def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, w
     assert next(one["lost"] for one in summary(run)["per_replica"] if one["id"] == who) == gone.lost
 
 
-def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> None:
-    run, _ = dying(plain, "ring", 2, 20, samples=240, on_death="stop", restarts=3)
-    run.run()
-    [end] = [r for r in run.records if isinstance(r, records.Finished)]
-    assert end.outcome == "failed"
-    assert end.reason.startswith("replica 2 is gone")
-    assert run.simulation.clock.now() < 1.0
-
-
 def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
     """Before the first of them, and after each: there is one for every epoch."""
     task, back = tallied(plain.classes(plain.mlp, samples=46), 4, epochs=6), Counter[int]()
@@ -496,14 +426,6 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     [finished] = [record for record in run.records if isinstance(record, records.Finished)]
     assert (finished.cause, finished.reason) == (Cause.INTERRUPTED, "Ctrl-C")
     assert summary(run)["samples"] < 80
-
-
-def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
-    crashes = tuple(Crash(roles.replica(i), 30 + i) for i in range(2))
-    run, _ = begin(plain, Simulated(crashes=crashes), replicas=2, epochs=6, samples=48)
-    run.run()
-    assert run.outcome == "failed"
-    assert summary(run)["reason"].startswith("every replica is gone")
 
 
 @in_chunks(200)

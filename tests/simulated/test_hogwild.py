@@ -326,22 +326,6 @@ def test_back_off_has_phases_that_grow_as_the_rate_falls(plain: SimpleNamespace)
         assert torch.equal(ours, theirs)
 
 
-def test_a_server_backs_off_too(plain: SimpleNamespace) -> None:
-    task = plain.classes(plain.mlp)
-    run = Observed(
-        Job(
-            task=task,
-            strategy=Downpour(replicas=1, shards=1),
-            epochs=4,
-            batch_size=4,
-            lr_schedule="backoff",
-            lr_gamma=0.5,
-        )
-    ).run()
-    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
-    assert run.vector() == torch.cat([value.view(-1) for value in expected]).numpy().tobytes()
-
-
 def phantom(plain: SimpleNamespace, strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
     run = Observed(
@@ -515,29 +499,6 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
     assert not any(memory.turns for memory in simulation.network.memories.values())
 
 
-def test_a_holder_dies_in_the_middle_of_its_update(plain: SimpleNamespace) -> None:
-    run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=60), strategy=Locking(replicas=2, restarts=0), batch_size=4),
-        Simulated(handling=SLOW, compute=STEADY),
-    )
-    simulation, held = run.simulation, []
-
-    def strike(_: None) -> None:
-        if turns := simulation.network.memories["shard 0"].turns:
-            held.append(turns[0][0].role)
-            simulation.kill(held[0])
-        else:
-            simulation.clock.call_later(1e-3, strike, None)
-
-    simulation.clock.call_at(0.003, strike, None)
-    run.run()
-    assert held[0].startswith("replica")
-    assert (
-        run.outcome,
-        [record.role for record in run.records if isinstance(record, records.Gone) and record.died],
-    ) == ("done", held)
-
-
 @pytest.mark.parametrize("message", [4, 6, 8])
 def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message: int) -> None:
     """One replica is the plain loop, bit for bit, whenever the shard's process dies: its memory stays."""
@@ -548,17 +509,6 @@ def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message
     for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN["sgd"], 3, lambda _: 0.1), strict=True):
         assert torch.equal(ours, theirs)
     assert [record.updates for record in run.records if isinstance(record, records.Applied)] == [3 * 6]
-
-
-def test_nobody_left_is_a_clear_end(plain: SimpleNamespace) -> None:
-    crashes = tuple(Crash(f"replica {i}", 5) for i in range(2))
-    run, _ = race(
-        plain.classes(plain.mlp),
-        Hogwild(replicas=2, restarts=0),
-        Simulated(handling=SLOW, compute=STEADY, crashes=crashes),
-        epochs=20,
-    )
-    assert run.outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -622,21 +572,6 @@ def test_what_torch_cannot_do_with_sparse_gradients_is_refused(
 def test_a_phantom_knows_no_rows() -> None:
     with pytest.raises(UsageError, match="what rows an update writes to"):
         Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_last_replica_may_die_at_any_message_of_the_end(plain: SimpleNamespace, replicas: int) -> None:
-    message, died = 0, True
-    while died:
-        message += 1
-        crashes = tuple(Crash(f"replica {i}", message) for i in range(replicas))
-        run = Observed(
-            Job(task=plain.classes(plain.mlp), strategy=Hogwild(replicas, restarts=0), batch_size=4),
-            Simulated(crashes=crashes),
-        ).run()
-        died = bool(run.simulation.killed)
-        assert run.outcome in ("done", "failed"), f"message {message}"
-    assert message > 5
 
 
 FLOORS = {

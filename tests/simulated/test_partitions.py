@@ -17,7 +17,7 @@ from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core import records
-from distbelief.core.conversations import partitioning, pushing
+from distbelief.core.conversations import partitioning
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
@@ -85,17 +85,6 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
     assert any(not torch.allclose(tensor, found[2][name], rtol=1e-4) for name, tensor in found[0].items())
 
 
-@pytest.mark.parametrize("how", ["stages", "neurons"])
-def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNamespace, how: str) -> None:
-    strategy = Synchronous(1, optimizer=Optimizer("sgd", 0.05), **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=0.3)
-    run.simulation.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4, clip_norm=0.3)
-    for name, tensor in state_of(run).items():
-        torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("how", "schedule", "microbatches"),
     [
@@ -116,21 +105,6 @@ def test_microbatches_make_the_step_of_the_minibatch(
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
-
-
-def test_microbatches_overlap_what_the_stages_of_a_replica_compute(plain: SimpleNamespace) -> None:
-    """Where nothing costs time but the steps, four microbatches through two equal stages take 5/8 of one."""
-    seconds = []
-    for microbatches in (1, 4):
-        cluster = Simulated(
-            network=NetworkModel(latency=0), compute=ComputeModel(step=1.0, spread="constant"), phantom=True
-        )
-        task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), samples=64)
-        strategy = Downpour(1, partitions=2, split="stages", microbatches=microbatches)
-        run = Observed(Job(task=task, strategy=strategy, batch_size=16, evaluate_every=0), cluster)
-        run.simulation.run()
-        seconds.append(run.simulation.clock.now())
-    assert seconds[1] / seconds[0] == pytest.approx(5 / 8, rel=0.05)
 
 
 class Rows(nn.Module):
@@ -221,41 +195,6 @@ def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
     run.simulation.run()
     assert run.outcome == "done"
     assert run.simulation.killed == [shard]
-
-
-def test_a_partition_pushes_to_the_shards_of_its_own_partition_only(plain: SimpleNamespace) -> None:
-    run = play(plain, Downpour(2, shards=3, partitions=2, split="stages"))
-    told: Counter[tuple[str, str]] = Counter()
-    run.watch(
-        SimpleNamespace(
-            sent=lambda *_: None,
-            delivered=lambda who, to, what: told.update([(who, to)] * isinstance(what, pushing.Push)),
-        )
-    )  # type: ignore[arg-type]  # a checker
-    run.simulation.run()
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    partition = {f"shard {i}": plan.layout.partition_of(own.moving) for i, own in enumerate(plan.assignments)}
-    assert {*partition.values()} == {0, 1}
-    assert {(who.rpartition(".")[2], to) for who, to in told} == {(str(at), shard) for shard, at in partition.items()}
-
-
-def test_what_crosses_is_what_the_split_says(plain: SimpleNamespace) -> None:
-    """Of 4 samples in two stages: a value of 12 (or 8) floats a sample goes on, and its gradient comes back."""
-    run = play(plain, Downpour(1, partitions=2, split="stages"))
-    sizes: Counter[int] = Counter()
-    run.watch(
-        SimpleNamespace(
-            sent=lambda *_: None,
-            delivered=lambda _who, _to, what: sizes.update(
-                [len(what.data)] if isinstance(what, partitioning.Boundary) else []
-            ),
-        )
-    )  # type: ignore[arg-type]  # a checker
-    run.simulation.run()
-    width = max(sizes) // 16
-    assert width in (8, 12)
-    assert sizes == {4 * 4 * width: 2 * (SAMPLES // 4), 3 * 4 * width: 2}  # the last minibatch has 3 samples
 
 
 def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
@@ -428,22 +367,6 @@ def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[st
     job = Job(task=task, strategy=Downpour(1, partitions=2, **named), batch_size=4, evaluate_every=0)
     [parted] = [one for one in Observed(job).run().records if isinstance(one, records.Parted)]
     assert parted.split == ways
-
-
-def test_a_partition_says_for_which_other_one_it_waits(plain: SimpleNamespace) -> None:
-    """One that follows waits for its lead, for whom it computes, and never for the coordinator."""
-    run = play(plain, Downpour(1, partitions=2, split="neurons"), UNEVEN, epochs=1)
-    said: set[str] = set()
-    parts = run.simulation.parts
-    run.watch(
-        SimpleNamespace(  # type: ignore[arg-type]  # a checker
-            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.1"].player.waits())
-        )
-    )
-    run.simulation.run()
-    assert "for work from replica 0.0" in said
-    assert not any("coordinator" in one for one in said)
-    assert "for the gradient of what 2 needed from replica 0.0" in said
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Synchronous, Allreduce], ids=lambda one: one.name)

@@ -21,7 +21,7 @@ from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
@@ -273,19 +273,6 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
     assert link.sent == [linking.Resume(0)]
     assert not caller.takes(linking.Resumed(-1))
     assert heard == [events.Lost("it goes on without this life of the role")]
-
-
-@pytest.mark.parametrize(
-    ("restarts", "deaths", "says"),
-    [
-        (0, 1, "the coordinator cannot crash 1 times: it comes back 0 times"),
-        (1, 2, "the coordinator cannot crash 2 times: it comes back 1 times"),
-    ],
-)
-def test_more_deaths_than_lives_are_refused(plain: SimpleNamespace, restarts: int, deaths: int, says: str) -> None:
-    crashes = tuple(Crash(roles.COORDINATOR, 3) for _ in range(deaths))
-    with pytest.raises(UsageError, match=says):
-        observe(plain, Downpour(2, 2, restarts=restarts), Simulated(crashes=crashes))
 
 
 @pytest.mark.usefixtures("_memory")
