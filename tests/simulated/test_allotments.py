@@ -141,16 +141,6 @@ class Head:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_sequential_order_deals_contiguous_parts_in_order(plain: SimpleNamespace, name: str) -> None:
-    strategy = STRATEGIES[name]
-    _, dealt = observe(plain.classes(plain.mlp, samples=43), strategy, order="sequential")
-    n = strategy.replicas
-    for index in range(n):
-        part = range(index * 11 // n, (index + 1) * 11 // n)
-        assert dealt.minibatches[roles.replica(index)] == [(epoch, at) for epoch in range(EPOCHS) for at in part]
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
 def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> None:
     strategy = STRATEGIES[name]
     run, _ = observe(plain.classes(plain.mlp, samples=60), of_streams(strategy))

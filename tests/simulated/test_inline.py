@@ -20,7 +20,6 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Settings
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
@@ -32,7 +31,7 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import Downpour
 from distbelief.strategies.parameter_server.players import coordinator
-from distbelief.tasks import Task, as_data
+from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.simulations import attach
@@ -196,37 +195,3 @@ def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimi
     for name, value in expected.items():
         assert torch.equal(ours[name], value), name
         assert not torch.equal(ours[name], ungrouped[name]), name
-
-
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
-        (
-            lambda m: [{"params": m[0].parameters(), "momentum": 0.5}],
-            "group 0 sets 'momentum'; a group may set lr, weight_decay",
-        ),
-        (
-            lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}],
-            "'0.weight' is in parameter groups 0 and 1",
-        ),
-        (lambda m: [{"params": m[0].parameters()}], "'3.weight' is in no parameter group"),
-        (
-            lambda _: [{"params": [nn.Parameter(torch.zeros(3))]}],
-            r"group 0 has a tensor of shape \[3\] that is no parameter of the model",
-        ),
-    ],
-    ids=["option", "twice", "missing", "foreign"],
-)
-def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: Groups, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        Stage(plain.classes(plain.mlp), Settings(strategy=Downpour(1)), groups)
-
-
-def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:
-    """The oracle's order of minibatches is its own; it is that of the trainer."""
-    task = plain.classes(plain.mlp)
-    trainer = Trainer(task, task.model(), Settings(batch_size=4, seed=5))
-    ours = [
-        trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)
-    ]
-    assert ours == [numbers.tolist() for _, numbers in plain.minibatches(len(as_data(task.train())), 4, 2, 5)]

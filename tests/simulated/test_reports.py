@@ -11,7 +11,6 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
-from distbelief.lab.study import report as reports
 from distbelief.lab.study.running import run
 from distbelief.lab.study.runs import study_of
 
@@ -102,17 +101,6 @@ def test_a_run_ends_with_its_efficiency_beside_one_of_one_replica(
     head, *rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[1:4]]
     assert head[-1] == "efficiency"
     assert [row[-1].strip() for row in rows] == ["100 %", f"{share:.0f} %"]
-
-
-def test_a_report_of_runs_is_a_page(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "plotly", lambda: "/*drawn*/")
-    runs = [str(folder / name) for name in ("single-0", "single-1", "downpour-0")]
-    assert main.run(["report", *runs, "--out", str(tmp_path / "page.html"), "--targets", "0.3"]) == 0
-    assert "single on digits (simulated)" in capsys.readouterr().out
-    assert "/*drawn*/" in (tmp_path / "page.html").read_text()
-    assert "30.00 %" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,6 @@ def test_the_rate_of_one_process_grows_with_its_minibatch(plain: SimpleNamespace
     assert torch.equal(scaled, play(plain, optimizer=optim("sgd", lr=0.02 * factor))[1])
 
 
-@pytest.mark.parametrize("batch_size", [4, 5, 40])
-def test_a_step_is_of_so_many_samples(plain: SimpleNamespace, batch_size: int) -> None:
-    told = [record for record in play(plain, batch_size=batch_size)[0] if isinstance(record, records.Stepped)]
-    assert sum(record.steps for record in told) == 40 // batch_size
-    assert sum(record.samples for record in told) == 40
-
-
 @pytest.mark.parametrize("target", [0.0, 1e-9])
 def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: float) -> None:
     def tested(**options: Any) -> list[int]:
@@ -70,16 +63,6 @@ def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: floa
     assert tested(epochs=4, evaluate_every="15minibatches") == ([1, 3] if target else [1, 3, 4])
     if not target:
         assert tested(epochs=4, evaluate_every=0) == []
-
-
-@pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
-@pytest.mark.parametrize("keep", [1, 3])
-def test_checkpoint_every_and_keep_checkpoints(
-    plain: SimpleNamespace, tmp_path: Path, every: int, count: int, keep: int
-) -> None:
-    told, _ = play(plain, str(tmp_path), epochs=4, checkpoint_every=every, keep_checkpoints=keep)
-    assert sum(isinstance(record, records.Checkpointed) for record in told) == count
-    assert len(list((tmp_path / "checkpoints").iterdir())) == min(count, keep)
 
 
 def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
