@@ -339,6 +339,36 @@ REFUSED = {
     "train digits hogwild --hosts a:2": "share one memory",
     "train digits downpour --on slurm --dry-run": "get one with salloc",
     "train digits downpour --tickets /tmp": "--tickets /tmp: needs several hosts",
+    "train digits downpour --hosts a:2 --replicas 3": "the hosts have 2 slots",
+    "train digits downpour --hosts a:2,a:2": "is named twice",
+    "train digits downpour --hosts a": "how many replicas?",
+    "train digits downpour --hosts a --replicas 2 --dry-run": "how many slots has host a?",
+    "train digits downpour --hosts a:2 --hostfile nowhere": "leave one off",
+    "train digits downpour --hostfile nowhere": "--hostfile nowhere cannot be read",
+    "train digits downpour --dry-run": "--dry-run True: needs several hosts",
+    "train digits downpour --hosts a:2 --leave-within nan": "--leave-within nan: is a number of seconds, 0 or more",
+    "train digits downpour --hosts a:2 --listen 0.0.0.0": "--listen 0.0.0.0: is of one host, and there are several",
+    "train digits downpour --on ray --hosts a:2": "--hosts a:2: with --on ray the hosts are the nodes of the cluster",
+    "train digits downpour --hosts a:2 --tickets /tmp": "--tickets /tmp: is of a command that srun, torchrun or mpirun",
+    "train digits downpour --on rya": "unknown engine 'rya'; did you mean 'ray'?",
+    "split digits --split stages --chunks 2": "--chunks 2: is for a split by time, and stages is none",
+    "split digits --seconds 0": "--seconds 0: must be more than 0",
+    "split digits --partitions 1": "partitions=1: a model is split over 2",
+    "study": "which study?",
+    "study smal": "unknown study 'smal'; did you mean 'small'",
+    "study nowhere.toml": "study nowhere.toml: there is no such file",
+    "study small --seeds -3": "--seeds -3: must be 0 or more",
+    "study --out": "write the study first",
+    "simulate digits downpour --replicas 5 --topology tree:2x2": "tree:2x2: has 4 hosts, and a job of 5 replicas, 1 a",
+    "simulate digits downpour --topology slim-fly:6": "slim-fly:6: q must be the power of a prime, and more than 2",
+    "simulate digits downpour --topology nowhere.conf": "nowhere.conf: cannot be read",
+    "simulate digits downpour --topology topology.yaml": "topology.yaml: YAML is not read",
+    "simulate digits downpour --topology tree:2 --hosts cores=2": "all roles are on one host",
+    "plan digits --machines 8x2 --topology tree:2x2": "tree:2x2: has 4 hosts, and --machines 8x2 needs 8",
+    "plan digits --topology tree:2x2": "connects hosts, and there is one; name several, as --machines 4x8",
+    "draw ring --topology tree:2x2 --ranks 5": "has 4 hosts, and --ranks 5 needs 5",
+    "draw ring --topology slim-fly:19": "--ranks 10830: must be from 1 to 512",
+    "draw ring --topology tree:2x2 --network reduce=1GB": "--network reduce: the price of ring on a topology",
     "check --hosts a --data-dir d": "--data-dir d: of which task?",
     "launch downpour": "which script?",
     "join ticket.json --threads 0": "--threads 0: must be 1 or more, and at most 1024",
@@ -510,33 +540,6 @@ def test_the_help_of_launch_lists_no_task(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "strategies: downpour" in said
     assert "digits" not in said
-
-
-def test_a_simulation_runs_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
-    line = (
-        "simulate digits downpour --replicas 3 --network latency=1ms --compute constant:10ms --stragglers 1:4,5%x10"
-        " --faults crash=2@9 delay=1%x5ms restart=50ms outage=20ms+60ms@replica0/shard1 outage=1ms+2ms@coordinator"
-    )
-    assert main.run([*line.split(), "--json"]) == 0
-    result = db.run(
-        db.Job("digits", db.Downpour(replicas=3)),
-        on=db.Simulated(
-            db.NetworkModel(
-                latency=1e-3,
-                delay_chance=0.01,
-                delay=5e-3,
-                outages=(db.Outage(0.02, 0.08, ("replica 0", "shard 1")), db.Outage(1e-3, 3e-3, ("coordinator",))),
-            ),
-            db.ComputeModel(step=0.01, spread="constant", slow={1: 4.0}, straggle_chance=0.05, straggle_factor=10.0),
-            (db.Crash("replica 2", 9),),
-            restart_seconds=0.05,
-        ),
-    )
-    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["per_replica"][2]["lost"] > 0
-    assert {name: shown[name] for name in ("seconds", "test_loss", "per_replica")} == {
-        name: result[name] for name in ("seconds", "test_loss", "per_replica")
-    }
 
 
 SWEPT = "simulate digits downpour --replicas 2 --restarts 0 --faults crash=0@69 crash=1@69 delay=10%x20ms --seed 3"

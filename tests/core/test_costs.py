@@ -701,20 +701,3 @@ def test_a_cost_names_its_processor_and_version_and_can_be_compared(
     assert row["kilowatt_hours"] == pytest.approx(100 * 1000 / 3.6e6)
     assert row["processor"] == cost.processor("cpu")
     assert "price" not in row
-
-
-@pytest.mark.long
-def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "ENOUGH", 0.0)
-    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
-    # above what a process holds that has run many tests
-    assert main.run(["cost", "digits", "--max-memory", "4GB", "--watts", "65", "--epochs", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert all(told in shown for told in ("4,160", "an iteration", "kWh", "2 epochs", "4 GB hold a batch of"))
-    assert main.run(["cost", "digits", "--json", "--batch-size", "8"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["batch_size"] == 8
-    assert found["peak"] == sum(found["memory"].values())
-    assert found["step"] == pytest.approx(
-        sum(found["point"][part] for part in ("input", "forward", "backward")) + found["updates"][0]["seconds"]
-    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
-import pytest
 import torch
-from patience import SLOWNESS
 
 from distbelief.fabric.crossings import Crossings, segment_bytes
 
@@ -133,41 +129,6 @@ def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() ->
     loss.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, value(2).sum(0))
-
-
-@pytest.mark.parametrize("steps", [2000])
-def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbelief.fabric.crossings.LOOK_SECONDS", 0.0)
-    pair, bells = partitions(), [threading.Event(), threading.Event()]
-    seen: list[float] = []
-
-    def wait(partition: int) -> None:
-        assert bells[partition].wait(20 * SLOWNESS), f"partition {partition} was not woken"
-        bells[partition].clear()
-
-    def play(partition: int) -> None:
-        own, other = pair[partition], 1 - partition
-        for step in range(1, steps + 1):
-            for woken in own.begin(step):
-                bells[woken].set()
-            for turn in (0, 1) if partition == 0 else (1, 0):
-                if turn == 0:
-                    while not own.give(partition, other, value(step + partition)):
-                        wait(partition)
-                    if own.sleeps(other):
-                        bells[other].set()
-                else:
-                    while (taken := take(own, other)) is None:
-                        wait(partition)
-                    if partition == 0:
-                        seen.append(float(taken[0, 0]))
-
-    threads = [threading.Thread(target=play, args=(partition,)) for partition in (0, 1)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60 * SLOWNESS)
-    assert seen == [step + 1.0 for step in range(1, steps + 1)]
 
 
 def test_a_partition_says_which_step_it_has_ended() -> None:

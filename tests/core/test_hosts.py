@@ -262,33 +262,6 @@ def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, caps
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--hosts a:2 --replicas 3", "the hosts have 2 slots"),
-        ("--hosts a:2,a:2", "is named twice"),
-        ("--hosts a", "how many replicas?"),
-        ("--hosts a --replicas 2 --dry-run", "how many slots has host a?"),
-        ("--hosts a:2 --hostfile nowhere", "leave one off"),
-        ("--hostfile nowhere", "--hostfile nowhere cannot be read"),
-        ("--dry-run", "--dry-run True: needs several hosts"),
-        ("--oversubscribe", "--oversubscribe True: needs several hosts"),
-        ("--leave-within 30", "--leave-within 30.0: needs several hosts"),
-        ("--hosts a:2 --leave-within -1", "--leave-within -1: is a number of seconds, 0 or more"),
-        ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
-        ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
-        ("--hosts a:2 --transport tcp", "--transport tcp: is of one host"),
-        ("--on ray --hosts a:2", "--hosts a:2: with --on ray the hosts are the nodes of the cluster"),
-        ("--on ray:a:6379 --hostfile f", "--hostfile f: with --on ray:a:6379 the hosts are"),
-        ("--on ray --tickets /tmp", "--tickets /tmp: is of a command that srun, torchrun or mpirun"),
-        ("--on rya", "unknown engine 'rya'; did you mean 'ray'?"),
-    ],
-)
-def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "digits", "downpour", *words.split()]) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(UsageError, match="this is no allocation; get one with salloc"):

@@ -479,22 +479,6 @@ def test_the_command_that_a_plan_ends_with_names_its_optimizer(capsys: pytest.Ca
         assert capsys.readouterr().out.splitlines()[-1].endswith(f" {words}")
 
 
-def test_the_first_is_first_for_a_reason() -> None:
-    found = made(strategies=("single", "allreduce"))
-    assert found.first.terms is not None
-    [single] = [row for row in found.rows if row.what == "single" and not row.measured]
-    assert single.terms is not None
-    rate, other = found.first.terms.samples_per_second, single.terms.samples_per_second
-    assert found.why.startswith(f"allreduce, 4 replicas: {rate:,.0f} samples/s, predicted; ")
-    assert (
-        f"and its bound is {found.first.terms.binds}; {rate / other:.2f} times single, in which computing takes "
-        in found.why
-    )
-    told = [line.partition(":")[0] for line in found.changes]
-    assert told == ["with twice the bandwidth", "with half the latency", "with a straggler (replica 0 half as fast)"]
-    assert all(": still allreduce, 4 replicas, " in line for line in found.changes)
-
-
 def test_another_answer_is_told_where_a_change_brings_it() -> None:
     """A line on which two hosts are hardly slower than one, so that a replica of half the speed decides."""
     found = made(

@@ -248,37 +248,6 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     assert "all roles on one machine" in summary(alone | {"path": "direct"})
 
 
-@pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 110, 120])
-def test_progress_is_one_row_on_a_terminal_of_any_width(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "xterm")
-    live = Folded(Terminal(), title="downpour on mnist", now=Clock(1.0))
-    facts = {"of": {"replica 0": {"staleness": 1.25}}}
-    live.stands("shard 0", facts)
-    long = r.Gone("replica 1", 2, "killed by signal [9] " * 20, True)
-    for seconds, record in [*RUN[:6], (3.0, long)]:
-        live.fold(seconds, record)
-    console = live._rich().console
-    lines = [[part.text for part in row] for row in console.render_lines(live._picture(), pad=False)]
-    rows = ["".join(row).rstrip() for row in lines]
-    assert len(rows) == 3  # the progress, and two replicas
-    assert all(len(row) <= width for row in rows)
-    assert "40/80 samples" in rows[0]
-    assert "accuracy 92.50 %" in rows[0]
-    assert ("staleness 1.25" in rows[0]) == (width >= 110)
-    assert "…" not in rows[0]
-    live.close()
-
-
-def test_the_last_picture_of_a_job_that_ended_well_leaves_its_figures_to_the_summary(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    ended = shown(Terminal(), now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
-    assert "replica 1" in ended
-    assert "80/80 samples" not in ended
-    failed = [*RUN[:-1], (5.0, r.Finished.of(Cause.REPLICAS_DIED, "replica 1 died"))]
-    assert "80/80 samples" in shown(Terminal(), failed, now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
-
-
 def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
     records = [
         (1.0, r.Started(2, 0, 650, 40, 10, 2)),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from distbelief.cli import main
 from distbelief.cli.study import check
 from distbelief.errors import UsageError
 from distbelief.lab.study import definition
@@ -275,21 +274,3 @@ def test_grids_are_of_equal_size(tmp_path: Path) -> None:
         UsageError, match=r"a\.toml: .*its grid has 2 values, that of 'serial' 1: give all equally many"
     ):
         read(text, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["study"], "which study?"),
-        (["study", "smal"], "unknown study 'smal'; did you mean 'small'"),
-        (["study", "nowhere.toml"], "study nowhere.toml: there is no such file"),
-        (["study", "small", "--minuts", "3"], "no option --minuts; did you mean --minutes"),
-        (["study", "small", "--seeds", "-3"], "--seeds -3: must be 0 or more"),
-        (["study", "--out"], "write the study first"),
-    ],
-)
-def test_wrong_words_are_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(words) == 2
-    shown = capsys.readouterr().err
-    assert told in shown
-    assert shown.count("\n") == 1

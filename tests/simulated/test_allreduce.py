@@ -238,23 +238,6 @@ def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -
     )
 
 
-@pytest.mark.parametrize(
-    ("network", "algorithm"),
-    [
-        (NetworkModel(latency=1.0, bandwidth=1e12), "naive"),
-        (NetworkModel(latency=1e-3, bandwidth=1e5, local_latency=1e-6, local_bandwidth=1e9), "hierarchical"),
-    ],
-)
-def test_auto_takes_the_cheapest(plain: SimpleNamespace, network: NetworkModel, algorithm: str) -> None:
-    taken = []
-    for name in ("auto", algorithm):
-        hosts = 3 if network.local_latency else per_host(name, 3)
-        run, sent = begin(plain, Simulated(network=network), replicas=6, per_host=hosts, algorithm=name)
-        run.run()
-        taken.append([(a, b, m.step, m.start) for a, b, m in sent.pieces])
-    assert sorted(taken[0]) == sorted(taken[1])
-
-
 def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
     slow = Simulated(
         network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant")

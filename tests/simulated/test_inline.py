@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from watching.observed import Observed
 
 from distbelief.core import roles, wire
@@ -38,19 +36,18 @@ from distbelief.testing.simulations import attach
 from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.inline import Inline
 
-Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]
 
 
 class Stage:
     """A job over the inline carrier: the oldest message or computation is always the next."""
 
-    def __init__(self, task: Task, settings: Settings, groups: Groups | None = None) -> None:
+    def __init__(self, task: Task, settings: Settings) -> None:
         self.network, self.seen = Inline(), Sequence()
         self.driver = Driver(self, lambda *_: None)
         self.network.endpoint("computations").deliver = lambda arrival: arrival.event()  # type: ignore[operator]
         self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
-        self.modules: list[FlatModule] = []
+
         self.driver.add_machine(
             roles.COORDINATOR,
             coordinator(settings, False, ANEW),
@@ -63,8 +60,7 @@ class Stage:
             endpoint.send(roles.COORDINATOR, Here())
         for i in range(settings.replicas):
             model = build_model(task, settings.seed, "cpu")
-            flat = FlatModule(model, groups(model) if groups else None)
-            self.modules.append(flat)
+            flat = FlatModule(model)
             trainer = Trainer(task, model, settings, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
@@ -93,16 +89,6 @@ class Stage:
 
     def turn(self) -> None:
         assert self.network.step(), "every role waits for another"
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """What the first replica's model is with the server's parameters."""
-        flat = self.modules[0]
-        whole = torch.cat([*(shard.held.moving() for shard in self.shards)])
-        vector = torch.zeros(flat.layout.total, dtype=torch.uint8)
-        vector[: len(whole)] = whole
-        flat.bind([], [vector])
-        flat.swap(0)
-        return {name: value.clone() for name, value in flat.module.state_dict().items()}
 
 
 def _worker(stage: Stage, flat: FlatModule, trainer: Trainer) -> Worker:
@@ -166,32 +152,3 @@ def test_simulated_is_inline_where_no_time_passes(
     for role, end in run.simulation.network.endpoints.items():
         assert (end.traffic.sent, end.traffic.received) == (ends[role].traffic.sent, ends[role].traffic.received), role
         assert end.traffic.sent["push" if roles.is_replica(role) else "control"] > 0
-
-
-def two_groups(model: nn.Module) -> list[dict[str, Any]]:
-    weights = [p for p in model.parameters() if p.ndim > 1]
-    return [
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        {"params": weights, "lr": 0.003},
-    ]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adamw"])
-@pytest.mark.parametrize("shards", [1, 4])
-def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
-    task = plain.classes(plain.mlp)
-    settings = Settings(
-        epochs=2, batch_size=4, lr_schedule="cosine",
-        strategy=Downpour(1, shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1})), evaluate_every=0,
-    )  # fmt: skip
-    stage = Stage(task, settings, two_groups)
-    stage.driver.run()
-    loop = {"lr": 0.02, "epochs": 2, "weight_decay": 0.1, "schedule": "cosine"}
-    expected, ungrouped = (
-        plain.sequential(task, optimizer, groups=two_groups, **loop),
-        plain.sequential(task, optimizer, **loop),
-    )
-    ours = stage.state()
-    for name, value in expected.items():
-        assert torch.equal(ours[name], value), name
-        assert not torch.equal(ours[name], ungrouped[name]), name

@@ -92,20 +92,16 @@ def lamb(
     return update
 
 
-def sgd(decay: float, momentum: float, exempt: bool, folded: bool = False, corrected: bool = True) -> Update:
-    """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two
-    dimensions.
-    """
+def sgd(decay: float, momentum: float, exempt: bool) -> Update:
+    """Momentum, torch's way; decay of all, or of what has two dimensions."""
 
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
             assert w.grad is not None
             g = w.grad + (0.0 if exempt and w.ndim < 2 else decay) * w.detach()
-            own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate, dtype=torch.float64)})
-            scale = rate / float(own["rate"]) if folded and corrected else 1.0
-            own["v"] = momentum * scale * own["v"] + (rate if folded else 1.0) * g
-            own["rate"] = torch.tensor(rate, dtype=torch.float64)
-            w.data -= own["v"] if folded else rate * own["v"]
+            own = state.setdefault(name, {"v": torch.zeros_like(w)})
+            own["v"] = momentum * own["v"] + g
+            w.data -= rate * own["v"]
 
     return update
 
@@ -409,27 +405,6 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
                 assert apart(ours, theirs) < 1e-12
             seen.append(theirs)
     assert min(apart(one, other) for i, one in enumerate(seen) for other in seen[:i]) > 1e-4
-
-
-def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
-    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not
-    without.
-    """
-    task = task_of(plain, plainly)
-    strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
-    ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
-    corrected, uncorrected = (
-        reference(
-            plain,
-            task,
-            sgd(0.0, 0.9, False, folded=True, corrected=does),
-            lambda applied: 0.02 if applied < 24 else 0.08,
-            batch_size=8,
-        )
-        for does in (True, False)
-    )
-    assert apart(ours, corrected) < 1e-12
-    assert apart(ours, uncorrected) > 1e-4
 
 
 # weight decay

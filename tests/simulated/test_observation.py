@@ -106,23 +106,6 @@ def test_a_way_is_compared_with_others_by_the_time_to_the_problems_loss(
         assert f"With 2 replicas Adagrad beside fixed rate is sooner on digits ({slower.gain})." in shown
 
 
-def test_rates_are_tuned_by_the_loss_on_seeds_that_are_not_reported(
-    study: definition.Study, whole: tuple[Path, list[Trial]]
-) -> None:
-    _, trials = whole
-    tuning = [one for one in trials if one.tuning]
-    assert {one.seed for one in tuning} == {7}
-    for way in ("fixed rate", "Adagrad"):
-        name = f"digits: {way}, replicas 2"
-        ones = {one.value: first_of_two(one, 0.5) for one in tuning if one.arm == name}
-        assert len(ones) == 2
-        counted = [one for one in trials if one.arm == name and not one.tuning]
-        assert {one.value for one in counted} == {min(ones, key=lambda value: ones[value])}
-        assert {one.seed for one in counted} == {0, 1}
-    without = [one for one in trials if not one.tuning]
-    assert make_report(study, trials, {}).problems == make_report(study, without, {}).problems
-
-
 def test_each_problem_has_a_beginning_whose_unevenness_is_that_of_its_seeds_that_count(
     study: definition.Study, whole: tuple[Path, list[Trial]]
 ) -> None:

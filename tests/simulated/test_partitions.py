@@ -135,28 +135,6 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
-def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNamespace) -> None:
-    """Inputs and targets that are drawn anew for each minibatch: by its own chance, wherever it is computed."""
-    base = plain.classes(smooth, samples=SAMPLES).train()
-
-    class Augmented:
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, targets = base.batch(indices)
-            return inputs + torch.randn_like(inputs), (targets + torch.randint(0, 3, targets.shape)) % 3
-
-    found = []
-    for more in ({}, SPLITS["stages"]):
-        job = Job(
-            task=Task(model=smooth, train=Augmented), strategy=Downpour(1, **more), batch_size=4, evaluate_every=0,  # type: ignore[arg-type]  # its options
-        )  # fmt: skip
-        run = Observed(job).run()
-        found.append(state_of(run))
-    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
-
-
 @pytest.mark.parametrize("backup", [0, 2])
 @pytest.mark.parametrize("how", ["stages", "neurons"])
 def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, how: str, backup: int) -> None:

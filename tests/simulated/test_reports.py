@@ -72,37 +72,6 @@ def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:
     assert [point.accuracy for point in trials[0].points] == [row["test_accuracy"] for row in result["history"]]
 
 
-def test_a_run_ends_with_its_efficiency_beside_one_of_one_replica(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Which is the newest that is as it is, but for replicas, seed and epochs; and so does a report of both."""
-
-    def ended(name: str, *words: str) -> str:
-        args = ["simulate", "digits", "downpour", "--out", str(tmp_path / name), *words]
-        assert main.run(args) == 0
-        return next((line for line in capsys.readouterr().out.splitlines() if line.startswith("efficiency")), "")
-
-    def rate(name: str) -> float:
-        return float(json.loads((tmp_path / name / "result.json").read_text())["samples_per_second"])
-
-    assert ended("alone", "--replicas", "2") == ""
-    assert ended("one", "--replicas", "1", "--epochs", "2", "--seed", "3") == ""
-    others = (["--batch-size", "32"], ["--network", "latency=1ms"], ["--lr", "0.2"], ["--threads", "2"])
-    for number, other in enumerate(others):
-        ended(f"other {number}", "--replicas", "1", *other)
-    (tmp_path / "spoilt").mkdir()
-    (tmp_path / "spoilt" / "result.json").write_text("{")
-    told = ended("four", "--replicas", "4")
-    share = 100 * rate("four") / (4 * rate("one"))
-    assert told == f"efficiency  {share:.0f} % of 4 times {rate('one'):,.0f} samples/s, those of {tmp_path / 'one'}"
-    assert ended("two", "--replicas", "2", "--epochs", "2")
-    share = 100 * rate("two") / (2 * rate("one"))
-    main.run(["report", *(str(tmp_path / name) for name in ("one", "two")), "--out", str(tmp_path / "page.html")])
-    head, *rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[1:4]]
-    assert head[-1] == "efficiency"
-    assert [row[-1].strip() for row in rows] == ["100 %", f"{share:.0f} %"]
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

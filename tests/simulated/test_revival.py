@@ -160,27 +160,6 @@ def test_it_may_die_again_and_again(plain: SimpleNamespace) -> None:
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES
 
 
-def test_training_goes_on_while_it_is_away(plain: SimpleNamespace) -> None:
-    """The portions that were dealt are made, and reported when it is back."""
-    pushed: list[float] = []
-    run = observe(
-        plain, Downpour(1, 1), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=5.0), epochs=40
-    )
-
-    class Pushes:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            """Nothing."""
-
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if run.simulation.network.endpoints[roles.COORDINATOR].closed and type(message).__name__ == "Push":
-                pushed.append(run.simulation.clock.now())
-
-    run.watch(Pushes())
-    run.run()
-    assert run.outcome == "done"
-    assert len(pushed) >= 2
-
-
 @pytest.mark.usefixtures("_memory")
 def test_who_dies_while_it_is_away_is_told_of(plain: SimpleNamespace) -> None:
     crashes = (Crash(roles.COORDINATOR, 12), Crash("replica 0", 12), Crash("shard 1", 12))

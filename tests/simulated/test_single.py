@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.portions import StartingPoint
 from distbelief.core.records import Record
@@ -46,23 +45,6 @@ def test_the_rate_of_one_process_grows_with_its_minibatch(plain: SimpleNamespace
     """A minibatch of 4 is four times the base batch."""
     scaled = play(plain, lr_scaling=scaling, base_batch=1, optimizer=optim("sgd", lr=0.02))[1]
     assert torch.equal(scaled, play(plain, optimizer=optim("sgd", lr=0.02 * factor))[1])
-
-
-@pytest.mark.parametrize("target", [0.0, 1e-9])
-def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: float) -> None:
-    def tested(**options: Any) -> list[int]:
-        return [
-            record.epoch
-            for record in play(plain, target_accuracy=target, **options)[0]
-            if isinstance(record, records.Tested)
-        ]
-
-    assert tested(epochs=4) == ([1, 2] if target else [1, 2, 3, 4])
-    assert tested(epochs=6, evaluate_every=2) == ([2, 4] if target else [2, 4, 6])
-    assert tested(epochs=4, evaluate_every=3) == [3, 4]
-    assert tested(epochs=4, evaluate_every="15minibatches") == ([1, 3] if target else [1, 3, 4])
-    if not target:
-        assert tested(epochs=4, evaluate_every=0) == []
 
 
 def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torch
 from drawn import SEEDS, some
 from safetensors.torch import load_file
 
-from distbelief import tasks
 from distbelief.cli.study import preparing
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
@@ -335,35 +332,3 @@ def test_what_was_not_trained_cannot_be_compressed_and_says_so(tmp_path: Path) -
     found = run(Study("a", arms, (0,), (), "whole"), tmp_path / "out", prepare)
     assert [one.failed for one in found] == [True, True]
     assert "is not a run folder" in found[1].reason
-
-
-def test_losses_are_targets_and_that_on_the_training_set_is_of_all_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_text(TEXT.replace("[0.2, 0.99]", '[0.2, "training-loss=2.2", "loss=1e-9"]').replace("[0, 1]", "[0]"))
-    read = definition.read(file)
-    assert read.targets == ("training-loss=2.2", "loss=1e-9", 0.2)
-    trials = run(read, tmp_path / "out", preparing())
-    report = write_report(tmp_path / "out", read, trials)
-    for trial in report.trials:
-        task, last = resolve("digits"), trial.points[-1]
-        model, data = task.model(), tasks.as_data(task.train())
-        folder = tmp_path / "out" / "trials" / trial.arm / "seed-0" / "run"
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        with torch.no_grad():
-            inputs, targets = data.batch(torch.arange(len(data)))
-            assert last.training_loss == pytest.approx(task.loss(model(inputs), targets).item(), rel=1e-5)
-        reached = next(
-            (
-                one.epochs
-                for one, after in itertools.pairwise(trial.points)
-                if max(one.training_loss or 9, after.training_loss or 9) <= 2.2
-            ),
-            math.inf,
-        )
-        assert report.arm(trial.arm).at("training-loss=2.2").epochs == reached
-        assert report.arm(trial.arm).at("loss=1e-9").reached == 0
-    assert any(arm.at("training-loss=2.2").reached for arm in report.arms)
-    head = (tmp_path / "out" / "trials.csv").read_text().splitlines()[0]
-    assert head.endswith(
-        "epochs to training-loss=2.2,seconds to loss=1e-9,epochs to loss=1e-9,seconds to 0.2,epochs to 0.2"
-    )
