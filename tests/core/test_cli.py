@@ -11,7 +11,6 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from distbelief.cli.arguments import documents
 from distbelief.core.optimizer import LEARNING_RATES
 from distbelief.core.settings import Settings
 from distbelief.errors import SYNONYMS, Refusals, UsageError
-from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.messages import Failed
 from distbelief.places.processes.options import listen_at
@@ -172,7 +170,6 @@ def test_a_file_of_options_that_is_wrong_names_file_line_and_nearest_word(
 
 
 def spec(*args: str) -> Spec:
-    """What the processes of a job are told."""
     asked = options.parse("train", "digits", "downpour", args)
     job, place = asked.job("digits"), asked.place()
     return spec_of(place, Attempt(job, job.settings(), db.View(), 0.0, kept=False), [], True)
@@ -191,22 +188,6 @@ def test_the_options_of_a_process_reach_it() -> None:
     assert spec("--bind", "0.0.0.0", "--advertise", "node7", "--transport", "tcp").advertise == "node7"
     own = spec("--bind", "0.0.0.0", "--transport", "tcp").advertise
     assert own not in ("", "0.0.0.0")
-
-
-@pytest.mark.parametrize(
-    ("args", "compute"),
-    [
-        ("", None),
-        ("--pad 50ms", db.ComputeModel(step=0.05, spread="constant")),
-        ("--straggle 1:4", db.ComputeModel(step=0.0, spread="constant", slow={1: 4.0})),
-        (
-            "--pad 1s --straggle 0:2 5%x10",
-            db.ComputeModel(step=1.0, spread="constant", slow={0: 2.0}, straggle_chance=0.05, straggle_factor=10.0),
-        ),
-    ],
-)
-def test_the_pace_of_real_processes_reaches_them(args: str, compute: db.ComputeModel | None) -> None:
-    assert spec(*args.split()).compute == compute
 
 
 @pytest.mark.parametrize(
@@ -452,22 +433,6 @@ def test_a_wrong_word_is_one_line_with_the_right_one(line: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "--replicas two --lr fast --epochs all",
-        "--threads 0 --replicas 0 --epochs 0",
-        "--budget long --evaluate-every often --snapshot-every seldom",
-        f"--epochs {10**20} --seed {10**20} --batch-size {10**20}",
-    ],
-)
-def test_all_wrong_values_are_said_each_in_a_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "digits", "downpour", *line.split()]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert {word.split()[1] for word in said} == {word for word in line.split() if word.startswith("--")}
-    assert len(said) == 3
-
-
-@pytest.mark.parametrize(
     ("line", "first"),
     [
         ("train digits single", "starting single on digits\n"),
@@ -638,18 +603,6 @@ def test_an_interrupted_simulation_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_only_a_job_that_kept_something_can_be_gone_on_with(
-    kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / ("checkpoints" if kept else "nothing")).mkdir()
-    result = {"outcome": "interrupted", "run": str(tmp_path)}
-    asked: Any = SimpleNamespace(showing=SimpleNamespace(json=False, quiet=True))
-    assert commands._run(lambda: result, asked, ["simulate", "digits", "downpour", "--phantom"]) == 130
-    assert main._interrupted(["simulate"]) == "interrupted"  # a Ctrl-C that comes now has not kept the job from it
-    assert ("go on with: distbelief simulate digits" in capsys.readouterr().err) is kept
-
-
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.long
 def test_a_simulation_that_is_interrupted_twice_says_how_to_go_on_where_it_has_a_folder(
     kept: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -697,50 +650,6 @@ def test_a_simulation_leaves_a_folder_where_it_is_asked_to(
     assert main.run(["simulate", "digits", "downpour", "--quiet", *args]) == 0
     assert [str(path.parent) for path in Path().rglob("result.json")] == capsys.readouterr().out.split()
     assert any(tmp_path.iterdir()) is kept
-
-
-@pytest.mark.parametrize(("args", "shown"), [([], ["0"]), (["--watch"], ["0", "1", "2"])])
-def test_status_watches_a_job_to_its_end(
-    args: list[str],
-    shown: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = iter({"running": number < 2, "number": number} for number in range(3))
-    monkeypatch.setattr(status, "status", lambda _: next(found))
-    monkeypatch.setattr(status, "lines", lambda one: [str(one["number"])])
-    monkeypatch.setattr(commands.time, "sleep", lambda _: None)
-    assert main.run(["status", str(tmp_path), *args]) == 0
-    assert capsys.readouterr().out.split() == shown
-
-
-FOLDERED = """
-import pathlib, torch, distbelief as db
-
-def task(data_dir=None):
-    def data():
-        count = int(pathlib.Path(data_dir, "count").read_text())
-        return db.TensorData(torch.zeros(count, 4), torch.zeros(count, dtype=torch.long))
-    return db.Task(model=lambda: torch.nn.Linear(4, 2), train=data, test=data)
-"""
-"""A task with as many samples as stand in a file of its folder."""
-
-
-def test_evaluate_takes_the_data_and_the_device_that_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "foldered.py").write_text(FOLDERED)
-    for count in ("3", "5"):
-        (tmp_path / count).mkdir()
-        (tmp_path / count / "count").write_text(count)
-    job = db.Job("foldered:task", db.Downpour(replicas=1), data_dir=str(tmp_path / "3"), out=str(tmp_path / "run"))
-    assert db.run(job, on=db.Simulated())["samples"] == 3
-    measured = [evaluate.evaluate(tmp_path / "run", folder)["samples"] for folder in (None, str(tmp_path / "5"))]
-    assert measured == [3, 5]
-    with pytest.raises(UsageError, match="--device cuda:77"):
-        evaluate.evaluate(tmp_path / "run", device="cuda:77")
 
 
 @pytest.mark.parametrize(

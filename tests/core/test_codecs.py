@@ -73,7 +73,6 @@ def test_every_codec_keeps_its_promises(name: str) -> None:
 
 
 def entropy(symbols: Any) -> float:
-    """Bytes that symbols have by Shannon's bound."""
     _, counts = np.unique(symbols, return_counts=True)
     return float(-(counts * np.log2(counts / len(symbols))).sum() / 8)
 
@@ -84,7 +83,6 @@ TABLE = 64
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 9, 12])
 def test_a_huffman_code_is_within_3_percent_of_the_entropy(bits: int) -> None:
-    """Of symbols as they occur: ids of normal numbers, and gaps of a twelfth."""
     spread = CHANCE.normal(size=60_000) * 2**bits / 6 + 2**bits / 2
     gaps = np.diff(np.flatnonzero(CHANCE.random(700_000) < 1 / 12))
     for numbers in (spread, gaps) if bits <= 8 else (spread,):
@@ -124,7 +122,6 @@ def test_the_bits_of_a_gap_are_those_that_need_the_fewest_bytes(huffman: bool, m
 
 
 def within(values: Any, codebook: Any, ids: Any) -> float:
-    """The squared distances within clusters."""
     return float(((values.astype(np.float64) - codebook.astype(np.float64)[ids]) ** 2).sum())
 
 

@@ -165,8 +165,6 @@ def test_memory_is_told_by_kind(name: str, vectors: int) -> None:
 
 
 class Deciding(nn.Module):
-    """A layer that looks at values."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x if float(x.detach().sum()) >= 0 else -x
 
@@ -344,8 +342,6 @@ class Back(torch.autograd.Function):
 
 
 class BackLinear(nn.Module):
-    """A layer whose way back looks at values."""
-
     def __init__(self, wide: int) -> None:
         super().__init__()
         self.inner = nn.Linear(wide, wide)

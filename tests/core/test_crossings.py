@@ -132,7 +132,6 @@ def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() ->
 
 
 def test_a_partition_says_which_step_it_has_ended() -> None:
-    """Who waits for what it has not given in a step knows then that it never will."""
     memory = torch.zeros(segment_bytes(2, [8]), dtype=torch.uint8)
     one, other = (Crossings(memory, partition, 2, [8]) for partition in range(2))
     for step in (1, 2):

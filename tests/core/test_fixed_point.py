@@ -73,7 +73,6 @@ def test_what_is_not_finite_is_never_silent(value: float) -> None:
 
 
 def test_a_step_multiplies_rounded_values_only() -> None:
-    """The gradient of two layers, written out: each product of rounded operands, all else in float32."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
     inputs, targets = torch.randn(16, 7), torch.randn(16, 3)

@@ -49,7 +49,6 @@ class Runs:
         return Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0)
 
     def measured(self, seconds: float, asked: list[PlanCandidate]) -> Measurements:
-        """What is measured in these seconds."""
         return halving.measure("digits", asked, PlanRequest(seconds=seconds), lambda _: None)
 
 
@@ -80,7 +79,6 @@ def test_each_run_has_a_few_steps_and_there_is_no_second_turn_however_little_tim
 
 
 def test_a_candidate_that_fails_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in its last run."""
     found = Runs(monkeypatch, {NAMES[0]: [0.0], NAMES[1]: [1.0], NAMES[2]: [2.0, 0.0]}).measured(9.0, ASKED[:3])
     assert ([*found.terms], found.failed) == ([NAMES[1]], {NAMES[0]: "not here", NAMES[2]: "not here"})
 
@@ -95,7 +93,6 @@ def test_one_plan_at_a_time_measures() -> None:
 
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No plan of another test is in the way."""
     monkeypatch.setattr(halving, "LOCK", f"\0{tmp_path}")
 
 
@@ -105,7 +102,6 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder(
     where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also while its folder is made, and while it is removed."""
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(halving.Local, "run", lambda *_: {"outcome": "completed"})
@@ -126,8 +122,6 @@ def test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder(
 
 @pytest.mark.parametrize("began", [True, False])
 def test_who_interrupts_a_run_interrupts_the_plan(began: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job of somebody's has been interrupted, whose words are of checkpoints."""
-
     def run(*_: object) -> dict[str, str]:
         if not began:
             raise Interrupted("interrupted before the job began")

@@ -36,13 +36,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a dry run shows."""
     assert main.run([*words.split(), "--dry-run"]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
 
 def busiest(text: str) -> tuple[str, float]:
-    """The busiest link, and what it carries."""
     [(link, load)] = re.findall(
         r"^the busiest link is (.*): ([0-9.]+) (?:times the vector|gradients)", text, re.MULTILINE
     )

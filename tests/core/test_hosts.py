@@ -537,8 +537,6 @@ def test_ray_that_is_not_installed_is_told_with_what_to_install(
 
 
 class Greeted:
-    """An agent that has greeted."""
-
     def __init__(self, version: str, memory: int, clock_ahead: float) -> None:
         self.greeting = Greeting(version, "a", 4, 0, memory, "", {}, [], 0, 0.0, False)
         self.clock_ahead = clock_ahead
@@ -663,7 +661,6 @@ def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
 
 
 def gathering(here: launched.Launched | None = None) -> Any:
-    """A meeting to which nobody has come yet."""
     made: Any = object.__new__(meeting.Meeting)
     made._invitation, made.attendants, made._agents, made.restarts = SimpleNamespace(here=here), {}, {}, 0
     return made
@@ -732,7 +729,6 @@ def test_a_ticket_that_is_not_its_readers_alone_is_refused(
 
 
 def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a folder gives every file a mode of its own."""
     path, opens = tmp_path / "ticket", os.open
     meeting._write(path, b"{}")
     assert path.stat().st_mode & 0o777 == 0o600

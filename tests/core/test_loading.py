@@ -168,8 +168,6 @@ def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
 
 
 class Unsendable(Nested):
-    """Samples, or errors, that no worker can send."""
-
     def __init__(self, raises: bool) -> None:
         self.raises = raises
 
@@ -191,7 +189,6 @@ def as_they_are(items: list[Any]) -> list[Any]:
     ("raises", "says"), [(False, "Can't pickle local object.*Local"), (True, "exited unexpectedly")]
 )
 def test_what_a_worker_cannot_send_is_an_error_of_its_minibatch(raises: bool, says: str) -> None:
-    """And what it can is had before."""
     loader = DataLoader(Unsendable(raises), 1, num_workers=1, collate_fn=as_they_are)
     source = source_of(loader)
     with pytest.raises((AttributeError, RuntimeError), match=rf"(?s){says}"):  # noqa: PT012  # the first is had
@@ -205,7 +202,6 @@ def test_what_a_worker_cannot_send_is_an_error_of_its_minibatch(raises: bool, sa
 def test_a_worker_sends_however_long_the_name_of_the_folder_of_temporary_files_is(
     context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves nothing there, although it is killed."""
     folder = tmp_path / ("a" * 60) / ("b" * 60)
     folder.mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -402,8 +398,6 @@ class Shuffled(IterableDataset[int]):
 
 
 class Cut(IterableDataset[int]):
-    """Is cut over its workers by `worker_init_fn`."""
-
     added = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -418,7 +412,6 @@ def noisy(items: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stream_that_shuffles_is_the_same_in_all_replicas_and_another_in_each_epoch(workers: int) -> None:
-    """Whatever a `collate_fn` draws of each, and whoever comes again."""
     orders = []
     for epoch in range(2):
         seen: list[list[int]] = []

@@ -78,7 +78,6 @@ def made(machines: str = "2x2", network: db.NetworkModel | None = None, tell: An
 
 @pytest.mark.long
 def test_the_split_that_a_task_brings_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a plan, and by `split`, where none is named."""
     priced: list[str] = []
 
     def asked(_: Task, split: Split, *__: Any) -> Any:
@@ -250,26 +249,6 @@ def test_memory_is_as_fast_as_an_update_was() -> None:
     assert memory_speed(db.optim("adam"), 1000, 1e-6).memory == pytest.approx(16e9)
 
 
-def test_messages_cost_who_has_a_shard_and_memory_costs_who_shares_it() -> None:
-    """Slow messages are paid by those with a shard alone; slow memory of others by all but one process by itself."""
-    messages, memory = Handling(1e-3, math.inf), Handling(0.0, VECTOR / 1e-3)
-
-    def steps(served: Handling, own: Handling, *strategies: db.Strategy) -> list[float]:
-        cluster = PricedCluster(Machines(1, 2), db.NetworkModel(), 1e-3, served, own)
-        pricing = Pricing(TASK, 64)
-        return [1e3 * pricing.price(PlanCandidate(one), cluster).step for one in strategies]
-
-    alone, mapped = db.Single(optimizer=SGD), db.Hogwild(replicas=1, optimizer=SGD)
-    both = db.Hogwild(replicas=2, optimizer=SGD)
-    served = db.Synchronous(replicas=1, shards=1, optimizer=SGD)
-    assert steps(messages, INSTANT, alone) == pytest.approx([1.0], rel=0.05)
-    # a push, a fetch, and its answer: that of the push goes out while the next gradient is computed
-    assert steps(messages, INSTANT, served) == pytest.approx([1.0 + 3.0], rel=0.05)
-    # an update touches two vectors, each in a millisecond
-    assert steps(memory, INSTANT, alone, mapped, both) == pytest.approx([1.0, 1.0, 3.0], rel=0.05)
-    assert steps(INSTANT, memory, alone, mapped, both) == pytest.approx([3.0, 3.0, 1.0], rel=0.05)
-
-
 def split_cost(computes: float, split: str = "neurons", partitions: int = 2) -> SplitCost:
     """Of partitions alike, beside a whole model of 1 ms."""
     held = {"parameters": 5_000_000, "gradients": 5_000_000, "optimizer state": 1_000_000, "kept and received": 2_000}
@@ -293,7 +272,6 @@ def split_step(strategy: db.Strategy, cost: SplitCost, **more: Any) -> Terms:
 
 
 def test_a_split_model_takes_the_time_of_its_schedule_on_the_virtual_cluster() -> None:
-    """Partitions that compute at the same time, and slow each other down; or one after the other."""
     one = db.Single(partitions=2, optimizer=SGD)
     together = split_step(one, split_cost(0.6e-3), together=0.5)
     assert together.step == pytest.approx(2 * 0.6e-3 / 0.5, rel=0.05)
@@ -584,7 +562,6 @@ def test_a_last_minibatch_that_no_replica_could_compute_is_refused_before_anythi
 
 
 def known_row(count: int, measured: float = 0.0, predicted: float = 0.0) -> Row:
-    """So many replicas, with samples a second."""
     terms = [Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0) if rate else None for rate in (measured, predicted)]
     sizes: dict[str, Any] = {"command": "", "machines": "", "replicas": count, "shards": 0, "partitions": 1}
     return Row(what=f"{count} replicas", memory=1, measured=terms[0], predicted=terms[1], **sizes)

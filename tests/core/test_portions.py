@@ -135,7 +135,6 @@ class Dealing(RuleBasedStateMachine):
             assert self.dealer.held(who) == len(self.held.get(who, []))
 
     def teardown(self) -> None:
-        """However it began, dealing ends, with every minibatch done."""
         for who in list(self.held):
             self.die(who)
         while (portion := self.dealer.deal("replica 0")) is not None:

@@ -180,11 +180,6 @@ def test_the_staleness_is_shown_while_the_job_runs(stream, monkeypatch):
         assert "staleness 0.50" in shows.getvalue(), "what the shards tell of the whole job"
 
 
-@pytest.mark.parametrize("options", [{"quiet": True}, {"json": True}])
-def test_who_shows_no_staleness_asks_nobody_for_it(options):
-    assert not Live(io.StringIO(), **options).curious
-
-
 @pytest.mark.parametrize("options", [{}, {"json": True}])
 def test_a_closed_pipe_ends_the_view_and_not_the_job(options):
     class Closed(io.StringIO):
@@ -214,21 +209,6 @@ def test_the_summary_of_a_job_that_never_started_is_short():
         "outcome     unknown",
         "time        0.0 s, 0 samples/s (0 samples, 0 steps, 0 updates)",
     ]
-
-
-def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
-    shown = {}
-    for simulated in (False, True):
-        stream = io.StringIO()
-        live = Folded(stream, title="downpour on mnist", simulated=simulated)
-        live.fold(0.0, r.Started(1, 1, 10, 100, 10, 1))
-        live.fold(2.0, r.Stepped("replica 0", 10, 100, 10, None))
-        live.fold(2.0, r.EpochDone(1))
-        live.fold(2.0, r.Tested(1, 0.5, 0.9))
-        shown[simulated] = stream.getvalue()
-    assert "2.00 s simulated, 50 samples/s simulated" in shown[True]
-    assert "at 2.00 s simulated: accuracy" in shown[True]
-    assert shown[False] == shown[True].replace(" simulated", "")
 
 
 def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:

@@ -113,7 +113,6 @@ def test_the_checker_refuses_sums_that_differ_in_their_bits() -> None:
 
 
 def test_the_checker_refuses_a_part_that_is_put_in_the_place_of_the_sum() -> None:
-    """Also where the sum is put there later."""
     steps = ((Move(1, 0, 0, 1, True), Move(0, 1, 0, 1, False)), (Move(0, 1, 0, 1, False),))
     prove(Schedule("mine", 2, 1, (steps[0][:1], steps[1])))
     with pytest.raises(LocalProtocolError, match=r"step 0: .* puts a sum of which rank 1 are missing"):

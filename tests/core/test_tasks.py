@@ -266,28 +266,6 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
     assert module in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("reference", "data_dir", "says"),
-    [
-        ("mnits", None, "unknown task 'mnits'; did you mean 'mnist'"),
-        (
-            "",
-            None,
-            "unknown task ''; Known: alexnet, dense-svm, digits, gpt-tiny, inception-v1, mnist, mnist-alexnet, "
-            "mnist-gru, mnist-inception, mnist-lenet, mnist-local, mnist-siamese, mnist-squeezenet, module:function, "
-            "sparse-svm, squeezenet, vgg16",
-        ),
-        ("absent_module:make", None, "No module named 'absent_module'"),
-        (":make", None, "ValueError"),
-        ("math:", None, "has no ''"),
-        ("digits", "data", "reads no folder"),
-    ],
-)
-def test_a_task_that_is_not_there(reference: str, data_dir: str | None, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        tasks.resolve(reference, data_dir)
-
-
 @pytest.mark.parametrize("field", ["model", "train", "test", "loss", "metric"])
 def test_a_field_that_is_no_function_is_refused(field: str) -> None:
     fields: dict[str, Any] = {"model": nn.Identity, "train": list, field: 3}
@@ -476,8 +454,6 @@ def test_chance_follows_from_seed_epoch_and_minibatch_alone() -> None:
 
 
 def test_what_data_draw_follows_from_the_minibatch_too() -> None:
-    """Augmentation is the same whatever was computed before."""
-
     class Noisy:
         def __len__(self) -> int:
             return 8

@@ -68,7 +68,6 @@ layouts = st.builds(
 
 
 def of_strategy(kind: Any) -> st.SearchStrategy[Any]:
-    """Strategies, by the types of their options."""
     own = {"algorithm": st.sampled_from(["auto", "ring"]), "optimizer": optimizers}
     options = [one.name for one in dataclasses.fields(kind) if one.init]
     return st.builds(kind, **{name: own.get(name, strategy(hints_of(kind)[name])) for name in options})

@@ -132,7 +132,6 @@ class Updates:
 
 @pytest.fixture(autouse=True)
 def updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every update of a tallied model is looked into."""
     updates = Updates()
     monkeypatch.setattr(TorchWhole, "update", lambda whole, *asked: updates.update(whole, *asked))
 
@@ -226,7 +225,6 @@ def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
     ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"],
 )
 def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -> None:
-    """The pieces of one round are the moves of the schedule, in bytes."""
     run, sent = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, epochs=1)
     run.run()
     made = schedule(algorithm, 4, 103, by_host(4, 2) if "hier" in algorithm else ())
@@ -320,7 +318,6 @@ def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **opti
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree"])
 @pytest.mark.parametrize("who", [0, 1, 3])
 def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace, algorithm: str, who: int) -> None:
-    """Each message of a whole job, so each step of each round, is in turn the one that a replica dies of."""
     task = tallied(plain.classes(plain.mlp, samples=22), 4)
     run, counted = begin(
         plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task

@@ -203,7 +203,6 @@ class Updates:
         self.story: Any = None
 
     def note(self, whole: TorchWhole) -> None:
-        """An update is about to be made."""
         own = whole.layout.partitions[whole._partition].trained.size
         there = {i for i, value in enumerate(whole.gradients.sum[:own].view(torch.float32).tolist()) if value}
         rounds = next(p.rounds for p in self.stories() if p.whole is whole)
@@ -212,7 +211,6 @@ class Updates:
         self.by_part[rounds, whole._partition] = there
 
     def stories(self) -> Iterator[Any]:
-        """Of all replicas."""
         return (part.player for part in self.story.parts.values())
 
 
@@ -257,7 +255,6 @@ def test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update(
 
 
 def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(f"columns {seed}")
     pick = chance.choice
     replicas = chance.randint(1, 3)

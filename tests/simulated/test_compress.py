@@ -28,7 +28,6 @@ FAST = {"fine_tune": 1, "batch_size": 32, "lr": 0.003}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has trained digits."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     db.run(db.Job("digits", db.Single(db.optim("adam", lr=0.003)), epochs=8, batch_size=32, out=folder), on=HERE)
     return folder

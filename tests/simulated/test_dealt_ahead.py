@@ -58,7 +58,6 @@ def play(
 
 
 def rounds(accounting: Accounting) -> list[int]:
-    """How many gradients each round has."""
     return [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
 
 

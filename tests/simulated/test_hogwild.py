@@ -61,7 +61,6 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Simulation]:
-    """Run a job to its end."""
     run = Observed(
         Job(task=task, strategy=strategy, batch_size=4, **options), cluster or Simulated(handling=SLOW, compute=STEADY)
     )
@@ -70,8 +69,6 @@ def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options:
 
 
 class Empty(nn.Module):
-    """A layer, and parameters that have no elements."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -93,7 +90,6 @@ def updater(simulation: Simulation) -> Any:
 
 
 def weights(simulation: Simulation) -> list[torch.Tensor]:
-    """The parameters, as they lie in the mapping."""
     vector = mapping_of(simulation)
     entries = [entry for entry in simulation.coordinator.plan.layout.entries if entry.tensor.kind == "parameter"]
     return [
@@ -357,8 +353,6 @@ UNEVEN = Simulated(handling=Handling(message=0.0, memory=2e6), compute=ComputeMo
 
 
 class Writers:
-    """Who made each update."""
-
     def __init__(self, run: Observed) -> None:
         self.made: list[int] = []
         run.watch(self)
@@ -460,7 +454,6 @@ def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNames
 def test_by_turns_the_dead_are_passed_over_till_they_come_again(
     plain: SimpleNamespace, victim: str, restarts: int
 ) -> None:
-    """In the middle of an update of theirs too."""
     task = plain.classes(plain.mlp, samples=400)
     job = Job(task, Locking(3, restarts=restarts, locks="round-robin"), batch_size=4)
     run = Observed(job, Simulated(handling=SLOW, compute=STEADY, restart_seconds=0.05))
@@ -501,7 +494,6 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
 
 @pytest.mark.parametrize("message", [4, 6, 8])
 def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message: int) -> None:
-    """One replica is the plain loop, bit for bit, whenever the shard's process dies: its memory stays."""
     task = plain.classes(plain.mlp)
     crash = Simulated(compute=STEADY, crashes=(Crash("shard 0", message),), restart_seconds=0.01)
     run, simulation = race(task, Hogwild(1), crash, epochs=3, snapshot_every="2")
@@ -546,32 +538,18 @@ def test_what_makes_no_sense_is_refused(
         ),
         (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
         (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
-        (
-            Single(optim("adam")),
-            {},
-            "--optimizer adam: the gradients of 'rows.weight' are sparse, and torch has no such rule",
-        ),
-        (Single(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),
     ],
 )
 def test_what_torch_cannot_do_with_sparse_gradients_is_refused(
     strategy: Any, options: dict[str, Any], said: str
 ) -> None:
-    job = Job(task=bags(), strategy=strategy, batch_size=4, **options)
-
-    def begin() -> None:
-        if isinstance(strategy, Single):
-            SingleLoop(LoopContext(bags(), build_model(bags(), 0, "cpu"), job.settings(), lambda _: None, lambda: None))
-        else:
-            Observed(job).run()
-
     with pytest.raises(UsageError, match=said):
-        begin()
+        race(bags(), strategy, **options)
 
 
 def test_a_phantom_knows_no_rows() -> None:
     with pytest.raises(UsageError, match="what rows an update writes to"):
-        Observed(Job(task=bags(), strategy=Hogwild(), batch_size=4), Simulated(phantom=True)).run()
+        race(bags(), Hogwild(), Simulated(phantom=True))
 
 
 FLOORS = {
@@ -582,7 +560,6 @@ FLOORS = {
 
 
 def drawn(plain: SimpleNamespace, seed: int) -> Observed:
-    """The job and the faults of a seed."""
     chance = random.Random(f"hogwild {seed}")
     replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
     make = chance.choice((Hogwild, Locking))

@@ -33,8 +33,6 @@ from distbelief.transport.cluster_model import NetworkModel, Outage
 
 
 class Traffic:
-    """What is done by whom, in order."""
-
     def __init__(self, run: Observed) -> None:
         self.pushes: list[tuple[str, pushing.Push]] = []
         self.counts: Counter[type] = Counter()
@@ -182,7 +180,6 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
     ("cluster", "options", "says"),
     [
         (Simulated(network=NetworkModel(latency=-1.0)), {}, "network latency -1.0 must be 0 or more"),
-        (Simulated(network=NetworkModel(bandwidth=0.0)), {}, "network bandwidth 0.0 must be more than 0"),
         (Simulated(network=NetworkModel(delay_chance=2.0)), {}, "delay chance 2.0 must be between 0 and 1"),
         (
             Simulated(network=NetworkModel(outages=(Outage(2.0, 1.0, ("replica 0",)),))),
@@ -190,11 +187,6 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
             "outage from 2.0 s until 1.0 s: it must begin at 0 or",
         ),
         (Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ()),))), {}, "no role is on its side; name one"),
-        (
-            Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, ("replica 3",)),))),
-            {},
-            "replica 3 cannot be cut off: there are the coordinator",
-        ),
         (
             Simulated(network=NetworkModel(outages=(Outage(0.0, 1.0, EVERYBODY),))),
             {"evaluate_every": 0},
@@ -204,7 +196,6 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
         (Simulated(compute=ComputeModel(step=-1.0)), {}, "a step of -1.0 s"),
         (Simulated(compute=ComputeModel(straggle_chance=-0.1)), {}, "stragglers -0.1x10.0"),
         (Simulated(compute=ComputeModel(slow={1: 0.0})), {}, "replica 1 slower 0.0 times"),
-        (Simulated(compute=ComputeModel(slow={3: 2.0})), {}, "replica 3 cannot be slow: there are replicas 0 to 2"),
         (
             Simulated(crashes=(Crash("replica 1", 5), Crash("replica 1", 9))),
             {"restarts": 0},
@@ -258,8 +249,6 @@ def test_a_crashed_replica_comes_back_as_often_as_it_may_and_so_late(plain: Simp
 
 
 class Interrupting(nn.Linear):
-    """Presses Ctrl-C in its third step."""
-
     steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

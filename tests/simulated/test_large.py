@@ -163,7 +163,6 @@ def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) 
 
 
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The greatest difference between two state dicts."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
@@ -264,7 +263,6 @@ def rounds_of(accounting: Accounting) -> list[list[Minibatch]]:
 def strike(
     plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
 ) -> tuple[Observed, Accounting]:
-    """Run a job in which some die."""
     job = Job(task_of(plain, plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
     run = Observed(job, cluster)
     accounting = Accounting(run)

@@ -17,7 +17,6 @@ NAME = "damped_downpour:DampedDownpour"
 
 
 def learned(folder: Path, strategy: db.Strategy | str, **options: object) -> bytes:
-    """The parameters that a simulated job ends with."""
     job = db.Job("digits", strategy, out=folder, evaluate_every=0, **options)  # type: ignore[arg-type]  # of any option
     db.run(job, on=db.Simulated(keep=True))
     return b"".join(bytes(value.numpy().data) for _, value in sorted(load_file(folder / "model.safetensors").items()))

@@ -176,7 +176,6 @@ def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
 
 
 def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(f"partitions {seed}")
     pick = chance.choice
     replicas, partitions = chance.randint(1, 3), pick((2, 2, 3))
@@ -276,7 +275,6 @@ def test_what_cannot_be_split_so_is_told_before_anybody_trains(
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
-    """As many messages of each kind, and as many bytes."""
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
         strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
@@ -340,7 +338,6 @@ def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, 
 
 @pytest.mark.parametrize(("named", "ways"), [({}, "0=columns,2=rows,4=0"), ({"split": "stages"}, "stages")])
 def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[str, Any], ways: str) -> None:
-    """Where none is named."""
     task = dataclasses.replace(plain.classes(smooth, samples=SAMPLES), split="0=columns,2=rows,4=0")
     job = Job(task=task, strategy=Downpour(1, partitions=2, **named), batch_size=4, evaluate_every=0)
     [parted] = [one for one in Observed(job).run().records if isinstance(one, records.Parted)]

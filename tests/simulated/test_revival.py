@@ -62,8 +62,6 @@ def observe(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | Non
 
 
 class Count:
-    """Counts what the coordinator says."""
-
     def __init__(self) -> None:
         self.said = 0
 
@@ -256,7 +254,6 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
 
 @pytest.mark.usefixtures("_memory")
 def test_the_model_is_that_of_a_calm_run(plain: SimpleNamespace) -> None:
-    """One replica: what it computes depends on nobody's time."""
     calm = observe(plain, Downpour(1, 2)).run().vector()
     run = observe(plain, Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
     assert torch.equal(

@@ -39,8 +39,6 @@ SHAKY = Simulated(
 
 
 class Point(nn.Module):
-    """Parameters that are the output."""
-
     def __init__(self, start: Tensor) -> None:
         super().__init__()
         self.x = nn.Parameter(start.clone())
@@ -137,7 +135,6 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def torchs(task: Task, iterations: int, history: int = 10) -> Tensor:
-    """The iterates of `torch.optim.LBFGS`."""
     torch.manual_seed(0)
     model, data = task.model(), as_data(task.train())
     inputs, targets = data.batch(torch.arange(len(data)))

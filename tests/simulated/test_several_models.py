@@ -58,7 +58,6 @@ def pair() -> nn.Module:
 
 
 def turns(_role: str, _batch: Batch) -> list[int]:
-    """Which models are stepped in a minibatch, in order."""
     return [0, 1]
 
 

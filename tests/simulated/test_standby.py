@@ -113,9 +113,6 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace
 def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
     plain: SimpleNamespace, strategy: Served, moment: int
 ) -> None:
-    """The accounting holds that every update which was acknowledged is in what the standby goes on from, and every
-    minibatch is applied once.
-    """
     run, _ = play(plain, strategy, Crash("shard 1", moment))
     assert run.outcome == "done"
     assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]

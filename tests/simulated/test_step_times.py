@@ -14,7 +14,6 @@ LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
 
 
 def times(strategy: Any, **cluster: Any) -> list[dict[str, Any]]:
-    """Of each replica, in seconds a step."""
     compute = db.ComputeModel(step=STEP, spread="constant", slow=cluster.pop("slow", {}))
     job = db.Job("digits", strategy, epochs=4, batch_size=72, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
     place = db.Simulated(cluster.pop("network", LINE), compute, phantom=True, **{"handling": db.INSTANT, **cluster})

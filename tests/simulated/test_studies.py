@@ -61,8 +61,6 @@ def whole(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 class Failing:
-    """A place where no job can be run."""
-
     def run(self, job: Job) -> dict[str, Any]:
         """It cannot."""
         raise TrainingError("it fails")
@@ -106,7 +104,6 @@ def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
 
 @pytest.mark.long
 def test_a_study_in_time_goes_on_where_it_was(study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path) -> None:
-    """With no time nothing is begun, and nothing is lost of what was."""
     assert run(study, tmp_path / "out", preparing(), minutes=-1.0) == []
     assert make_report(study, [], {}).left == 6
     assert run(study, whole[0], preparing(), minutes=-1.0) == whole[1]

@@ -46,7 +46,6 @@ def test_a_ring_in_walk_order_takes_as_long_as_on_one_switch() -> None:
 
 
 def test_far_partners_share_an_uplink() -> None:
-    """Of 8 in two racks the last and first swap an eighth with the other rack: four through one uplink."""
     took = round_seconds(db.Allreduce(8, algorithm="halving-doubling"), "tree:2x4")
     near, far = (SIZE / 2 + SIZE / 4) / 1.25e8 + 2 * 20e-6, 4 * SIZE / 8 / 1.25e8 + 40e-6
     assert took == pytest.approx(2 * (near + far), rel=0.02)

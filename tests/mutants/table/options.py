@@ -18,7 +18,7 @@ MUTANTS = [
         ("tests/core/test_cli.py::test_all_that_a_job_cannot_have_is_said_at_once",)),
     Mutant("the-command-line-checks-a-job-before-its-place-does", OPTIONS, "job.py",
         "    each = itertools", "    _ = list(settings.checks())\n    each = itertools",
-        ("tests/core/test_cli.py::test_a_first_line_says_at_once_what_is_begun_and_a_job_is_checked_once[train digits single]",)),
+        ("tests/core/test_cli.py::test_a_first_line_says_at_once_what_is_begun_and_a_job_is_checked_once",)),
     Mutant("a-word-of-the-field-is-only-spelled-alike", OPTIONS, "errors.py",
         'return synonym(word, known) or "".join(', 'return "".join(',
         ("tests/core/test_cli.py::test_a_wrong_word_is_one_line_with_the_right_one",
