@@ -388,14 +388,6 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
     assert found[1 << 20].memory["feature maps"] > 0.9 * (1 << 20) / 64 * measured.memory["feature maps"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
-    task = task_of(lambda: [nn.Linear(8, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 10)))], shape=(8,))
-    tracer = tracer_of(task)
-    assert "what 1 computes is counted between layers" in tracer.note
-    assert {layer.name: layer.multiply_adds for layer in tracer.layers} == {"0": 64, REST: 80}
-
-
 def test_what_cannot_be_trained_is_told_in_one_line() -> None:
     task = task_of(lambda: [nn.Linear(8, 10).requires_grad_(False)], shape=(8,))
     with pytest.raises(TrainingError, match="the way back through the model raised RuntimeError: element 0 of tensors"):

@@ -148,12 +148,6 @@ def test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree(
     assert told or "rder" not in said
 
 
-def test_a_file_that_is_named_counts_before_slurms(slurm: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slurm.write_text(SCONTROL)
-    tree.write_text("SwitchName=s0 Nodes=d,a\nSwitchName=s1 Nodes=c,b\nSwitchName=top Switches=s0,s1\n")
-    assert "d, a, c, b" in shown(f"train mnist allreduce --topology {tree}", capsys)
-
-
 # placement
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbelief.tasks import TensorData, as_data, resolve
-from distbelief.zoo.convnets import CLASSES, Inception
+from distbelief.zoo.convnets import CLASSES
 from distbelief.zoo.gpt import ALPHABET, CONTEXT, TinyGPT
 from distbelief.zoo.mnist import MARGIN, LocallyConnected, Pairs, Siamese, contrastive
 
@@ -200,27 +200,6 @@ def test_a_locally_connected_layer_has_filters_of_its_own_at_each_place(
             filters = layer.weight[row, column].view(3, 2, patch, patch)
             wanted[:, :, row, column] = torch.tensordot(seen, filters, ([1, 2, 3], [1, 2, 3])) + layer.bias[row, column]
     torch.testing.assert_close(layer(maps), wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_an_inception_module_puts_the_maps_of_its_paths_side_by_side() -> None:
-    torch.manual_seed(0)
-    module, maps = Inception(4, 1, (2, 3), (2, 4), 5), torch.randn(2, 4, 6, 6)
-    relu, convolve = nn.functional.relu, nn.functional.conv2d
-    weights = dict(module.named_parameters())
-
-    def layer(name: str, maps: torch.Tensor) -> torch.Tensor:
-        weight = weights[f"{name}.weight"]
-        return relu(convolve(maps, weight, weights[f"{name}.bias"], padding=weight.shape[-1] // 2))
-
-    parts = [
-        layer("path1.conv", maps),
-        layer("path3.conv", layer("path3.reduce", maps)),
-        layer("path5.conv", layer("path5.reduce", maps)),
-        layer("path_pool.project", nn.functional.max_pool2d(maps, 3, 1, 1)),
-    ]
-    assert [part.shape[1] for part in parts] == [1, 3, 4, 5]
-    assert [weights[f"path{side}.conv.weight"].shape[-1] for side in (1, 3, 5)] == [1, 3, 5]
-    torch.testing.assert_close(module(maps), torch.cat(parts, 1))
 
 
 def test_pairs_say_whether_both_are_of_one_class_and_half_of_them_are() -> None:

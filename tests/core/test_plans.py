@@ -149,19 +149,6 @@ def test_a_few_steps_have_the_price_of_many(
 
 
 @pytest.mark.long
-def test_a_slow_network_binds_and_one_process_wins() -> None:
-    slow = made(network=db.NetworkModel(latency=50e-6, bandwidth=1e6), strategies=("single", "allreduce", "downpour"))
-    assert slow.first.replicas <= 2  # on one host nothing is sent
-    [across] = [row for row in slow.rows if row.what == "allreduce, 4 replicas"]
-    assert across.terms is not None
-    assert across.terms.binds == "network"
-    fast = made(network=db.NetworkModel(latency=1e-6, bandwidth=1e11), strategies=("single", "allreduce"))
-    assert fast.first.what == "allreduce, 4 replicas"
-    assert fast.first.terms is not None
-    assert fast.first.terms.binds == "processor"
-
-
-@pytest.mark.long
 def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_gone() -> None:
     line = db.NetworkModel(latency=0.0, bandwidth=1e12)
     found = made("4x1", line, slow={1: 4.0}, strategies=("allreduce", "downpour"))

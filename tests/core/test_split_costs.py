@@ -5,11 +5,10 @@ whether that pays.
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
 from distbelief.split.tracing import trace
-from distbelief.tasks import Task, on_disk
+from distbelief.tasks import Task
 from distbelief.tasks.digits import lenet
 
 WAYS = ["stages", "columns", "neurons", "groups", "regions", "conv*=filters,fc*=columns"]
@@ -171,40 +170,3 @@ def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], t
 
 def _whole(made: dict[str, dict[str, float]]) -> float:
     return sum(made["whole"][name] for name in ("gathers", "computes", "update"))
-
-
-class Reading(nn.Module):
-    """Whose pass depends on a value: it is traced with its values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x) if float(self.fc.weight.detach().sum()) < 1e9 else x
-
-
-def of_an_array() -> nn.Module:
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    model[0].weight = nn.Parameter(torch.from_numpy(numpy.eye(6, dtype="float32")))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (of_an_array, "each partition built more than its own part in memory, and dropped the rest, as '0.weight'"),
-        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory, as tracing"),
-        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), ""),
-    ],
-)
-def test_it_says_where_partitions_hold_the_whole_model(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], told: str
-) -> None:
-    monkeypatch.setattr(on_disk, "LARGE", 64)
-    found = measure(
-        Task(model=make, train=TASK.train), Split("stages", 2), SplitRequest(batch_size=4, seconds=0.01), optim("sgd")
-    ).cost
-    notes = [note for note in found.notes if "in memory" in note]
-    assert len(notes) == bool(told)
-    assert all(note.startswith(told) for note in notes)

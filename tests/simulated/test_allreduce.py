@@ -236,19 +236,6 @@ def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -
     )
 
 
-def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
-    slow = Simulated(
-        network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant")
-    )
-    ended = []
-    for megabytes in (25.0, 0.0002):
-        run, sent = begin(plain, slow, bucket_mb=megabytes, algorithm="ring")
-        run.run()
-        ended.append(run.simulation.clock.now())
-        assert len({m.bucket for _, _, m in sent.pieces}) == (1 if megabytes == 25.0 else 2)
-    assert ended[1] < 0.95 * ended[0]
-
-
 def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> None:
     task = plain.classes(normed, samples=40)
     run, _ = begin(plain, task=task, buffers="broadcast", epochs=2)

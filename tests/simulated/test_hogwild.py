@@ -68,18 +68,6 @@ def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options:
     return run, run.simulation
 
 
-class Empty(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 3)
-        self.none = nn.ParameterList([nn.Parameter(torch.zeros(0)) for _ in range(3)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given: torch.Tensor = self.layer(x) + sum(one.sum() for one in self.none)
-        return given
-
-
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.equal(ours, theirs)
 
@@ -338,14 +326,6 @@ def test_locks_wait_and_ranges_wait_less(plain: SimpleNamespace) -> None:
     assert seconds["one lock"] > wider > seconds["shards"] > seconds["hogwild"]
     # with one lock for all, the updates of all replicas follow each other
     assert seconds["one lock"] > 50 * 2 * 412 / SLOW.memory
-
-
-def test_two_replicas_make_half_the_time_and_their_updates_are_stale(plain: SimpleNamespace) -> None:
-    assert phantom(plain, Hogwild(replicas=2)) < 0.6 * phantom(plain, Hogwild(replicas=1))
-    run, _ = race(plain.classes(plain.mlp, samples=200), Hogwild(replicas=2))
-    [told] = [record for record in run.records if isinstance(record, records.Applied)]
-    assert told.updates == 50
-    assert told.staleness.get(1, 0) > 40
 
 
 UNEVEN = Simulated(handling=Handling(message=0.0, memory=2e6), compute=ComputeModel(0.01, "exponential", slow={1: 4.0}))
@@ -614,12 +594,3 @@ def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNames
     """
     found = sweep(seeds, lambda seed: hold(drawn(plain, seed)), lambda seed: drawn(plain, seed).simulation.job)
     hold_floors(found, scaled(FLOORS, seeds, 100))
-
-
-def test_a_parameter_without_elements_is_stepped_too() -> None:
-    data = TensorData(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3)
-    task = Task(model=Empty, train=lambda: data)
-    adagrad = optim("adagrad", 0.1)
-    found = [weights(race(task, one)[1]) for one in (Hogwild(1, adagrad), Locking(1, adagrad, shards=8))]
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,13 +20,10 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.evaluating import RESERVE, BatchWindows
+from distbelief.strategies.sandblaster.evaluating import BatchWindows
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
-from distbelief.transport.cluster_model import NetworkModel
-
-INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)
 
 
 def task(samples: int = 83, dropout: float = 0.0) -> Task:
@@ -101,23 +98,6 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
     evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
     assert evaluations >= 6
     assert traffic.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
-
-
-def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
-    _, traffic = play(
-        Simulated(network=INSTANT, compute=ComputeModel(spread="constant")),
-        task=task(160),
-        replicas=2,
-        backup_portions=0,
-    )
-    later = [(to, one.number) for _, to, one in traffic.dealt if one.evaluation == 3]
-    numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
-    assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
-    held: defaultdict[str, int] = defaultdict(int)
-    at_once = min(when for when, _, one in traffic.dealt if one.evaluation == 3)
-    for when, to, one in traffic.dealt:
-        held[to] += one.evaluation == 3 and when == at_once
-    assert held == {"replica 0": RESERVE, "replica 1": RESERVE}
 
 
 def test_a_fast_replica_takes_more() -> None:

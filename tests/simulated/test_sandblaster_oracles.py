@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,20 +113,6 @@ def test_split_replicas_make_the_iterates_of_whole_ones(split: dict[str, Any], m
     other = of_split(method, batch_size, **split)
     for name, value in of_whole(method, batch_size).items():
         torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
-
-
-def test_a_lead_says_whose_parts_of_its_work_unit_are_not_there() -> None:
-    """It is done with its own as soon as its shards are."""
-    run = Observed(job(CASES["mlp"](), 2, replicas=2, shards=2, partitions=2, split="neurons"), SHAKY)
-    parts, said = run.simulation.parts, set[str]()
-    run.watch(
-        SimpleNamespace(  # type: ignore[arg-type]  # a checker
-            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.0"].player.waits())
-        )
-    )
-    run.simulation.run()
-    assert "for the shards to take its work unit" in said
-    assert "for the shards to take the parts of replica 0.1 of its work unit" in said
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -347,21 +332,3 @@ def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_fro
         ("shard", pushing.Fetched, "replica"),
     }
     assert said[1000] < 1.02 * said[10]
-
-
-@pytest.mark.long
-def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() -> None:
-    task = CASES["mlp"]()
-    runs = [
-        train(task, 6, cluster, deterministic=True, **options)
-        for cluster, options in (
-            (None, {"replicas": 1}),
-            (None, {"replicas": 5}),
-            (SHAKY, {}),
-            (SHAKY, {"backup_portions": 0, "replicas": 2}),
-        )
-    ]
-    assert all(torch.equal(run, runs[0]) for run in runs)
-    loose = [train(task, 6, cluster) for cluster in (None, SHAKY)]
-    assert not torch.equal(*loose), "the order of the sum changes nothing: the test does not try it"
-    assert distance(loose[1], loose[0]) < 1e-9

@@ -212,17 +212,6 @@ def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
     assert len(trials[1].points) >= 3
 
 
-def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: Path) -> None:
-    """With minibatches of the whole training set it is one; with smaller ones it is less, and falls with them."""
-    file = tmp_path / "a.toml"
-    head, _, _ = TEXT.replace("targets = [0.2, 0.99]", "targets = []\ncosine = true").partition("[[arms]]")
-    arm = '[[arms]]\nname = "a"\ntask = "digits"\nstrategy = "single"\neach = {batch-size = [16, 256, 1437]}\n'
-    file.write_text(head.replace("tuning_seeds = [7]\n", "").replace("[0, 1]", "[0]") + arm)
-    found = [one.cosine for one in run(definition.read(file), tmp_path / "out", preparing())]
-    assert found[2] == pytest.approx(1.0, abs=1e-5)
-    assert 0 < found[0] < found[1] < 1  # type: ignore[operator]  # each was measured
-
-
 @pytest.mark.long
 def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path: Path) -> None:
     """It is no arm of the table of those that train; its figures are those of the files, which are kept."""
