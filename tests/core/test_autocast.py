@@ -119,8 +119,3 @@ def test_a_result_says_how_often_a_minibatch_was_computed_again(monkeypatch: pyt
 def test_no_other_precision_is_taken() -> None:
     with pytest.raises(UsageError, match="unknown precision 'fp61'; did you mean 'fp16'"):
         db.Job("digits", precision="fp61").settings()
-
-
-def test_a_script_has_a_precision_of_its_own() -> None:
-    with pytest.raises(UsageError, match="--precision bf16: is for a task; a script loads and measures its own data"):
-        db.Local().launch(db.Job("script", db.Downpour(), precision="bf16"), [__file__])

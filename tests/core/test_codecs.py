@@ -73,7 +73,6 @@ def test_every_codec_keeps_its_promises(name: str) -> None:
 
 
 def entropy(symbols: Any) -> float:
-    """Bytes that symbols have by Shannon's bound."""
     _, counts = np.unique(symbols, return_counts=True)
     return float(-(counts * np.log2(counts / len(symbols))).sum() / 8)
 
@@ -84,7 +83,6 @@ TABLE = 64
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 9, 12])
 def test_a_huffman_code_is_within_3_percent_of_the_entropy(bits: int) -> None:
-    """Of symbols as they occur: ids of normal numbers, and gaps of a twelfth."""
     spread = CHANCE.normal(size=60_000) * 2**bits / 6 + 2**bits / 2
     gaps = np.diff(np.flatnonzero(CHANCE.random(700_000) < 1 / 12))
     for numbers in (spread, gaps) if bits <= 8 else (spread,):
@@ -124,7 +122,6 @@ def test_the_bits_of_a_gap_are_those_that_need_the_fewest_bytes(huffman: bool, m
 
 
 def within(values: Any, codebook: Any, ids: Any) -> float:
-    """The squared distances within clusters."""
     return float(((values.astype(np.float64) - codebook.astype(np.float64)[ids]) ** 2).sum())
 
 
@@ -136,28 +133,6 @@ def test_k_means_comes_to_rest_where_plain_lloyd_does(start: str) -> None:
     assert (distances[np.arange(500), ids] <= distances.min(1) + 1e-7).all()
     for one in range(8):
         assert codebook[one] == pytest.approx(values[ids == one].mean(dtype=np.float64), abs=1e-5)
-
-
-def test_k_means_of_few_numbers_is_the_best_there_is() -> None:
-    """Of all ways to cut sorted numbers in three; one start of the three finds it here."""
-    values = np.sort(NORMAL[:30])
-    best = min(
-        within(values, np.array([part.mean() for part in parts]), np.repeat([0, 1, 2], [len(part) for part in parts]))
-        for a in range(1, 29)
-        for b in range(a + 1, 30)
-        if (parts := np.split(values, [a, b]))
-    )
-    assert min(within(values, *cluster(values, 3, start, 0)) for start in STARTS) == pytest.approx(best, rel=1e-6)
-
-
-def test_starts_are_what_they_say() -> None:
-    """Before a single round: of numbers that k-means leaves where it began."""
-    ends = {start: cluster(np.float32([0, 1, 2, 3, 30]), 2, start, seed=5)[0].tolist() for start in STARTS}
-    assert ends["linear"] == [1.5, 30]
-    seeds = {tuple(cluster(NORMAL, 16, "random", seed)[0].tolist()) for seed in range(3)}
-    linear, density = (cluster(NORMAL, 16, start, 0)[0] for start in ("linear", "density"))
-    assert len(seeds) == 3
-    assert np.abs(linear).max() > np.abs(density).max()
 
 
 @pytest.mark.parametrize(

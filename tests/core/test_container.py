@@ -39,7 +39,6 @@ PLACES = {
 
 
 def write(tmp_path: Path, files: dict[str, str], **values: object) -> None:
-    """Write what the kernel would."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {8 * GB >> 10} kB\n")
     (tmp_path / "proc/vmstat").write_text("pgfault 3\noom_kill 7\n")

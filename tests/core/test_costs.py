@@ -120,16 +120,6 @@ def test_parameters_and_multiply_adds_are_those_counted_by_hand(name: str, param
     assert sum(layer.multiply_adds for layer in layers) == multiply_adds
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.long
-def test_a_convolution_in_groups_multiplies_as_many_times_less(groups: int) -> None:
-    task = task_of(lambda: [nn.Conv2d(8, 12, 3, padding=1, groups=groups), nn.Flatten()], shape=(8, 5, 5))
-    [convolution, _, rest] = tracer_of(task).layers
-    assert convolution.multiply_adds == 5 * 5 * 12 * (8 // groups) * 9
-    assert convolution.parameters == 12 * (8 // groups) * 9 + 12
-    assert (rest.name, rest.multiply_adds) == (REST, 0)
-
-
 class Branching(nn.Module):
     """A layer that is called twice, a matrix product in between, a parameter and weights that two layers share."""
 
@@ -175,21 +165,7 @@ def test_memory_is_told_by_kind(name: str, vectors: int) -> None:
     assert trace.peak == sum(trace.memory.values())
 
 
-def test_memory_grows_with_the_batch_by_what_a_sample_holds() -> None:
-    """Of a deep chain with small layers, what is held at the peak is almost only feature maps, one for each relu."""
-    depth, wide = 20, 16
-    tracer = tracer_of(
-        task_of(lambda: [part for _ in range(depth) for part in (nn.Linear(wide, wide), nn.ReLU())], shape=(wide,))
-    )
-    small, large = (tracer.follow(batch, optim("sgd")).peak for batch in (1000, 2000))
-    per_sample = (large - small) / 1000
-    # the input and its target, a map of each relu, and up to four of the loss and the last layers while it begins back
-    assert 4 * wide * (depth + 1) + 8 <= per_sample <= 4 * wide * (depth + 5) + 8
-
-
 class Deciding(nn.Module):
-    """A layer that looks at values."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x if float(x.detach().sum()) >= 0 else -x
 
@@ -327,51 +303,6 @@ def test_a_profile_ends_with_its_time_and_uses_it(seconds: float, monkeypatch: p
     assert not found.left_out
 
 
-def test_sizes_take_turns_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a machine which slows down does it to all of them."""
-    taken: list[tuple[int, bool]] = []
-    burst = profile._Steps.burst
-
-    def noted(self: profile._Steps) -> None:
-        taken.append((self._size, bool(self._names)))
-        burst(self)
-
-    monkeypatch.setattr(profile._Steps, "burst", noted)
-    monkeypatch.setattr(profile, "ENOUGH", 0.0)
-    monkeypatch.setattr(profile, "MOST_ROUNDS", 3)
-    measured(task_of(lambda: [nn.Linear(8, 10)], shape=(8,)), [1, 4], seconds=30.0)
-    turn = [(1, False), (4, False), (4, True)]
-    assert taken == [*turn, *reversed(turn), *turn]
-
-
-def test_a_device_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tells milliseconds to another; there is none of CUDA's here."""
-    done: list[int] = []
-
-    class Event:
-        made = 0
-
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-            self.at = Event.made = Event.made + 1
-
-        def record(self, stream: object) -> None:
-            assert stream == "that of cuda:1"
-
-        def synchronize(self) -> None:
-            done.append(self.at)
-
-        def elapsed_time(self, other: Event) -> float:
-            assert done, "the device has come to the last"
-            return 5.0 * (other.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
-    clock = profile.clock_of("cuda:1")
-    assert clock.between([clock.mark(), clock.mark(), clock.mark()]) == [5e-3, 5e-3]
-    assert done == [3]
-
-
 def test_sizes_that_do_not_fit_the_time_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "ENOUGH", 0.0)
     monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
@@ -411,21 +342,7 @@ class Back(torch.autograd.Function):
         return gradient if float(gradient.sum()) >= 0 else gradient * 2
 
 
-class Looks(nn.Module):
-    def forward(self, given: Tensor) -> Tensor:
-        return Back.apply(given)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def test_a_way_back_that_looks_at_values_is_followed_as_it_computes() -> None:
-    task = task_of(lambda: [nn.Linear(8, 10), Looks()], shape=(8,))
-    tracer = tracer_of(task)
-    assert "the backward pass raised DataDependentOutputException" in tracer.note
-    assert tracer.follow(4, optim("sgd")).peak > 0
-
-
 class BackLinear(nn.Module):
-    """A layer whose way back looks at values."""
-
     def __init__(self, wide: int) -> None:
         super().__init__()
         self.inner = nn.Linear(wide, wide)
@@ -470,31 +387,6 @@ def test_what_is_asked_of_a_model_that_has_to_compute_is_continued_from_two_smal
     measured = tracer._followed(64, trace_vectors(optim("adam"))).trace(64)
     assert found[64] == measured
     assert found[1 << 20].memory["feature maps"] > 0.9 * (1 << 20) / 64 * measured.memory["feature maps"]
-
-
-def test_a_model_that_computes_otherwise_with_more_samples_is_continued_as_many_times() -> None:
-    low = trace._Followed([10, 8], ["parameters", "feature maps"], [0, 1], {"0": 8}, {}, [])
-    high = trace._Followed(
-        [10, 16, 4],
-        ["parameters", "feature maps", "feature maps"],
-        [0, 1, 2],
-        {"0": 20},
-        {"0": 16},
-        [("feature maps", 8)],
-    )
-    continued = trace._continued(low, high, 40)
-    assert continued.work == [("feature maps", 80)]
-    found = continued.trace(40)
-    assert (found.memory["parameters"], found.memory["feature maps"]) == (10, 10 * (16 + 4))
-    assert (found.maps, found.gradients) == ({"0": 200}, {"0": 160})
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_layers_of_torchscript_are_counted_as_a_whole_and_named() -> None:
-    task = task_of(lambda: [nn.Linear(8, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 10)))], shape=(8,))
-    tracer = tracer_of(task)
-    assert "what 1 computes is counted between layers" in tracer.note
-    assert {layer.name: layer.multiply_adds for layer in tracer.layers} == {"0": 64, REST: 80}
 
 
 def test_what_cannot_be_trained_is_told_in_one_line() -> None:
@@ -649,28 +541,6 @@ def test_a_value_that_cannot_be_is_refused(more: dict[str, Any], told: str) -> N
         cost.measure(LINEAR, CostRequest(**more), optim("sgd"), seconds=seconds)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "which task?"),
-        (["--json"], "write the task first"),
-        (["mnits"], "did you mean 'mnist'?"),
-        (["digits", "--optimizer", "adm"], "did you mean 'adam'?"),
-        (["digits", "--max-memory", "2"], "its unit is missing"),
-        (["digits", "--max-memory", "2Gbit"], "unknown unit in --max-memory 'Gbit'"),
-        (["digits", "--max-memory", "1MB"], "not one sample fits"),
-        (["digits", "--batches", "2"], "did you mean --batch-size?"),
-        (["digits", "--device", "cuda:9"], "--device"),
-        (["mnist", "--data-dir", "/nowhere"], "no MNIST in /nowhere"),
-    ],
-)
-def test_a_wrong_word_is_one_line_with_the_right_one(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["cost", *words]) == 2
-    assert told in capsys.readouterr().err
-
-
 def cells(line: str, between: str = "│") -> list[str]:
     return [cell.strip() for cell in line.split(between)[1:-1]]
 
@@ -775,7 +645,15 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--compare", "name two files"),
+        ("", "which task?"),
+        ("--json", "write the task first"),
+        ("mnits", "did you mean 'mnist'?"),
+        ("digits --optimizer adm", "did you mean 'adam'?"),
+        ("digits --max-memory 2", "its unit is missing"),
+        ("digits --max-memory 2Gbit", "unknown unit in --max-memory 'Gbit'"),
+        ("digits --max-memory 1MB", "not one sample fits"),
+        ("digits --device cuda:9", "--device"),
+        ("mnist --data-dir /nowhere", "no MNIST in /nowhere"),
         ("--compare one.json", "name two files"),
         (
             "--compare one.json nowhere.json",
@@ -790,7 +668,7 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
         ("digits --compare one.json one.json", "--compare takes files instead of a task"),
     ],
 )
-def test_a_comparison_that_cannot_be_is_refused(
+def test_a_wrong_word_is_one_line_with_the_right_one(
     words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -814,30 +692,3 @@ def test_a_cost_names_its_processor_and_version_and_can_be_compared(
     assert row["kilowatt_hours"] == pytest.approx(100 * 1000 / 3.6e6)
     assert row["processor"] == cost.processor("cpu")
     assert "price" not in row
-
-
-@pytest.mark.long
-def test_the_command_shows_tables_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "ENOUGH", 0.0)
-    monkeypatch.setattr(profile, "MOST_ROUNDS", 1)
-    # above what a process holds that has run many tests
-    assert main.run(["cost", "digits", "--max-memory", "4GB", "--watts", "65", "--epochs", "2"]) == 0
-    shown = capsys.readouterr().out
-    for told in (
-        "4,096",
-        "4,160",
-        "an iteration",
-        "adagrad",
-        "feature maps",
-        "kWh",
-        "2 epochs",
-        "4 GB hold a batch of",
-    ):
-        assert told in shown
-    assert main.run(["cost", "digits", "--json", "--batch-size", "8"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["batch_size"] == 8
-    assert found["peak"] == sum(found["memory"].values())
-    assert found["step"] == pytest.approx(
-        sum(found["point"][part] for part in ("input", "forward", "backward")) + found["updates"][0]["seconds"]
-    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
-import pytest
 import torch
-from patience import SLOWNESS
 
 from distbelief.fabric.crossings import Crossings, segment_bytes
 
@@ -46,13 +42,6 @@ def test_what_is_given_is_taken_with_its_dtype_and_sides() -> None:
         assert other is not None
         assert torch.equal(taken, value(step))
         assert other.tolist() == [step, 7]
-
-
-def test_what_is_no_contiguous_tensor_crosses_as_its_values() -> None:
-    first, second = partitions()
-    begin(1, first, second)
-    assert first.give(0, 1, value(0).t().contiguous().t())
-    assert torch.equal(take(second), value(0))  # type: ignore[arg-type]  # it is there
 
 
 def test_nothing_is_taken_before_it_is_given_in_this_step() -> None:
@@ -142,43 +131,7 @@ def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() ->
     assert torch.equal(weight.grad, value(2).sum(0))
 
 
-@pytest.mark.parametrize("steps", [2000])
-def test_two_threads_that_hardly_look_never_miss_each_other(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbelief.fabric.crossings.LOOK_SECONDS", 0.0)
-    pair, bells = partitions(), [threading.Event(), threading.Event()]
-    seen: list[float] = []
-
-    def wait(partition: int) -> None:
-        assert bells[partition].wait(20 * SLOWNESS), f"partition {partition} was not woken"
-        bells[partition].clear()
-
-    def play(partition: int) -> None:
-        own, other = pair[partition], 1 - partition
-        for step in range(1, steps + 1):
-            for woken in own.begin(step):
-                bells[woken].set()
-            for turn in (0, 1) if partition == 0 else (1, 0):
-                if turn == 0:
-                    while not own.give(partition, other, value(step + partition)):
-                        wait(partition)
-                    if own.sleeps(other):
-                        bells[other].set()
-                else:
-                    while (taken := take(own, other)) is None:
-                        wait(partition)
-                    if partition == 0:
-                        seen.append(float(taken[0, 0]))
-
-    threads = [threading.Thread(target=play, args=(partition,)) for partition in (0, 1)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60 * SLOWNESS)
-    assert seen == [step + 1.0 for step in range(1, steps + 1)]
-
-
 def test_a_partition_says_which_step_it_has_ended() -> None:
-    """Who waits for what it has not given in a step knows then that it never will."""
     memory = torch.zeros(segment_bytes(2, [8]), dtype=torch.uint8)
     one, other = (Crossings(memory, partition, 2, [8]) for partition in range(2))
     for step in (1, 2):

@@ -49,7 +49,6 @@ class Runs:
         return Terms(1e-3, 0.0, 0.0, 0.0, rate, 0.0)
 
     def measured(self, seconds: float, asked: list[PlanCandidate]) -> Measurements:
-        """What is measured in these seconds."""
         return halving.measure("digits", asked, PlanRequest(seconds=seconds), lambda _: None)
 
 
@@ -70,12 +69,6 @@ def test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer(monkeyp
     assert runs.now == pytest.approx(40.0, abs=1.0)
 
 
-def test_many_candidates_take_as_long_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(monkeypatch, {what: [1.0] for what in NAMES})
-    assert len(runs.measured(40.0, ASKED).terms) == len(ASKED) > 9
-    assert runs.now == pytest.approx(40.0, abs=1.0)
-
-
 def test_each_run_has_a_few_steps_and_there_is_no_second_turn_however_little_time_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,7 +79,6 @@ def test_each_run_has_a_few_steps_and_there_is_no_second_turn_however_little_tim
 
 
 def test_a_candidate_that_fails_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in its last run."""
     found = Runs(monkeypatch, {NAMES[0]: [0.0], NAMES[1]: [1.0], NAMES[2]: [2.0, 0.0]}).measured(9.0, ASKED[:3])
     assert ([*found.terms], found.failed) == ([NAMES[1]], {NAMES[0]: "not here", NAMES[2]: "not here"})
 
@@ -101,7 +93,6 @@ def test_one_plan_at_a_time_measures() -> None:
 
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No plan of another test is in the way."""
     monkeypatch.setattr(halving, "LOCK", f"\0{tmp_path}")
 
 
@@ -111,7 +102,6 @@ def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder(
     where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also while its folder is made, and while it is removed."""
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(halving.Local, "run", lambda *_: {"outcome": "completed"})
@@ -132,8 +122,6 @@ def test_a_run_that_is_interrupted_at_any_moment_leaves_no_folder(
 
 @pytest.mark.parametrize("began", [True, False])
 def test_who_interrupts_a_run_interrupts_the_plan(began: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job of somebody's has been interrupted, whose words are of checkpoints."""
-
     def run(*_: object) -> dict[str, str]:
         if not began:
             raise Interrupted("interrupted before the job began")

@@ -36,13 +36,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a dry run shows."""
     assert main.run([*words.split(), "--dry-run"]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
 
 def busiest(text: str) -> tuple[str, float]:
-    """The busiest link, and what it carries."""
     [(link, load)] = re.findall(
         r"^the busiest link is (.*): ([0-9.]+) (?:times the vector|gradients)", text, re.MULTILINE
     )
@@ -65,30 +63,9 @@ def test_replicas_follow_each_other_along_the_walk_and_those_of_a_host_stay_toge
     assert "  s0: a to top 1.75 there, 1.75 back\n  s1: b to top 1.75 there, 1.75 back\n" in said
 
 
-def test_where_no_speeds_are_known_the_busiest_link_is_the_one_with_most(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tree.write_text("SwitchName=s0 Nodes=a,b\nSwitchName=s1 Nodes=c,d\nSwitchName=top Switches=s0,s1\n")
-    words = f"train mnist downpour --shards 1 --hosts a:1,b:1,c:1,d:1 --topology {tree}"
-    assert busiest(shown(words, capsys)) in [("a to s0", 3.0), ("s0 to a", 3.0)]
-
-
 def test_hierarchical_by_switch_sends_up_what_is_summed_below(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"train mnist allreduce --algorithm hierarchical --per-host 4 {HOSTS} --topology {tree}"
     assert busiest(shown(words, capsys)) == ("s0 to top", 1.0)
-
-
-def test_on_one_host_nothing_is_carried(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert busiest(shown(f"train mnist allreduce --hosts a:4 --topology {tree}", capsys))[1] == 0.0
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "native"])
-def test_of_what_is_chosen_later_the_ring_is_shown(
-    tree: Path, capsys: pytest.CaptureFixture[str], algorithm: str
-) -> None:
-    words = f"train mnist allreduce --algorithm {algorithm} --insecure {HOSTS} --topology {tree}"
-    said = shown(words, capsys)
-    assert f"--algorithm {algorithm} chooses later how gradients are added up; by a ring it would be:\nring on" in said
 
 
 def test_a_servers_strategy_has_no_order_and_its_shards_are_spread(
@@ -171,22 +148,6 @@ def test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree(
     assert told or "rder" not in said
 
 
-def test_a_script_on_the_hosts_of_a_file_has_their_order_too(
-    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "hosts").write_text("a\nb\nc\n".replace("\n", " slots=1\n"))
-    (tmp_path / "mine.py").touch()
-    words = f"launch allreduce --hostfile {tmp_path}/hosts --topology {tree} --dry-run {tmp_path}/mine.py"
-    assert main.run(words.split()) == 0
-    assert f"order of hosts, by {tree}: a, c, b" in capsys.readouterr().out
-
-
-def test_a_file_that_is_named_counts_before_slurms(slurm: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slurm.write_text(SCONTROL)
-    tree.write_text("SwitchName=s0 Nodes=d,a\nSwitchName=s1 Nodes=c,b\nSwitchName=top Switches=s0,s1\n")
-    assert "d, a, c, b" in shown(f"train mnist allreduce --topology {tree}", capsys)
-
-
 # placement
 
 
@@ -231,11 +192,6 @@ def test_the_tree_of_hosts_is_found_by_what_is_measured(names: list[int], seed: 
     walk = [int(tree.hosts[host][1:]) // 3 for host in tree.walk]
     assert [key for key, _ in itertools.groupby(walk)] in ([0, 1, 2], [1, 0, 2], [2, 0, 1], [2, 1, 0])
     assert len(tree.switches) == 5
-
-
-def test_hosts_alike_are_at_one_switch() -> None:
-    pairs = dict.fromkeys(itertools.combinations("abcd", 2), 1.2e9)
-    assert parse_topology(measured_topology("abcd", pairs), "F").switches == ("s0",)
 
 
 def test_the_faster_way_counts_and_a_pair_that_was_not_measured_is_named() -> None:

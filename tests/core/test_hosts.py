@@ -262,42 +262,10 @@ def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, caps
     assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--hosts a:2 --replicas 3", "the hosts have 2 slots"),
-        ("--hosts a:2,a:2", "is named twice"),
-        ("--hosts a", "how many replicas?"),
-        ("--hosts a --replicas 2 --dry-run", "how many slots has host a?"),
-        ("--hosts a:2 --hostfile nowhere", "leave one off"),
-        ("--hostfile nowhere", "--hostfile nowhere cannot be read"),
-        ("--dry-run", "--dry-run True: needs several hosts"),
-        ("--oversubscribe", "--oversubscribe True: needs several hosts"),
-        ("--leave-within 30", "--leave-within 30.0: needs several hosts"),
-        ("--hosts a:2 --leave-within -1", "--leave-within -1: is a number of seconds, 0 or more"),
-        ("--hosts a:2 --leave-within nan", "--leave-within nan: is a number of seconds, 0 or more"),
-        ("--hosts a:2 --listen 0.0.0.0", "--listen 0.0.0.0: is of one host, and there are several"),
-        ("--hosts a:2 --transport tcp", "--transport tcp: is of one host"),
-        ("--on ray --hosts a:2", "--hosts a:2: with --on ray the hosts are the nodes of the cluster"),
-        ("--on ray:a:6379 --hostfile f", "--hostfile f: with --on ray:a:6379 the hosts are"),
-        ("--on ray --tickets /tmp", "--tickets /tmp: is of a command that srun, torchrun or mpirun"),
-        ("--on rya", "unknown engine 'rya'; did you mean 'ray'?"),
-    ],
-)
-def test_what_means_nothing_on_hosts_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "digits", "downpour", *words.split()]) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(UsageError, match="this is no allocation; get one with salloc"):
         db.run(db.Job("digits", db.Downpour()), on=db.Slurm(interface="eth1"))
-
-
-def test_strategies_of_one_memory_have_no_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "digits", "hogwild", "--hosts", "a:2"]) == 2
-    assert "share one memory" in capsys.readouterr().err
 
 
 def test_a_remote_shell_that_is_not_installed_is_told_with_what_to_install() -> None:
@@ -414,11 +382,6 @@ def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
     assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
 
 
-def test_slurm_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", "--on", "slurm", "--dry-run"]) == 2
-    assert "get one with salloc" in capsys.readouterr().err
-
-
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
 MPIRUN = {
     "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
@@ -496,13 +459,6 @@ def test_what_means_nothing_to_a_command_that_was_started_several_times_is_refus
     assert told in capsys.readouterr().err
 
 
-def test_tickets_are_of_launchers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", "--tickets", "/tmp"]) == 2
-    assert "--tickets /tmp: needs several hosts" in capsys.readouterr().err
-    assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--tickets", "/tmp"]) == 2
-    assert "--tickets /tmp: is of a command that srun, torchrun or mpirun" in capsys.readouterr().err
-
-
 def begin(start: launched.Launched, run: Path) -> None:
     run.mkdir(parents=True)
     (run / "job.json").write_text(json.dumps({"start": launched.told_of(start)}))
@@ -543,18 +499,6 @@ def test_what_a_launcher_that_starts_nothing_again_has_started_goes_on_with_no_r
     assert launched.run_before(start, str(tmp_path / "run"), 0) is None
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o660])
-def test_a_ticket_that_others_can_read_is_refused(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.2)
-    start = launched.launched(TORCHRUN)
-    assert start
-    path = meeting.ticket_path(start, str(tmp_path))
-    path.write_text("{}")
-    path.chmod(mode)
-    with pytest.raises(UsageError, match=rf"mode {mode:o}; a ticket is of user .* alone"):
-        meeting.attend(start, str(tmp_path))
-
-
 def test_a_start_that_is_over_leaves_the_ticket_of_the_one_after_it(tmp_path: Path) -> None:
     start = launched.launched(TORCHRUN | {"RANK": "0"})
     assert start
@@ -593,8 +537,6 @@ def test_ray_that_is_not_installed_is_told_with_what_to_install(
 
 
 class Greeted:
-    """An agent that has greeted."""
-
     def __init__(self, version: str, memory: int, clock_ahead: float) -> None:
         self.greeting = Greeting(4, 0, memory, {}, [], 0, 0.0, False)
         self.attend = AttendMeeting(0, 0, "", "a", [], 0, 9, version, 0)
@@ -713,7 +655,6 @@ def test_one_process_of_each_host_is_its_agent_and_more_of_them_offer_no_more(
 
 
 def gathering(*several: AttendMeeting, here: launched.Launched | None = None) -> Any:
-    """A meeting to which some have come."""
     made: Any = object.__new__(meeting.Meeting)
     made._invitation, made._agents, made.restarts = SimpleNamespace(here=here), {}, 0
     made._others = {one.rank: Speaks("", one) for one in several}
@@ -775,7 +716,6 @@ def test_a_ticket_that_is_not_its_readers_alone_is_refused(
 
 
 def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a folder gives every file a mode of its own."""
     path, opens = tmp_path / "ticket", os.open
     meeting._write(path, b"{}")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -790,8 +730,3 @@ def test_a_ticket_is_written_for_its_owner_alone_or_not_at_all(tmp_path: Path, m
     with pytest.raises(UsageError, match="keeps no file for its owner alone, and a ticket must be one"):
         meeting._write(path, b"{}")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_data_is_of_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["check", "--hosts", "a", "--data-dir", "d"]) == 2
-    assert "--data-dir d: for which task?" in capsys.readouterr().err

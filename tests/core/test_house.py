@@ -17,7 +17,6 @@ FUNCTION_LINES = 70
 
 
 def found(pattern: str) -> dict[str, list[str]]:
-    """What of each file matches."""
     matches = {name: re.findall(pattern, text) for name, text in FILES.items()}
     return {name: matched for name, matched in matches.items() if matched}
 
@@ -29,7 +28,6 @@ def test_a_file_says_what_it_is() -> None:
 
 
 def classes() -> dict[str, list[ast.ClassDef]]:
-    """The classes of the package, by name."""
     found: dict[str, list[ast.ClassDef]] = {}
     for nodes in nodes_of().values():
         for node in nodes:

@@ -22,36 +22,22 @@ BESIDE = {
         "--batch-size",
     "train digits sandblaster --method cg --history "
     "5": "--history 5: is for --method lbfgs, and --method cg has no curvature pairs: leave it off",
-    "train digits sandblaster --method gradient --history "
-    "5": "--history 5: is for --method lbfgs, and --method gradient has no curvature pairs",
     "train digits allreduce --per-host 2": "-per-host 2: sets the ranks of a host, which --algorithm auto does not use",
-    "train digits allreduce --per-host 2 --algorithm native": "which --algorithm native does not use",
     "train digits allreduce --algorithm ring": "--algorithm ring: shared memory needs no algorithm, as nothing is "
         "sent: leave it off, or use --transport tcp",
     "train digits allreduce --algorithm native --transport tcp "
     "--tls": "--algorithm native is torch's process group, which encrypts nothing: choose another, or auto",
-    "train digits allreduce --per-host 2 --transport tcp": "which --algorithm auto does not use",
-    "train digits allreduce --per-host 2 --algorithm tree --transport "
-    "tcp": "--algorithm tree does not use: choose hierarchical, or leave it off",
-    "simulate digits allreduce --per-host 2 --algorithm "
-    "ring": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
     "simulate digits allreduce --network "
     "local-latency=1us": "--network local-latency and local-bandwidth are of links inside a host: set --hosts or",
     "simulate digits downpour --network local-bandwidth=1GB": "put roles on one host with --hosts, or leave it off",
-    "simulate digits hogwild --network local-latency=1us": "put roles on one host with --hosts",
     "simulate digits downpour --network "
     "reduce=10GB": "--network reduce: sets how fast replicas add up gradients",
-    "simulate digits sandblaster --network reduce=10GB": "and not with sandblaster: leave it off",
     "simulate digits downpour --network "
     "latency=0,jitter=0.5": "--network jitter 0.5: is a fraction of the latency, which is 0",
     "simulate digits downpour --faults "
     "restart=2s": "--faults restart: sets when crashed roles come back, but none crashes: add crash=1@500",
     "simulate digits downpour --keep-checkpoints "
     "5": "--keep-checkpoints 5: a simulation without a run folder leaves no checkpoints",
-    "simulate digits downpour --phantom --keep --keep-checkpoints "
-    "5": "--keep-checkpoints 5: --phantom computes nothing that could be kept",
-    "simulate digits downpour --phantom --checkpoint-every "
-    "5": "--checkpoint-every 5: --phantom computes nothing that could be kept",
     "simulate digits downpour --phantom --evaluate-every "
     "5": "--evaluate-every 5: --phantom computes nothing that could be measured",
     "simulate digits downpour --phantom --init-from "
@@ -63,7 +49,6 @@ BESIDE = {
     "train digits downpour --lr-schedule "
     "backoff": "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1",
     "draw ring --per-host 2": "--per-host 2: sets the ranks of a host, which --algorithm ring does not use",
-    "draw ring --network local-latency=1us": "--network local-latency: the price of ring",
     "draw hierarchical --network jitter=1": "--network jitter: the price of hierarchical",
 }  # fmt: skip
 

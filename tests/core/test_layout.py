@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from distbelief.sharding.layout import (
     ALIGNMENT,
     ITEM_SIZES,
     TRAINABLE,
-    Layout,
-    PartitionRanges,
     Range,
     Tensor,
     check_same,
@@ -39,39 +36,6 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
             Tensor(f"t{index}", draw(shapes), dtype, kind, draw(st.integers(0, 2)) if kind == "parameter" else 0)
         )
     return draw(st.permutations(made))
-
-
-@given(tensors())
-def test_every_tensor_lies_once_in_a_section_of_its_kind_dtype_and_group(made: list[Tensor]) -> None:
-    layout = lay_out(made, groups=({}, {}, {}))
-    assert sorted(e.tensor.name for e in layout.entries) == sorted(t.name for t in made)
-    position = 0
-    for entry in layout.entries:
-        t = entry.tensor
-        assert entry.start >= position
-        assert entry.start - position < ALIGNMENT
-        position = entry.start + t.size
-        assert t.elements == math.prod(t.shape)
-        assert entry.start % ITEM_SIZES[t.dtype] == 0
-        (partition,) = [s for s in layout.sections if (s.kind, s.dtype, s.group) == (t.kind, t.dtype, t.group)]
-        assert partition.start <= entry.start
-        assert position <= partition.stop
-    assert layout.total == position
-    assert all(s.start % ALIGNMENT == 0 for s in layout.sections)
-    assert len({(s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
-    assert layout.parameters == sum(t.elements for t in made if t.kind == "parameter")
-
-
-@given(tensors())
-def test_what_moves_lies_before_what_is_frozen_and_what_is_trained_before_buffers(made: list[Tensor]) -> None:
-    layout = lay_out(made, groups=({}, {}, {}))
-    order = [("parameter", "buffer", "frozen").index(s.kind) for s in layout.sections]
-    assert order == sorted(order)
-    assert all((e.start + e.tensor.size <= layout.moving) for e in layout.entries if e.tensor.kind != "frozen")
-    assert all(e.start >= layout.moving for e in layout.entries if e.tensor.kind == "frozen")
-    trained = layout.trained
-    assert trained.start == 0
-    assert trained.stop == max(e.start + e.tensor.size for e in layout.entries if e.tensor.kind == "parameter")
 
 
 @given(tensors(), st.data())
@@ -176,14 +140,3 @@ def test_a_model_that_differs_is_refused_with_its_first_difference(
         match=f"replica 3 does not fit the server's model: .*{says}.*; build the same model in every replica",
     ):
         check_same(lay_out(MODEL), lay_out(joining, **options), "replica 3")
-
-
-@given(tensors())
-def test_the_same_model_is_welcome(made: list[Tensor]) -> None:
-    layouts: list[Layout] = [lay_out(made, groups=({}, {"lr": 0.5}, {}), aliases={"x": "always"}) for _ in range(2)]
-    check_same(*layouts, "replica 0")
-
-
-def test_a_layout_without_trained_parameters_trains_nothing() -> None:
-    nothing = Range(0, 0)
-    assert Layout((), (), (), {}, (PartitionRanges(nothing, nothing, nothing),)).trained == nothing

@@ -108,7 +108,6 @@ def test_a_weight_of_ids_is_the_dense_one(bits: int, share: float) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run, and a file of 4 bits."""
     folder = tmp_path_factory.mktemp("lean")
     here = db.Simulated(keep=True)
     db.run(

@@ -115,12 +115,6 @@ def test_what_loads_a_users_data_does_so_as_the_users_loader_would() -> None:
         assert (kept.begin if isinstance(kept, WorkerBegin) else kept) == getattr(own, name), name
 
 
-@pytest.mark.parametrize(("drop_last", "long"), [(False, 2), (True, 1)])
-def test_an_epoch_is_as_long_as_the_job_has_it(drop_last: bool, long: int) -> None:
-    job = Settings(batch_size=4, drop_last=drop_last, strategy=Downpour())
-    assert len(Batches(ROWS, source_of((ROWS,)), job, 0, -1, iter)) == long
-
-
 @pytest.mark.parametrize(("asked", "has_gpu"), [(True, True), (True, False), (False, True)])
 def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     asked: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch
@@ -131,17 +125,6 @@ def test_a_minibatch_is_pinned_where_it_is_asked_for_and_there_is_a_gpu(
     got = had(DataLoader(Nested(), 2, pin_memory=asked), 4, 1)
     assert torch.equal(got["x"][0], ROWS[[4, 1]])
     assert [leaf.tolist() for leaf in pinned] == ([got["x"][0].tolist(), [4, 1]] if asked and has_gpu else [])
-
-
-@pytest.mark.long
-def test_what_is_loaded_ahead_comes_in_the_order_in_which_it_is_wanted() -> None:
-    """Whatever was loaded before, as where a job goes back."""
-    source = Ahead(DataLoader(Nested(), 2, num_workers=1), 2)
-    wanted = [Wanted(Batch(0, index), torch.tensor([2 * index, 2 * index + 1])) for index in range(3)]
-    for one, ahead in ((0, [1, 2]), (2, []), (0, [1]), (1, [])):
-        got, samples = source.load(wanted[one], [wanted[index] for index in ahead], seed=3)
-        assert samples == 2
-        assert got["x"][1].tolist() == wanted[one].numbers.tolist()
 
 
 @pytest.mark.long
@@ -185,8 +168,6 @@ def test_samples_that_do_not_stack_in_a_worker_are_told_of_collate_fn() -> None:
 
 
 class Unsendable(Nested):
-    """Samples, or errors, that no worker can send."""
-
     def __init__(self, raises: bool) -> None:
         self.raises = raises
 
@@ -208,7 +189,6 @@ def as_they_are(items: list[Any]) -> list[Any]:
     ("raises", "says"), [(False, "Can't pickle local object.*Local"), (True, "exited unexpectedly")]
 )
 def test_what_a_worker_cannot_send_is_an_error_of_its_minibatch(raises: bool, says: str) -> None:
-    """And what it can is had before."""
     loader = DataLoader(Unsendable(raises), 1, num_workers=1, collate_fn=as_they_are)
     source = source_of(loader)
     with pytest.raises((AttributeError, RuntimeError), match=rf"(?s){says}"):  # noqa: PT012  # the first is had
@@ -222,7 +202,6 @@ def test_what_a_worker_cannot_send_is_an_error_of_its_minibatch(raises: bool, sa
 def test_a_worker_sends_however_long_the_name_of_the_folder_of_temporary_files_is(
     context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves nothing there, although it is killed."""
     folder = tmp_path / ("a" * 60) / ("b" * 60)
     folder.mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -419,8 +398,6 @@ class Shuffled(IterableDataset[int]):
 
 
 class Cut(IterableDataset[int]):
-    """Is cut over its workers by `worker_init_fn`."""
-
     added = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -435,7 +412,6 @@ def noisy(items: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stream_that_shuffles_is_the_same_in_all_replicas_and_another_in_each_epoch(workers: int) -> None:
-    """Whatever a `collate_fn` draws of each, and whoever comes again."""
     orders = []
     for epoch in range(2):
         seen: list[list[int]] = []

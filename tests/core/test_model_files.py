@@ -59,7 +59,6 @@ def test_what_is_written_is_read(huffman: bool, tmp_path: Path) -> None:
 
 
 def test_dense_is_what_positions_and_ids_say() -> None:
-    """By a loop."""
     for stored in compressed(small()).tensors.values():
         positions = range(stored.size) if stored.positions is None else stored.positions.tolist()
         flat = [0.0] * stored.size
@@ -78,27 +77,6 @@ def test_what_is_spoilt_is_refused_and_nothing_else_happens() -> None:
         spoilt[chance.integers(0, len(data))] ^= int(chance.integers(1, 256))
         with pytest.raises(DataError):
             decoded(bytes(spoilt), "it")
-
-
-@pytest.mark.long
-def test_what_is_forged_with_its_checksum_is_refused_or_of_the_shapes_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever forges a file can make its checksum too: so none is looked at here."""
-    monkeypatch.setattr(files.zlib, "crc32", lambda _: 0)
-    data, chance = compressed(small()).encode(), np.random.default_rng(6)
-    refused = 0
-    for number in range(120):
-        forged = bytearray(data)
-        within = 300 if number % 2 else len(data) - 4
-        for at in chance.integers(4, within, chance.integers(1, 4)):
-            forged[at] = int(chance.integers(0, 256))
-        try:
-            made = decoded(bytes(forged), "it")
-            for stored in made.tensors.values():
-                if stored.size < 1 << 20:
-                    assert stored.dense().shape == stored.shape
-        except DataError:
-            refused += 1
-    assert refused > 40
 
 
 def header(*more: dict[str, Any], aliases: dict[str, str] | None = None, **changes: Any) -> bytes:
@@ -189,11 +167,6 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.M
         decoded(header(), "it")
 
 
-def test_there_is_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        db.load(tmp_path / "none.dbz")
-
-
 def test_a_model_is_loaded_plain(tmp_path: Path) -> None:
     model, path = small(), tmp_path / "small.dbz"
     file = compressed(model)
@@ -203,10 +176,6 @@ def test_a_model_is_loaded_plain(tmp_path: Path) -> None:
     for name, tensor in read(path).state().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     assert not loaded.training
-
-
-def renamed(model: nn.Module) -> nn.Module:
-    return nn.Sequential(*[nn.Identity(), *model])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ def test_mutants_change_one_place_each_and_name_tests_that_there_are() -> None:
 
 
 def what_is_wrong(mutant: Mutant) -> str:
-    """Nothing, mostly."""
     before, *after = source(mutant.file).split(mutant.text)
     if len(after) != 1 or mutant.replacement == mutant.text or not mutant.tests:
         return f"its text stands {len(after)} times in {mutant.file}, or it changes nothing, or it names no tests"

@@ -42,7 +42,6 @@ def test_no_decision_reads_a_sentence() -> None:
 
 
 def sentences_read(name: str) -> Iterator[str]:
-    """Where a file decides by one."""
     hints = {
         node
         for one in shipped()[name]

@@ -139,7 +139,7 @@ WRONG = {
     "a microbatch goes back before it came": (
         changed(CHAIN, 1, (F, 0), (B, 1), (F, 1), (B, 0)), "comes before",
     ),
-    "both wait for each other": (changed(CHAIN, 0, (F, 0), (B, 0), (F, 1), (B, 1)), None),
+    "both wait for each other": (changed(CHAIN, 0, (F, 0), (B, 0), (F, 1), (B, 1)), "waits forever"),
     "one asks for what comes later": (changed(CHAIN, 1, (F, 1), (F, 0), (B, 0), (B, 1)), "in its slot"),
     "a microbatch never goes back": (changed(CHAIN, 1, (F, 0), (F, 1), (B, 0)), "waits forever"),
     "a microbatch goes forward twice": (
@@ -158,19 +158,11 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", [what for what, (_, says) in WRONG.items() if says])
+@pytest.mark.parametrize("what", WRONG)
 def test_what_does_not_run_to_its_end_with_every_gradient_is_refused(what: str) -> None:
     made, says = WRONG[what]
-    with pytest.raises(LocalProtocolError, match=says or ""):
+    with pytest.raises(LocalProtocolError, match=says):
         prove(made)
-
-
-def test_one_back_and_one_forward_by_turns_at_the_first_partition_is_slow_but_ends() -> None:
-    made, _ = WRONG["both wait for each other"]
-    with pytest.raises(LocalProtocolError, match="waits forever"):
-        prove(made)
-    one_by_one = changed(made, 1, (F, 0), (B, 0), (F, 1), (B, 1))
-    assert prove(one_by_one).in_flight == (1, 1)
 
 
 def test_with_fewer_slots_than_a_pipeline_holds_it_waits_forever() -> None:
@@ -294,15 +286,6 @@ def test_a_chain_costs_the_sum_of_its_stages_and_the_slowest_for_each_further_mi
         made = price_pipeline(pipeline(algorithm, chain(len(seconds)), microbatches), costs)
         assert made.seconds == 3 * (sum(seconds) + (microbatches - 1) * max(seconds))
         assert made.busy == tuple(3.0 * t * microbatches for t in seconds)
-
-
-def test_an_uneven_pipeline_waits_for_its_slowest_stage() -> None:
-    """Four microbatches on two stages of 3 and 1 seconds: 3 x 4 + 1, where even ones of 2 take 2 x 4 + 2."""
-    even, uneven = (
-        price_pipeline(pipeline("gpipe", chain(2), 4), [SegmentCost(t, 0) for t in of]) for of in ((2, 2), (3, 1))
-    )
-    assert (even.seconds, uneven.seconds) == (10, 13)
-    assert uneven.idle == pytest.approx(1 - 16 / 26)
 
 
 def test_messages_cost_latency_and_bytes_of_each_sample() -> None:

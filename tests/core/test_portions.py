@@ -135,7 +135,6 @@ class Dealing(RuleBasedStateMachine):
             assert self.dealer.held(who) == len(self.held.get(who, []))
 
     def teardown(self) -> None:
-        """However it began, dealing ends, with every minibatch done."""
         for who in list(self.held):
             self.die(who)
         while (portion := self.dealer.deal("replica 0")) is not None:
@@ -167,17 +166,6 @@ class RoundDealing(Dealing):
 
 TestDealing = Dealing.TestCase
 TestRoundDealing = RoundDealing.TestCase
-
-
-@given(st.integers(1, 400), st.integers(1, 3), st.integers(1, 40))
-def test_every_minibatch_is_dealt_once_while_nobody_dies(batches: int, epochs: int, replicas: int) -> None:
-    dealer, seen = Dealer(batches, epochs, replicas), Counter[tuple[int, int]]()
-    turn = 0
-    while (portion := dealer.deal(f"replica {turn % replicas}")) is not None:
-        assert portion.count <= PORTION_LIMIT
-        seen.update(minibatches(portion))
-        turn += 1
-    assert seen == Counter((epoch, index) for epoch in range(epochs) for index in range(batches))
 
 
 def test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole() -> None:
@@ -284,11 +272,6 @@ def test_a_ledger_that_is_told_of_pushes_in_any_order_knows_the_last_of_each(
         ledger.note(PushTaken(*who, incarnation, clock))
     last = {who: max((i, c) for w, i, c in pushes if w == who) for who, _, _ in pushes}
     assert sorted(ledger.taken()) == sorted(PushTaken(*who, *of) for who, of in last.items())
-
-
-def test_a_gap_is_named() -> None:
-    with pytest.raises(RemoteProtocolError, match="replica 0 sent push 3 after push 0: a push in between is missing"):
-        Ledger().judge("replica 0", 0, 0, 3)
 
 
 def test_an_allotment_is_dealt_in_order_however_often_its_replica_dies() -> None:

@@ -129,13 +129,6 @@ def test_partitions_that_build_their_parts_for_long_say_how_many_have():
     assert "partitions" not in later
 
 
-def test_a_thousand_replicas_join_in_one_line():
-    joins = [(0.0, r.Joined(f"replica {index}")) for index in range(1000)]
-    assert shown(io.StringIO(), joins).splitlines() == [
-        f"joined: {', '.join(f'replica {i}' for i in range(8))} and 992 more"
-    ]
-
-
 def test_json_prints_the_metrics_and_nothing_else():
     text = shown(Terminal(), json=True)
     assert text.encode() == b"".join(line(seconds, record) for seconds, record in RUN)
@@ -187,11 +180,6 @@ def test_the_staleness_is_shown_while_the_job_runs(stream, monkeypatch):
         assert "staleness 0.50" in shows.getvalue(), "what the shards tell of the whole job"
 
 
-@pytest.mark.parametrize("options", [{"quiet": True}, {"json": True}])
-def test_who_shows_no_staleness_asks_nobody_for_it(options):
-    assert not Live(io.StringIO(), **options).curious
-
-
 @pytest.mark.parametrize("options", [{}, {"json": True}])
 def test_a_closed_pipe_ends_the_view_and_not_the_job(options):
     class Closed(io.StringIO):
@@ -223,21 +211,6 @@ def test_the_summary_of_a_job_that_never_started_is_short():
     ]
 
 
-def test_what_is_simulated_is_called_so_beside_every_time_and_rate() -> None:
-    shown = {}
-    for simulated in (False, True):
-        stream = io.StringIO()
-        live = Folded(stream, title="downpour on mnist", simulated=simulated)
-        live.fold(0.0, r.Started(1, 1, 10, 100, 10, 1))
-        live.fold(2.0, r.Stepped("replica 0", 10, 100, 10, None))
-        live.fold(2.0, r.EpochDone(1))
-        live.fold(2.0, r.Tested(1, 0.5, 0.9))
-        shown[simulated] = stream.getvalue()
-    assert "2.00 s simulated, 50 samples/s simulated" in shown[True]
-    assert "at 2.00 s simulated: accuracy" in shown[True]
-    assert shown[False] == shown[True].replace(" simulated", "")
-
-
 def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     cluster = {"compute": {"step": 1e-3}, "handling": {"message": 6e-6, "memory": 26e9}, "hosts": {"cores": 2}}
     whole = Summary({"cluster": cluster, "settings": {"target_accuracy": 0.5}})
@@ -255,37 +228,6 @@ def test_the_end_of_a_simulation_says_so_and_what_its_cluster_costs() -> None:
     assert "all roles on one machine" in summary(alone | {"path": "direct"})
 
 
-@pytest.mark.parametrize("width", [60, 70, 80, 90, 100, 110, 120])
-def test_progress_is_one_row_on_a_terminal_of_any_width(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "xterm")
-    live = Folded(Terminal(), title="downpour on mnist", now=Clock(1.0))
-    facts = {"of": {"replica 0": {"staleness": 1.25}}}
-    live.stands("shard 0", facts)
-    long = r.Gone("replica 1", 2, "killed by signal [9] " * 20, True)
-    for seconds, record in [*RUN[:6], (3.0, long)]:
-        live.fold(seconds, record)
-    console = live._rich().console
-    lines = [[part.text for part in row] for row in console.render_lines(live._picture(), pad=False)]
-    rows = ["".join(row).rstrip() for row in lines]
-    assert len(rows) == 3  # the progress, and two replicas
-    assert all(len(row) <= width for row in rows)
-    assert "40/80 samples" in rows[0]
-    assert "accuracy 92.50 %" in rows[0]
-    assert ("staleness 1.25" in rows[0]) == (width >= 110)
-    assert "…" not in rows[0]
-    live.close()
-
-
-def test_the_last_picture_of_a_job_that_ended_well_leaves_its_figures_to_the_summary(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    ended = shown(Terminal(), now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
-    assert "replica 1" in ended
-    assert "80/80 samples" not in ended
-    failed = [*RUN[:-1], (5.0, r.Finished.of(Cause.REPLICAS_DIED, "replica 1 died"))]
-    assert "80/80 samples" in shown(Terminal(), failed, now=Clock(1.0)).rsplit("\x1b[2K", 1)[-1]
-
-
 def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
     records = [
         (1.0, r.Started(2, 0, 650, 40, 10, 2)),
@@ -300,10 +242,3 @@ def test_a_job_without_a_server_tells_of_no_shards_and_no_pushes():
     assert "4 steps, 2 updates" in lines
     assert "shard" not in lines
     assert "push" not in lines
-
-
-def test_a_batch_larger_than_the_data_is_told():
-    assert "in batches of 64; the batch size exceeds the number of samples" in shown(
-        io.StringIO(), [(1.0, r.Started(1, 1, 6, 40, 64, 1))]
-    )
-    assert "larger" not in shown(io.StringIO(), [(1.0, r.Started(1, 1, 6, 64, 64, 1))])

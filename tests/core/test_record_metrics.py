@@ -98,7 +98,6 @@ class Run:
         self.take(r.Checkpointed(number, ""))
 
     def go_on(self, more: Iterable[r.Record] = ()) -> Any:
-        """What another attempt says in the end."""
         self.end()
         self.recorder = Recorder(self.folder, JOB)
         self.take(started(max(self.saved.values(), default=0)))
@@ -119,7 +118,6 @@ class Run:
 def test_a_run_goes_on_from_the_sums_of_its_checkpoint_as_from_all_its_metrics(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, happened: list[Any], late: int
 ) -> None:
-    """Whenever it was sealed, and whatever was gone back on."""
     path = tmp_path_factory.mktemp("runs") / "run"
     run = Run(path, monkeypatch)
     for one in happened:

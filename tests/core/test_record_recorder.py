@@ -102,13 +102,6 @@ def test_the_batch_size_of_the_result_is_the_one_that_the_script_named():
     }
 
 
-def test_the_one_process_of_single_is_replica_0():
-    run = [(0.0, r.Started(1, 0, 100, 40, 10, 2)), (1.0, r.Stepped("single", 4, 40, 0, 0.5, 0, 4))]
-    assert played(None, run)["per_replica"] == [
-        {"id": 0, "steps": 4, "samples": 40, "pushes": 0, "lost": 0, "times": None}
-    ]
-
-
 def test_a_loss_weighs_as_many_steps_as_it_is_the_mean_of():
     """A report may bring the losses of steps whose pushes are not acknowledged yet, and then the pushes without a
     loss.
@@ -273,17 +266,6 @@ def test_the_curves_are_events_over_samples(tmp_path):
         "test/accuracy": [(40, 0.85), (80, 0.95)],
         "staleness/mean": [(80, round(11 / 15, 4))],
     }
-
-
-def test_a_curve_that_cannot_be_written_is_no_error(tmp_path):
-    folder, told = RunFolder.create(tmp_path / "run", "x"), []
-    recorder = Recorder(folder, JOB, warn=told.append)
-    for seconds, record in RUN:
-        recorder.take(seconds, record)
-    recorder._curves._folder = folder.metrics / "none"
-    recorder.finish()
-    assert len(told) == 1
-    assert "TensorBoard" in told[0]
 
 
 def test_a_job_does_not_wait_without_end_for_its_curves(tmp_path, monkeypatch):

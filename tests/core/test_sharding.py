@@ -5,15 +5,13 @@ counted by hand; and each shard holds a range of one partition.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distbelief.core import roles
-from distbelief.core.roles import MOST, Mesh, Role
+from distbelief.core.roles import MOST, Mesh
 from distbelief.errors import LayoutError, UsageError
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import (
@@ -58,11 +56,6 @@ def test_a_mesh_has_every_partition_of_every_replica_once(replicas: int, partiti
 def test_a_mesh_that_cannot_be_is_refused(mesh: Mesh, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         mesh.check()
-
-
-def test_the_roles_of_a_mesh_are_those_of_replicas_where_they_are_whole() -> None:
-    assert roles.replicas(Mesh(2)) == (str(Role(roles.Kind.REPLICA, 0)), "replica 1")
-    assert roles.replicas(Mesh(2, 2)) == ("replica 0.0", "replica 0.1", "replica 1.0", "replica 1.1")
 
 
 @st.composite
@@ -133,63 +126,6 @@ def test_every_piece_lies_once_at_its_partition_in_the_order_of_kind_dtype_and_g
         assert partition.all.start % ALIGNMENT == 0
         assert before is None or 0 <= partition.all.start - before.all.stop < ALIGNMENT
     assert len({(s.partition, s.kind, s.dtype, s.group) for s in layout.sections}) == len(layout.sections)
-
-
-def packed(values: dict[str, np.ndarray[Any, Any]], tensors: list[Tensor], split: dict[str, list[Piece]]) -> bytes:
-    """The flat vector, written from the description alone: partition after partition, kind after kind, dtype and group
-    sorted.
-    """
-    partitions = 1 + max(piece.partition for t in tensors for piece in split.get(t.name, [whole(t)]))
-    vector = b""
-    for partition, kind in itertools.product(range(partitions), KINDS):
-        if kind == KINDS[0]:
-            vector += b"\0" * (-len(vector) % 128)
-        for key in sorted({(t.dtype, t.group) for t in tensors}):
-            run = b""
-            for t in tensors:
-                for piece in split.get(t.name, [whole(t)]):
-                    if (piece.partition, t.kind, (t.dtype, t.group)) == (partition, kind, key):
-                        of = values[t.name]
-                        cut_out = of.take(range(piece.start, piece.stop), axis=piece.dimension) if of.ndim else of
-                        run += cut_out.tobytes()
-            if any(
-                (p.partition, t.kind, (t.dtype, t.group)) == (partition, kind, key)
-                for t in tensors
-                for p in split.get(t.name, [whole(t)])
-            ):
-                vector += b"\0" * (-len(vector) % 128) + run
-    return vector
-
-
-@pytest.mark.parametrize("partitions", [1, 2, 3])
-def test_a_vector_of_several_partitions_is_that_which_is_packed_by_hand(partitions: int) -> None:
-    chance = np.random.default_rng(0)
-    tensors = [
-        Tensor("embedding", (7, 6), "float32", "parameter", 1),
-        Tensor("weight", (6, 12), "float64"),
-        Tensor("bias", (12,), "float32"),
-        Tensor("mean", (12,), "float64", "buffer"),
-        Tensor("batches", (), "int64", "buffer"),
-        Tensor("table", (5, 3), "float32", "frozen"),
-    ]
-    values = {t.name: np.asarray(chance.integers(-99, 99, t.shape)).astype(t.dtype) for t in tensors}
-    share = 12 // partitions
-    split = {
-        "weight": [Piece(1, partition * share, (partition + 1) * share, partition) for partition in range(partitions)],
-        "bias": [Piece(0, partition * share, (partition + 1) * share, partition) for partition in range(partitions)],
-        "mean": [Piece(0, 0, 5, partitions - 1), Piece(0, 5, 12, 0)],
-        "table": [Piece(0, 0, 5, partitions - 1)],
-    }
-    layout = lay_out(tensors, ({}, {}), split=split)
-    vector = np.zeros(layout.total, np.uint8)
-    for entry in layout.entries:
-        at = [slice(None)] * values[entry.tensor.name].ndim
-        if at:
-            at[entry.piece.dimension] = slice(entry.piece.start, entry.piece.stop)
-        own = values[entry.tensor.name][tuple(at)]
-        assert own.shape == entry.shape
-        vector[entry.start : entry.stop] = np.frombuffer(own.tobytes(), np.uint8)
-    assert vector.tobytes() == packed(values, tensors, split)
 
 
 def test_two_partitions_lie_where_a_reader_counts_them() -> None:

@@ -5,11 +5,10 @@ whether that pays.
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
@@ -20,14 +19,12 @@ from distbelief.errors import UsageError
 from distbelief.lab.cost import profile, splitting
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.splitting import GRADIENTS, KEPT, PARAMETERS, STATE, SplitCost, measure
-from distbelief.lab.draw.split import draw_split
 from distbelief.schedules.pipeline_price import SegmentCost
 from distbelief.schedules.price import LinkModel
 from distbelief.split.options import Split
 from distbelief.split.plan import apply
-from distbelief.split.program import build
 from distbelief.split.tracing import trace
-from distbelief.tasks import Task, on_disk
+from distbelief.tasks import Task
 from distbelief.tasks.digits import lenet
 
 WAYS = ["stages", "columns", "neurons", "groups", "regions", "conv*=filters,fc*=columns"]
@@ -144,24 +141,6 @@ def test_memory_is_what_is_held_for_a_step() -> None:
     assert found.step > 0 < found.whole.step
 
 
-@pytest.mark.parametrize("ways", WAYS)
-def test_a_picture_has_each_module_where_it_is_and_each_crossing_once(ways: str) -> None:
-    model, targets = lenet(), torch.zeros(2, dtype=torch.int64)
-    traced = trace(model, (torch.zeros(2, 1, 28, 28),))
-    graph = apply(Split.parse(ways, 2), traced, nn.functional.cross_entropy, targets)
-    programs = [build(graph, partition, model) for partition in (0, 1)]
-    picture = draw_split(programs)
-    assert picture.count("<path") == len(graph.transfers)
-    assert all(f"partition {partition}:" in picture for partition in (0, 1))
-    for program in programs:
-        for name, piece in program.pieces.items():
-            if name.endswith("weight"):
-                assert (
-                    f"{name.removesuffix('.weight')}  weight[{':, ' * piece.dimension}{piece.start}:{piece.stop}]"
-                    in picture
-                )
-
-
 @pytest.mark.long
 def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "neurons"]
@@ -191,57 +170,3 @@ def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], t
 
 def _whole(made: dict[str, dict[str, float]]) -> float:
     return sum(made["whole"][name] for name in ("gathers", "computes", "update"))
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--split stage", "did you mean 'stages'?"),
-        ("--schedule gpip --microbatches 2", "did you mean 'gpipe'?"),
-        ("--split stages --chunks 2", "--chunks 2: is for a split by time, and stages is none"),
-        ("--seconds 0", "--seconds 0: must be more than 0"),
-        ("--partitions 1", "partitions=1: a model is split over 2"),
-    ],
-)
-def test_a_wrong_word_is_refused_before_anything_is_measured(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["split", "digits", *words.split()]) == 2
-    assert told in capsys.readouterr().err
-
-
-class Reading(nn.Module):
-    """Whose pass depends on a value: it is traced with its values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x) if float(self.fc.weight.detach().sum()) < 1e9 else x
-
-
-def of_an_array() -> nn.Module:
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-    model[0].weight = nn.Parameter(torch.from_numpy(numpy.eye(6, dtype="float32")))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (of_an_array, "each partition built more than its own part in memory, and dropped the rest, as '0.weight'"),
-        (lambda: nn.Sequential(Reading(), Reading()), "each partition copied the whole model in memory, as tracing"),
-        (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), ""),
-    ],
-)
-def test_it_says_where_partitions_hold_the_whole_model(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], told: str
-) -> None:
-    monkeypatch.setattr(on_disk, "LARGE", 64)
-    found = measure(
-        Task(model=make, train=TASK.train), Split("stages", 2), SplitRequest(batch_size=4, seconds=0.01), optim("sgd")
-    ).cost
-    notes = [note for note in found.notes if "in memory" in note]
-    assert len(notes) == bool(told)
-    assert all(note.startswith(told) for note in notes)

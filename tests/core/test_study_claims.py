@@ -80,10 +80,7 @@ WRONG = {
     ),
     "a shape that there is not": (('"rises"', '"raises"'), r"claim 'it grows': .*'raises'; did you mean 'rises'"),
     "an arm that there is not": (('arms = ["x"]', 'arms = ["y"]'), r"claim 'it grows': unknown arm 'y'"),
-    "an unknown key": (("within", "withing"), r"a\.toml: unknown key of claims\[0\] 'withing'; did you mean 'within'"),
     "values that are missing": (('"rises"', '"near"'), r"claim 'it grows': 0 values for 2 arms: give one for each"),
-    "one arm": (("[1, 2]", "[1]"), r"claim 'it grows': accuracy rises: needs two arms or more"),
-    "an arm twice": (('["x"]', '["x", "x, replicas 1"]'), r"claim 'it grows': an arm is named twice"),
 }
 TEXT = """\
 title = "A study"

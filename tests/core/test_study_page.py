@@ -108,12 +108,6 @@ def test_a_best_value_at_an_end_of_its_grid_is_told() -> None:
     assert not any("of its grid" in one for one in made.sentences)
 
 
-def test_the_time_is_the_product_of_its_two_parts() -> None:
-    for arm in made_report().arms:
-        at = arm.at(0.95)
-        assert at.median == pytest.approx(at.seconds_per_step * at.steps, rel=0.02)
-
-
 def test_charts_are_json_that_has_no_infinity() -> None:
     for _, _, chart in charts(made_report(points=4)):
         assert "Infinity" not in json.dumps(chart)
@@ -237,12 +231,3 @@ def test_that_a_machine_was_busy_is_told_whatever_else_there_is_to_say() -> None
     assert any("took up to 50 % of it: the measurement is not clean" in one for one in told.sentences)
     [ends] = [one for one in told.sentences if "of its grid" in one]
     assert ends.endswith(" and 3 more.")
-
-
-def test_of_runs_nobody_knows_the_machine() -> None:
-    found = two_tasks()
-    of_runs = make_report(found.study, found.trials, {})
-    assert any("their machine and its other load are unknown" in one for one in of_runs.sentences)
-    assert not any("cores" in one for one in of_runs.sentences)
-    assert "Machine:" in page(make_report(found.study, found.trials, {"cores": 2}), "")
-    assert "Machine:" not in page(of_runs, "")

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from distbelief.lab.study import definition
 from distbelief.tasks import as_data, resolve
 from distbelief.zoo.svm import FEATURES, LAMBDA, NONZERO, SAMPLES, SparseSVM, _draw, hinge
 
@@ -48,24 +47,3 @@ def test_the_dense_one_has_every_feature_in_every_sample() -> None:
     inputs, targets = as_data(resolve("dense-svm").train()).batch(torch.arange(100))
     assert (inputs != 0).all()
     assert targets.unique().tolist() == [-1.0, 1.0]
-
-
-@pytest.mark.parametrize("name", ["sparse-svm", "dense-svm"])
-def test_the_figure_about_stale_gradients_has_a_rate_at_which_they_depend_on_the_parameters(name: str) -> None:
-    """A plain epoch at the rate of the study takes a sixth of the samples past the margin, where their loss is flat:
-    before any has come there, all gradients are the same whatever the parameters, and any order of updates is as good.
-    """
-    words = next(arm.words for arm in definition.read(definition.find("hogwild")).arms if arm.task == name)
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    task = resolve(name)
-    model, data = task.model(), as_data(task.train())
-    stepper = torch.optim.SGD(model.parameters(), lr=float(options["--lr"]))
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    for numbers in order.split(int(options["--batch-size"])):
-        stepper.zero_grad()
-        inputs, targets = data.batch(numbers)
-        hinge(model(inputs), targets).backward()
-        stepper.step()
-    with torch.no_grad():
-        inputs, targets = data.batch(torch.arange(1000))
-        assert (targets * model(inputs)[:, 0] > 1).float().mean() > 1 / 6

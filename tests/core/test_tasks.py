@@ -133,12 +133,6 @@ def test_the_named_folder_then_the_environment_then_the_cache(tmp_path: Path, mo
     assert len(tasks.mnist(folders["named"]).train()) == 1  # type: ignore[arg-type]
 
 
-def test_gzipped_and_plain_files_are_equal(tmp_path: Path) -> None:
-    for name, content in contents().items():
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
-    assert tasks.available("mnist", str(tmp_path)) is None
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -164,15 +158,6 @@ def test_a_named_folder_that_lacks_a_file_is_refused(tmp_path: Path, name: str) 
     fill(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=f"it lacks {name}; put .* train 'digits'"):
-        tasks.mnist(str(tmp_path)).train()
-
-
-def test_an_unreadable_folder_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(DataError, match="Permission denied"):
         tasks.mnist(str(tmp_path)).train()
 
 
@@ -233,12 +218,6 @@ def test_a_bad_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list((tmp_path / "cache/distbelief/mnist").iterdir()) == []
 
 
-def test_a_slow_download_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, {f"{MNIST.MIRRORS[0]}{name}.gz": gzip.compress(content) for name, content in contents().items()})
-    monkeypatch.setattr(MNIST, "DOWNLOAD_SECONDS", -1.0)
-    assert "not done after" in (tasks.available("mnist") or "")
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real MNIST is not on this machine")
 def test_the_real_files_have_the_known_checksums() -> None:
     for name, md5 in MNIST.FILES.items():
@@ -285,28 +264,6 @@ def test_a_users_mistake_is_named(source: str, says: str) -> None:
     with pytest.raises(UsageError, match=says.replace("MODULE", module)) as caught:
         tasks.resolve(f"{module}:make")
     assert module in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("reference", "data_dir", "says"),
-    [
-        ("mnits", None, "unknown task 'mnits'; did you mean 'mnist'"),
-        (
-            "",
-            None,
-            "unknown task ''; Known: alexnet, dense-svm, digits, gpt-tiny, inception-v1, mnist, mnist-alexnet, "
-            "mnist-gru, mnist-inception, mnist-lenet, mnist-local, mnist-siamese, mnist-squeezenet, module:function, "
-            "sparse-svm, squeezenet, vgg16",
-        ),
-        ("absent_module:make", None, "No module named 'absent_module'"),
-        (":make", None, "ValueError"),
-        ("math:", None, "has no ''"),
-        ("digits", "data", "reads no folder"),
-    ],
-)
-def test_a_task_that_is_not_there(reference: str, data_dir: str | None, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        tasks.resolve(reference, data_dir)
 
 
 @pytest.mark.parametrize("field", ["model", "train", "test", "loss", "metric"])
@@ -450,10 +407,6 @@ def test_a_metric_that_has_no_name_of_its_own_is_refused(name: Any) -> None:
         regression({name: correct})
 
 
-def test_the_metric_counts_what_is_right() -> None:
-    assert correct(torch.eye(3), torch.tensor([0, 1, 0])) == 2
-
-
 @given(
     samples=st.integers(1, 200),
     batch_size=st.integers(1, 50),
@@ -501,8 +454,6 @@ def test_chance_follows_from_seed_epoch_and_minibatch_alone() -> None:
 
 
 def test_what_data_draw_follows_from_the_minibatch_too() -> None:
-    """Augmentation is the same whatever was computed before."""
-
     class Noisy:
         def __len__(self) -> int:
             return 8
@@ -544,12 +495,6 @@ def test_private_data_are_cut_once_and_each_replica_goes_through_its_part_anew(
         assert sum(map(len, parts)) == len({i for part in parts for i in part}) == samples - left_out
         # whoever has the last part has the samples that are left out too, which differ from epoch to epoch
         assert [{*part} for part in parts[:-1]] == [{*part} for part in epochs[0][:-1]]
-
-
-def test_the_only_replicas_private_data_are_in_the_order_of_shared_ones() -> None:
-    [whole] = in_parts(made(data="private", replicas=1, batch_size=8, seed=3))
-    shared = Order(60, 8, 3)
-    assert whole == [i for number in range(shared.batches) for i in shared.indices(0, number).tolist()]
 
 
 def test_private_parts_are_in_another_order_in_each_epoch_and_of_another_cut_with_another_seed() -> None:

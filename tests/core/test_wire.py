@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distbelief.core import effects, messages, settings, wire
-from distbelief.core.conversations import dealing, initialising, membership, pushing
+from distbelief.core import messages, settings, wire
+from distbelief.core.conversations import initialising, membership
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.portions import Portion
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings, StrategyOptions
 from distbelief.core.values import hints_of
@@ -69,7 +68,6 @@ layouts = st.builds(
 
 
 def of_strategy(kind: Any) -> st.SearchStrategy[Any]:
-    """Strategies, by the types of their options."""
     own = {"algorithm": st.sampled_from(["auto", "ring"]), "optimizer": optimizers}
     options = [one.name for one in dataclasses.fields(kind) if one.init]
     return st.builds(kind, **{name: own.get(name, strategy(hints_of(kind)[name])) for name in options})
@@ -151,12 +149,6 @@ def test_every_message_survives_the_wire(kind: type[Message], data: st.DataObjec
     assert type(through(message)) is kind
 
 
-def test_a_version_stays_a_version() -> None:
-    pushed = through(pushing.Pushed(0, 1, messages.Version(2, 3)))
-    assert isinstance(pushed, pushing.Pushed)
-    assert pushed.version.updates == 3
-
-
 @given(st.binary(max_size=200))
 def test_garbage_is_the_peers_error_and_nothing_else(garbage: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
@@ -216,12 +208,3 @@ def test_the_longest_message_is_taken_and_a_longer_one_is_our_error() -> None:
     assert wire.length(fits[: wire.PREFIX.size]) <= wire.MESSAGE_LIMIT
     with pytest.raises(LocalProtocolError, match=r"a Stop of \d+ bytes is over the limit"):
         wire.encode(membership.Stop("x" * wire.MESSAGE_LIMIT))
-
-
-def test_effects_are_values() -> None:
-    assert effects.Phantom(8) == effects.Phantom(8)
-    assert effects.Send("a", membership.Leave()) == effects.Send("a", membership.Leave(), None)
-    assert effects.Compute(effects.Batch(0, 1)) != effects.Compute(effects.Batch(1, 0))
-    assert dealing.Deal(Portion(0, 1, 2)).portion.count == 2
-    with pytest.raises(AttributeError):
-        effects.Phantom(8).nbytes = 9  # type: ignore[misc]

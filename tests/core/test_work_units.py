@@ -65,23 +65,6 @@ def test_whatever_happens_everything_is_done_once(
     assert sorted(counted) == list(range(count))
 
 
-def test_all_that_is_dealt_to_one_more_is_dealt_to_who_has_nothing_and_the_oldest_first() -> None:
-    work_units = WorkUnits(4, WHO[:2], copies=1)
-    assert [work_units.deal(who) for who in (WHO[0], WHO[1], WHO[0], WHO[1])] == [
-        0,
-        2,
-        1,
-        None,
-    ]  # the last one is whose turn comes first
-    assert work_units.done(2, WHO[1])
-    assert [work_units.deal(WHO[1]), work_units.deal(WHO[1])] == [3, None]
-    assert [work_units.deal(WHO[2]), work_units.deal(WHO[2])] == [0, None]  # in reserve it has only what nobody holds
-    assert work_units.again == 1
-    assert work_units.done(0, WHO[2])
-    assert work_units.withdraw(0) == [WHO[0]]
-    assert work_units.held(WHO[0]) == [1]
-
-
 def test_what_the_dead_one_held_is_dealt_again() -> None:
     work_units = WorkUnits(3, WHO[:1], copies=0)
     assert [work_units.deal(WHO[0]), work_units.deal(WHO[0])] == [0, 1]

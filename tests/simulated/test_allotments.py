@@ -64,8 +64,6 @@ def streaming(context: Context) -> PlayedRole:
 
 
 def of_streams(strategy: Strategy) -> Strategy:
-    """The same, whose replicas read streams."""
-
     @dataclass(frozen=True)
     class Streaming(type(strategy)):  # type: ignore[misc]
         @classmethod
@@ -110,7 +108,6 @@ def observe(task: Task, strategy: Strategy, cluster: Simulated | None = None, **
 
 
 def net() -> nn.Module:
-    """Without chance."""
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
 
 
@@ -127,8 +124,6 @@ def unequal(plain: SimpleNamespace, *lengths: int) -> Task:
 
 
 class Head:
-    """The first samples of data."""
-
     def __init__(self, data: Any, count: int) -> None:
         self._data, self._count = data, count
 
@@ -138,16 +133,6 @@ class Head:
     def batch(self, numbers: torch.Tensor) -> Any:
         """A minibatch."""
         return self._data.batch(numbers)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_sequential_order_deals_contiguous_parts_in_order(plain: SimpleNamespace, name: str) -> None:
-    strategy = STRATEGIES[name]
-    _, dealt = observe(plain.classes(plain.mlp, samples=43), strategy, order="sequential")
-    n = strategy.replicas
-    for index in range(n):
-        part = range(index * 11 // n, (index + 1) * 11 // n)
-        assert dealt.minibatches[roles.replica(index)] == [(epoch, at) for epoch in range(EPOCHS) for at in part]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -167,7 +152,6 @@ def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> N
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("data", ["sequential", "own", "private", "stream"])
 def test_whoever_dies_each_minibatch_of_its_own_is_applied(plain: SimpleNamespace, name: str, data: str) -> None:
-    """`Accounting` holds it, and that each checkpoint is what its position says."""
     strategy, task = STRATEGIES[name], plain.classes(plain.mlp, samples=60)
     # a shard has to go back to a checkpoint, and its third message is before the first
     deaths = [(role, message) for role in ("replica 1", "coordinator", "shard 0") for message in (3, 11, 26)]

@@ -30,11 +30,10 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule
 from distbelief.schedules.price import LinkModel, price
-from distbelief.strategies import Allreduce, Synchronous
+from distbelief.strategies import Allreduce
 from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
-from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach, draw_outages, draw_revivals
 from distbelief.transport.cluster_model import NetworkModel
 
@@ -133,7 +132,6 @@ class Updates:
 
 @pytest.fixture(autouse=True)
 def updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every update of a tallied model is looked into."""
     updates = Updates()
     monkeypatch.setattr(TorchWhole, "update", lambda whole, *asked: updates.update(whole, *asked))
 
@@ -186,34 +184,6 @@ def test_n_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, algo
     assert_close(same_on_all(run), theirs, 1e-11)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
-def test_allreduce_is_synchronous(plain: SimpleNamespace, name: str) -> None:
-    """On a network that takes no time both deal three minibatches after the other to a round."""
-    task = plain.classes(wide, samples=47)
-    shared = {"task": task, "batch_size": 4, "epochs": 2, "evaluate_every": 0, "checkpoint_every": 0}
-    ours, _ = begin(plain, optimizer=optim(name, lr=0.01), **shared)
-    cluster = Simulated(
-        network=NetworkModel(latency=0.0, bandwidth=float("inf")),
-        compute=ComputeModel(spread="constant"),
-        handling=INSTANT,
-    )
-    synchronous = Observed(
-        Job(strategy=Synchronous(replicas=3, shards=1, optimizer=optim(name, lr=0.01)), **shared), cluster
-    )
-    accounting = Accounting(synchronous)
-    synchronous.run()
-    rounds = [
-        batch
-        for _, group in sorted(accounting.groups["shard 0"].items())
-        for batch in sorted(accounting.batches(group))
-    ]
-    assert rounds == [(epoch, index) for epoch in range(2) for index in range(12)]
-    same_on_all(ours.run())
-    whole = next(iter(ours.simulation.parts.values())).player.whole  # type: ignore[attr-defined]
-    theirs = torch.frombuffer(bytearray(synchronous.vector()), dtype=torch.float32)
-    torch.testing.assert_close(whole.slice.moving().view(torch.float32), theirs, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "auto"])
 def test_alone_it_is_sequential_sgd_bit_for_bit(plain: SimpleNamespace, algorithm: str) -> None:
     task = plain.classes(plain.mlp)
@@ -237,12 +207,6 @@ def test_evaluations_checkpoints_and_epochs_are_in_the_result(plain: SimpleNames
     assert [r.number for r in run.records if isinstance(r, records.Checkpointed) and not r.error] == [1, 2]
 
 
-def test_a_target_ends_the_job(plain: SimpleNamespace) -> None:
-    run, _ = begin(plain, epochs=50, evaluate_every=1, target_accuracy=0.01)
-    assert run.run().outcome == "target"
-    assert summary(run)["epochs"] == 2
-
-
 def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
     made = []
     for every in ("0", "3"):
@@ -253,18 +217,6 @@ def test_pushes_between_checkpoints(plain: SimpleNamespace) -> None:
     assert made == [1, 4]  # after each third of ten rounds, and at the end
 
 
-def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNamespace) -> None:
-    real, phantom = (
-        begin(plain, Simulated(compute=ComputeModel(spread="constant"), phantom=p), epochs=2) for p in (False, True)
-    )
-    for run, _ in (real, phantom):
-        run.run()
-    assert real[0].simulation.clock.now() == pytest.approx(phantom[0].simulation.clock.now(), rel=1e-6)
-    assert [(a, b, m.start, m.step) for a, b, m in real[1].pieces] == [
-        (a, b, m.start, m.step) for a, b, m in phantom[1].pieces
-    ]
-
-
 # every option does something
 
 
@@ -273,7 +225,6 @@ def test_phantoms_take_the_time_and_send_the_bytes_of_a_real_job(plain: SimpleNa
     ["naive", "tree", "butterfly", "halving-doubling", "ring", "direct", "hierarchical", "hierarchical:tree"],
 )
 def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -> None:
-    """The pieces of one round are the moves of the schedule, in bytes."""
     run, sent = begin(plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, epochs=1)
     run.run()
     made = schedule(algorithm, 4, 103, by_host(4, 2) if "hier" in algorithm else ())
@@ -283,36 +234,6 @@ def test_the_algorithm_is_what_travels(plain: SimpleNamespace, algorithm: str) -
         for step, ts in enumerate(made.steps)
         for t in ts
     )
-
-
-@pytest.mark.parametrize(
-    ("network", "algorithm"),
-    [
-        (NetworkModel(latency=1.0, bandwidth=1e12), "naive"),
-        (NetworkModel(latency=1e-3, bandwidth=1e5, local_latency=1e-6, local_bandwidth=1e9), "hierarchical"),
-    ],
-)
-def test_auto_takes_the_cheapest(plain: SimpleNamespace, network: NetworkModel, algorithm: str) -> None:
-    taken = []
-    for name in ("auto", algorithm):
-        hosts = 3 if network.local_latency else per_host(name, 3)
-        run, sent = begin(plain, Simulated(network=network), replicas=6, per_host=hosts, algorithm=name)
-        run.run()
-        taken.append([(a, b, m.step, m.start) for a, b, m in sent.pieces])
-    assert sorted(taken[0]) == sorted(taken[1])
-
-
-def test_buckets_are_sent_while_the_rest_is_computed(plain: SimpleNamespace) -> None:
-    slow = Simulated(
-        network=NetworkModel(latency=0.0, bandwidth=1e6), compute=ComputeModel(step=1e-3, spread="constant")
-    )
-    ended = []
-    for megabytes in (25.0, 0.0002):
-        run, sent = begin(plain, slow, bucket_mb=megabytes, algorithm="ring")
-        run.run()
-        ended.append(run.simulation.clock.now())
-        assert len({m.bucket for _, _, m in sent.pieces}) == (1 if megabytes == 25.0 else 2)
-    assert ended[1] < 0.95 * ended[0]
 
 
 def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> None:
@@ -325,20 +246,6 @@ def test_buffers_are_the_first_ones_or_each_ones_own(plain: SimpleNamespace) -> 
     assert not torch.equal(means[0], means[1])
     assert torch.equal(kept["replica 0"]["0.weight"], kept["replica 1"]["0.weight"])
     assert int(kept["replica 0"]["1.num_batches_tracked"]) == 8
-
-
-def test_per_host_says_which_links_are_of_a_host(plain: SimpleNamespace) -> None:
-    """A hierarchical all-reduce moves over the slow links exactly the bytes of its formula."""
-    network = NetworkModel(local_latency=1e-6, local_bandwidth=1e10)
-    for per_host in (1, 2, 4):
-        run, sent = begin(
-            plain, Simulated(network=network), replicas=8, per_host=per_host, algorithm="hierarchical", samples=64
-        )
-        run.run()
-        partition = {roles.replica(i): i // per_host for i in range(8)}
-        rounds = 1 + max(m.round for _, _, m in sent.pieces)
-        between = sum(len(m.data) for a, b, m in sent.pieces if partition[a] != partition[b])
-        assert between == rounds * 2 * (8 // per_host - 1) * 103 * 4
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
@@ -398,7 +305,6 @@ def dying(plain: SimpleNamespace, algorithm: str, who: int, message: int, **opti
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical:tree"])
 @pytest.mark.parametrize("who", [0, 1, 3])
 def test_a_death_at_any_message_is_survived_by_the_others(plain: SimpleNamespace, algorithm: str, who: int) -> None:
-    """Each message of a whole job, so each step of each round, is in turn the one that a replica dies of."""
     task = tallied(plain.classes(plain.mlp, samples=22), 4)
     run, counted = begin(
         plain, replicas=4, per_host=per_host(algorithm), algorithm=algorithm, bucket_mb=0.0002, task=task
@@ -426,15 +332,6 @@ def test_who_comes_again_is_given_what_the_others_hold(plain: SimpleNamespace, w
     [gone] = [r for r in run.records if isinstance(r, records.Gone) and r.died]
     assert gone.lost >= 1
     assert next(one["lost"] for one in summary(run)["per_replica"] if one["id"] == who) == gone.lost
-
-
-def test_on_death_stop_ends_the_job_with_the_reason(plain: SimpleNamespace) -> None:
-    run, _ = dying(plain, "ring", 2, 20, samples=240, on_death="stop", restarts=3)
-    run.run()
-    [end] = [r for r in run.records if isinstance(r, records.Finished)]
-    assert end.outcome == "failed"
-    assert end.reason.startswith("replica 2 is gone")
-    assert run.simulation.clock.now() < 1.0
 
 
 def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint(plain: SimpleNamespace) -> None:
@@ -496,14 +393,6 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     [finished] = [record for record in run.records if isinstance(record, records.Finished)]
     assert (finished.cause, finished.reason) == (Cause.INTERRUPTED, "Ctrl-C")
     assert summary(run)["samples"] < 80
-
-
-def test_without_any_life_left_the_job_fails(plain: SimpleNamespace) -> None:
-    crashes = tuple(Crash(roles.replica(i), 30 + i) for i in range(2))
-    run, _ = begin(plain, Simulated(crashes=crashes), replicas=2, epochs=6, samples=48)
-    run.run()
-    assert run.outcome == "failed"
-    assert summary(run)["reason"].startswith("every replica is gone")
 
 
 @in_chunks(200)

@@ -42,8 +42,6 @@ KNOBS = {
 
 @pytest.fixture
 def sgd(plain: SimpleNamespace) -> Sequential:
-    """Plain SGD, at the strategy's learning rate."""
-
     def loop(task: Task, strategy: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = plain.sequential(
             task, "sgd", lr=strategy.optimizer.lr, epochs=epochs, batch_size=batch_size, seed=seed
@@ -102,8 +100,6 @@ class Skipping(DownpourTraining):
 
 
 class Forgetful(Story):
-    """One that trains so."""
-
     def begin_training(self, server: ServerView) -> Skipping:
         return Skipping(self, server)
 
@@ -124,8 +120,6 @@ def test_a_minibatch_that_is_lost_is_found() -> None:
 
 
 class Deaf(Story):
-    """Never leaves."""
-
     def _leave(self) -> Any:
         while self._training is not None:
             yield from self._training.wait()

@@ -16,12 +16,10 @@ from drawn import SEEDS, in_chunks, some, sweep
 from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
 from watching.observed import Observed
 
-import distbelief as db
-from distbelief.core import records, roles
+from distbelief.core import records
 from distbelief.core.conversations import grouping
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -72,20 +70,6 @@ def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(
     task = plain.classes(smooth, samples=SAMPLES)
     for name, tensor in plain.sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
         assert torch.equal(weights(run)[name], tensor)
-
-
-@pytest.mark.parametrize("optimizer", [Optimizer("lars", 4.0), Optimizer("lamb", 0.05)], ids=lambda one: one.name)
-@pytest.mark.parametrize("kind", [Allreduce, Single])
-def test_stages_step_each_layer_by_its_own_norm(
-    plain: SimpleNamespace, kind: type[Allreduce | Single], optimizer: Optimizer
-) -> None:
-    """As a replica that is whole, of which `test_large` says what it is; also where the gradient is clipped."""
-    more = {"replicas": 1} if kind is Allreduce else {}
-    given: dict[str, Any] = {"dtype": torch.float64, "epochs": 2, "clip_norm": 0.3}
-    strategy = kind(optimizer=optimizer, **SPLITS["three stages"], **more)  # type: ignore[arg-type]  # its options
-    split, whole = play(plain, strategy, **given).run(), play(plain, Allreduce(1, optimizer), **given).run()
-    for name, tensor in weights(whole).items():
-        torch.testing.assert_close(weights(split)[name], tensor, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 4), ("auto", 2)])
@@ -145,31 +129,6 @@ def test_it_is_measured_and_saved_as_whole_replicas_are(plain: SimpleNamespace) 
     assert len(found[0][0]) == 3
 
 
-@pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1"])
-def test_a_model_of_which_a_partition_dies_is_begun_anew_where_it_was_saved(
-    plain: SimpleNamespace, victim: str
-) -> None:
-    """It ends where an undisturbed one does, bit for bit."""
-    found = []
-    for crashes in ((), (Crash(victim, 70), Crash(victim, 9))):
-        run = play(
-            plain, Single(partitions=2, split="stages"), Simulated(crashes=crashes), epochs=3, snapshot_every="4"
-        )
-        run.run()
-        assert run.outcome == "done"
-        found.append(weights(run))
-    assert run.simulation.killed.count(victim) == 2
-    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
-
-
-def test_a_result_of_a_split_model_is_that_of_the_plain_loop() -> None:
-    found = []
-    for more in ({}, {"partitions": 2, "split": "stages"}):
-        result = db.run(db.Job("digits", Single(**more), epochs=2), on="simulated")  # type: ignore[arg-type]  # its options
-        found.append({name: result[name] for name in ("outcome", "steps", "samples", "test_loss", "test_accuracy")})
-    assert found[0] == found[1]
-
-
 def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint(plain: SimpleNamespace) -> None:
     """The only replica dies after a checkpoint: it ends where an undisturbed one does, bit for bit."""
     found = []
@@ -181,22 +140,6 @@ def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint(plain: SimpleNames
         found.append(weights(run))
     assert any(isinstance(record, records.Rewound) and record.samples for record in run.records)
     assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
-
-
-class Sent:
-    """Counts what is sent."""
-
-    def __init__(self, run: Observed) -> None:
-        self.pieces: list[tuple[str, str]] = []
-        self.counts: Counter[str] = Counter()
-        attach(run.simulation.network, self)
-
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        self.counts[type(message).__name__] += 1
-        if isinstance(message, grouping.ReducedPiece):
-            self.pieces.append((sender, to))
-
-    def delivered(self, sender: str, to: str, message: Message) -> None: ...
 
 
 class OnItsWay:
@@ -248,27 +191,6 @@ def test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_th
     assert all(torch.equal(weights(run, 1)[name], tensor) for name, tensor in weights(run).items())
 
 
-def test_a_partition_adds_up_with_the_same_partitions_only(plain: SimpleNamespace) -> None:
-    run = play(plain, Allreduce(3, partitions=2, split="neurons"))
-    sent = Sent(run)
-    run.run()
-    assert {roles.partition_of(sender) for sender, _ in sent.pieces} == {0, 1}
-    assert all(roles.partition_of(sender) == roles.partition_of(to) for sender, to in sent.pieces)
-
-
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
-    counted = []
-    for phantom in (False, True):
-        strategy = Allreduce(2, partitions=2, split="neurons", microbatches=microbatches)
-        run = play(plain, strategy, Simulated(phantom=phantom), snapshot_every="0")
-        sent = Sent(run)
-        run.run()
-        counted.append(sent.counts)
-    assert counted[0] == counted[1]
-    assert min(counted[0][name] for name in ("Boundary", "ReducedPiece", "PartNorm")) > 0
-
-
 # deaths
 
 
@@ -281,7 +203,6 @@ class Updates:
         self.story: Any = None
 
     def note(self, whole: TorchWhole) -> None:
-        """An update is about to be made."""
         own = whole.layout.partitions[whole._partition].trained.size
         there = {i for i, value in enumerate(whole.gradients.sum[:own].view(torch.float32).tolist()) if value}
         rounds = next(p.rounds for p in self.stories() if p.whole is whole)
@@ -290,7 +211,6 @@ class Updates:
         self.by_part[rounds, whole._partition] = there
 
     def stories(self) -> Iterator[Any]:
-        """Of all replicas."""
         return (part.player for part in self.story.parts.values())
 
 
@@ -335,7 +255,6 @@ def test_whoever_dies_at_whatever_message_each_minibatch_is_in_one_update(
 
 
 def draw(seed: int) -> tuple[Allreduce, dict[str, Any], Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(f"columns {seed}")
     pick = chance.choice
     replicas = chance.randint(1, 3)
@@ -388,19 +307,3 @@ def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
     assert {"for replica 0.1 to do the same", "for gradients from replica 1.0"} <= said["replica 0.0"]
     assert "for the gradient of what 2 needed from replica 0.0" in said["replica 0.1"]
     assert not any("coordinator" in one for one in said["replica 0.1"])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "options", "told"),
-    [
-        (Allreduce(split="stages"), {}, "--split stages: says how replicas are split, and they are whole"),
-        (Allreduce(microbatches=2), {}, "--microbatches 2: says how minibatches go through the partitions"),
-        (Allreduce(partitions=9), {}, "--partitions 9: there are 3 layers with parameters"),
-    ],
-)
-def test_what_cannot_be_split_so_is_told(
-    plain: SimpleNamespace, strategy: Allreduce, options: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(UsageError) as found:
-        play(plain, strategy, **options).simulation.run()
-    assert told in str(found.value)

@@ -58,7 +58,6 @@ def play(
 
 
 def rounds(accounting: Accounting) -> list[int]:
-    """How many gradients each round has."""
     return [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
 
 
@@ -84,17 +83,6 @@ def test_all_come_to_the_end_of_the_data_together(
     """
     _, accounting, _ = play(plain, Synchronous(replicas, 1), compute, batches=batches, epochs=2)
     assert len(rounds(accounting)) <= -(-2 * batches // replicas) + 1
-
-
-@pytest.mark.parametrize("message", [40, 100, 170])
-def test_what_one_held_that_died_in_a_portion_is_dealt_to_all(plain: SimpleNamespace, message: int) -> None:
-    """Its next life comes in time for its part: two replicas make nearly all rounds that were made since."""
-    run, accounting, said = play(plain, Synchronous(2, 1, restarts=1), crashes=(Crash("replica 1", message),))
-    assert run.simulation.killed == ["replica 1"]
-    lost = [record.lost for record in run.records if isinstance(record, records.Gone) and record.died]
-    assert lost[0] > 2
-    assert sum(said.dealt) == 400 + lost[0]
-    assert sum(size < 2 for size in rounds(accounting)) < 25, "it was away for 20 ms, in which the other made 15"
 
 
 @pytest.mark.parametrize("step", [1e-3, 0.2])

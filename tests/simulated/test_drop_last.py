@@ -15,7 +15,7 @@ from torch import nn
 
 import distbelief as db
 from distbelief.core.settings import Settings
-from distbelief.errors import CheckpointError, DistbeliefError, TrainingError, UsageError
+from distbelief.errors import UsageError
 from distbelief.tasks.worker import Trainer
 
 SAMPLES, BATCH, EPOCHS, LR = 22, 4, 3, 0.05
@@ -80,20 +80,6 @@ def test_what_is_left_out_is_not_counted(plain: SimpleNamespace, strategy: Any, 
     assert (whole["samples"], whole["steps"]) == (EPOCHS * 22, EPOCHS * 6)
 
 
-def test_a_schedule_ends_with_what_is_dealt(plain: SimpleNamespace, tmp_path: Path) -> None:
-    """A rate that becomes none after the first epoch, of the samples that are dealt and not of those that there are,
-    leaves its parameters.
-    """
-    task = plain.classes(plain.mlp, samples=7)
-    for name, more in (
-        ("half", {"epochs": 1}),
-        ("all", {"epochs": 2, "lr_schedule": "step", "lr_steps": (1.0,), "lr_gamma": 1e-30}),
-    ):
-        run(task, db.Synchronous(1, 1, SGD), drop_last=True, evaluate_every=0, out=tmp_path / name, **more)
-    half, both = (load_file(tmp_path / name / "model.safetensors") for name in ("half", "all"))
-    assert all(torch.equal(half[name], both[name]) for name in half)
-
-
 def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
@@ -101,15 +87,6 @@ def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
             match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
         ):
             run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
-
-
-def test_a_run_goes_on_as_it_began(plain: SimpleNamespace, tmp_path: Path) -> None:
-    """In which samples an epoch has, too."""
-    task = plain.classes(plain.mlp, samples=SAMPLES)
-    run(task, db.Downpour(), drop_last=True, out=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="was made with drop_last True, but this job has False"):
-        run(task, db.Downpour(), epochs=4, out=tmp_path / "run", resume=True)
-    assert run(task, db.Downpour(), drop_last=True, epochs=4, out=tmp_path / "run", resume=True)["samples"] == 4 * 20
 
 
 def normed() -> nn.Module:
@@ -145,15 +122,3 @@ def test_trying_one_sample_leaves_the_statistics_alone(plain: SimpleNamespace) -
     before = {name: value.clone() for name, value in model.state_dict().items()}
     Trainer(plain.classes(Convolved, samples=21), model, Settings(batch_size=BATCH))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_minibatches_of_one_sample_have_their_hint(plain: SimpleNamespace) -> None:
-    with pytest.raises(
-        TrainingError, match="a minibatch of one sample is too small for batch norm: choose another --batch-size"
-    ):
-        run(plain.classes(normed, samples=21), db.Downpour(), batch_size=1)
-
-
-def test_what_sums_portions_has_none_to_leave_out() -> None:
-    with pytest.raises(DistbeliefError, match="--drop-last True means nothing to strategy sandblaster"):
-        db.Job("digits", "sandblaster", drop_last=True).settings()

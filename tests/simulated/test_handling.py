@@ -7,7 +7,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from distbelief.core.conversations import operations
@@ -16,15 +15,13 @@ from distbelief.core.conversations.mirroring import Copied, CopyUse, WorkUnitTak
 from distbelief.core.conversations.operations import Contribute, Operate
 from distbelief.core.conversations.pushing import Fetch, Fetched, Push, Pushed
 from distbelief.core.effects import Phantom
-from distbelief.core.events import Lost
 from distbelief.core.messages import Message, Version
 from distbelief.core.optimizer import LEARNING_RATES, optim
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT, STATES, Handling, HandlingCosts, touched
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.strategies import Allreduce, Downpour, Hogwild, Sandblaster, Single, Softsync, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Sandblaster, Single, Softsync, Strategy, Synchronous
 from distbelief.transport.cluster_model import Hosts, NetworkModel
 from distbelief.transport.virtual import HEADER
 
@@ -72,10 +69,6 @@ def test_taking_a_message_costs_the_vectors_that_it_touches(
 def test_additions_that_the_network_counts_are_not_counted_twice() -> None:
     assert costs(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, True), HUNDRED) == 0
     assert costs(Allreduce(), adds=False).taking(ReducedPiece(0, 0, 0, 0, 0, False), HUNDRED) == 200
-
-
-def test_a_death_is_no_message() -> None:
-    assert costs(Downpour(), Handling(0.5, 1.0)).taking(Lost("it is gone"), None) == 0
 
 
 @pytest.mark.parametrize(
@@ -149,43 +142,6 @@ def plain_size(plain: SimpleNamespace) -> int:
     return cut(layout_of(plain.mlp()), 1, 1)[0].moving.size
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [Downpour(2, 2), Synchronous(2, 2), Allreduce(2), Hogwild(2), Sandblaster(2, 2, 3, portion_size=4)],
-    ids=lambda s: s.name,
-)
-@pytest.mark.parametrize("knob", [{"message": 6e-3}, {"memory": 1e6}], ids=str)
-def test_what_handling_costs_makes_every_strategy_slower(
-    plain: SimpleNamespace, strategy: Strategy, knob: dict[str, float]
-) -> None:
-    task = plain.classes(plain.mlp, samples=24)
-    own: dict[str, Any] = {"snapshot_every": "0"} if strategy.name == "sandblaster" else {"batch_size": 4}
-
-    def seconds(handling: Handling) -> float:
-        return float(
-            Simulated(compute=STEADY, phantom=True, handling=handling).run(Job(task, strategy, **own))["seconds"]
-        )
-
-    assert seconds(msgspec.structs.replace(INSTANT, **knob)) > 1.2 * seconds(INSTANT)
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        (Hosts(cores=8), Hosts(cores=1)),
-        (Hosts(cores=2), Hosts(cores=2, together=0.5)),
-        (Hosts(cores=2, replicas=1), Hosts(cores=2, replicas=4)),
-    ],
-    ids=["cores", "together", "replicas"],
-)
-@pytest.mark.parametrize("strategy", [Downpour(4, 2), Allreduce(4), Synchronous(4, 2)], ids=lambda s: s.name)
-def test_roles_that_share_cores_are_slower(
-    plain: SimpleNamespace, strategy: Strategy, less: Hosts, more: Hosts
-) -> None:
-    fast, slow = (run(plain, strategy, hosts=hosts, samples=160)["seconds"] for hosts in (less, more))
-    assert slow > 1.3 * fast
-
-
 def test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all(plain: SimpleNamespace) -> None:
     """A quorum may leave one behind; and on machines of their own all are sent them."""
     costs: dict[str, Any] = {"handling": Handling(0.0, 1e6)}
@@ -220,41 +176,8 @@ def test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates(plain: S
         assert (result["test_accuracy"] is None) is phantom
 
 
-def test_single_in_simulation_is_single(plain: SimpleNamespace, tmp_path: Any) -> None:
-    """The same bits as the plain loop, which knows nothing of it."""
-    from safetensors.torch import load_file
-
-    job = Job(
-        plain.classes(plain.mlp),
-        Single(optimizer=optim("sgd", lr=0.1)),
-        batch_size=4,
-        epochs=2,
-        out=str(tmp_path / "run"),
-    )
-    Simulated().run(job)
-    expected = plain.sequential(plain.classes(plain.mlp), "sgd", lr=0.1, epochs=2)
-    found = load_file(next((tmp_path / "run").rglob("model.safetensors")))
-    assert all(found[name].equal(value) for name, value in expected.items())
-
-
-def test_a_slow_single_is_slow_and_ends_at_its_target(plain: SimpleNamespace) -> None:
-    job = Job(plain.classes(plain.mlp), Single(), batch_size=4, epochs=5, target_accuracy=0.01)
-    usual, slow = (Simulated(compute=ComputeModel(spread="constant", slow=slow)).run(job) for slow in ({}, {0: 4.0}))
-    assert usual["outcome"] == "target"
-    assert slow["seconds"] == pytest.approx(4 * usual["seconds"], rel=0.01)
-
-
 def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
     cluster = run(plain, Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
     assert cluster["handling"] == {"message": 1e-5, "memory": 5e9}
     assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0, "busy": 0.0}
     assert cluster["compute"]["step"] == STEADY.step
-
-
-@pytest.mark.parametrize(
-    ("handling", "says"),
-    [(Handling(message=-1.0), "a message takes -1.0 s"), (Handling(memory=0.0), "writes 0.0 bytes a second")],
-)
-def test_impossible_handling_is_refused(plain: SimpleNamespace, handling: Handling, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        run(plain, Downpour(), handling=handling)

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from watching.observed import Observed
 
 from distbelief.core import roles, wire
@@ -20,7 +18,6 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.portions import ANEW
 from distbelief.core.settings import Settings
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
@@ -32,26 +29,25 @@ from distbelief.server.shard import Shard
 from distbelief.server.slice import TorchSlice
 from distbelief.strategies import Downpour
 from distbelief.strategies.parameter_server.players import coordinator
-from distbelief.tasks import Task, as_data
+from distbelief.tasks import Task
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import Trainer, build_model
 from distbelief.testing.simulations import attach
 from distbelief.transport.cluster_model import NetworkModel
 from distbelief.transport.inline import Inline
 
-Groups = Callable[[nn.Module], list[dict[str, Any]]]
 Sequence = list[tuple[str, str, bytes]]
 
 
 class Stage:
     """A job over the inline carrier: the oldest message or computation is always the next."""
 
-    def __init__(self, task: Task, settings: Settings, groups: Groups | None = None) -> None:
+    def __init__(self, task: Task, settings: Settings) -> None:
         self.network, self.seen = Inline(), Sequence()
         self.driver = Driver(self, lambda *_: None)
         self.network.endpoint("computations").deliver = lambda arrival: arrival.event()  # type: ignore[operator]
         self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
-        self.modules: list[FlatModule] = []
+
         self.driver.add_machine(
             roles.COORDINATOR,
             coordinator(settings, False, ANEW),
@@ -64,8 +60,7 @@ class Stage:
             endpoint.send(roles.COORDINATOR, Here())
         for i in range(settings.replicas):
             model = build_model(task, settings.seed, "cpu")
-            flat = FlatModule(model, groups(model) if groups else None)
-            self.modules.append(flat)
+            flat = FlatModule(model)
             trainer = Trainer(task, model, settings, settings.clip_norm)
             story = Story(roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
@@ -94,16 +89,6 @@ class Stage:
 
     def turn(self) -> None:
         assert self.network.step(), "every role waits for another"
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """What the first replica's model is with the server's parameters."""
-        flat = self.modules[0]
-        whole = torch.cat([*(shard.held.moving() for shard in self.shards)])
-        vector = torch.zeros(flat.layout.total, dtype=torch.uint8)
-        vector[: len(whole)] = whole
-        flat.bind([], [vector])
-        flat.swap(0)
-        return {name: value.clone() for name, value in flat.module.state_dict().items()}
 
 
 def _worker(stage: Stage, flat: FlatModule, trainer: Trainer) -> Worker:
@@ -167,66 +152,3 @@ def test_simulated_is_inline_where_no_time_passes(
     for role, end in run.simulation.network.endpoints.items():
         assert (end.traffic.sent, end.traffic.received) == (ends[role].traffic.sent, ends[role].traffic.received), role
         assert end.traffic.sent["push" if roles.is_replica(role) else "control"] > 0
-
-
-def two_groups(model: nn.Module) -> list[dict[str, Any]]:
-    weights = [p for p in model.parameters() if p.ndim > 1]
-    return [
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        {"params": weights, "lr": 0.003},
-    ]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adamw"])
-@pytest.mark.parametrize("shards", [1, 4])
-def test_parameter_groups_step_as_in_a_plain_loop(plain: SimpleNamespace, optimizer: str, shards: int) -> None:
-    task = plain.classes(plain.mlp)
-    settings = Settings(
-        epochs=2, batch_size=4, lr_schedule="cosine",
-        strategy=Downpour(1, shards, optimizer=Optimizer(optimizer, 0.02, {"weight_decay": 0.1})), evaluate_every=0,
-    )  # fmt: skip
-    stage = Stage(task, settings, two_groups)
-    stage.driver.run()
-    loop = {"lr": 0.02, "epochs": 2, "weight_decay": 0.1, "schedule": "cosine"}
-    expected, ungrouped = (
-        plain.sequential(task, optimizer, groups=two_groups, **loop),
-        plain.sequential(task, optimizer, **loop),
-    )
-    ours = stage.state()
-    for name, value in expected.items():
-        assert torch.equal(ours[name], value), name
-        assert not torch.equal(ours[name], ungrouped[name]), name
-
-
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
-        (
-            lambda m: [{"params": m[0].parameters(), "momentum": 0.5}],
-            "group 0 sets 'momentum'; a group may set lr, weight_decay",
-        ),
-        (
-            lambda m: [{"params": list(m.parameters())}, {"params": m[0].weight}],
-            "'0.weight' is in parameter groups 0 and 1",
-        ),
-        (lambda m: [{"params": m[0].parameters()}], "'3.weight' is in no parameter group"),
-        (
-            lambda _: [{"params": [nn.Parameter(torch.zeros(3))]}],
-            r"group 0 has a tensor of shape \[3\] that is no parameter of the model",
-        ),
-    ],
-    ids=["option", "twice", "missing", "foreign"],
-)
-def test_groups_that_make_no_sense_are_refused(plain: SimpleNamespace, groups: Groups, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        Stage(plain.classes(plain.mlp), Settings(strategy=Downpour(1)), groups)
-
-
-def test_data_of_a_task_are_what_the_oracle_trains_on(plain: SimpleNamespace) -> None:
-    """The oracle's order of minibatches is its own; it is that of the trainer."""
-    task = plain.classes(plain.mlp)
-    trainer = Trainer(task, task.model(), Settings(batch_size=4, seed=5))
-    ours = [
-        trainer.order.indices(epoch, index).tolist() for epoch in range(2) for index in range(trainer.order.batches)
-    ]
-    assert ours == [numbers.tolist() for _, numbers in plain.minibatches(len(as_data(task.train())), 4, 2, 5)]

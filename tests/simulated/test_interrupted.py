@@ -104,7 +104,6 @@ def told_at(moment: float) -> Iterator[None]:
 
 
 def play(plain: SimpleNamespace, strategy: Any, run: Path, *, resume: bool = False) -> dict[str, Any]:
-    """A job of long steps."""
     fit = {} if isinstance(strategy, Sandblaster) else {"epochs": EPOCHS, "batch_size": 4}
     task = plain.classes(net, samples=SAMPLES)
     job = Job(task, strategy, snapshot_every="0", evaluate_every=0, out=str(run), resume=resume, **fit)
@@ -157,7 +156,6 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(
 
 
 def test_a_run_of_settings_that_are_no_more_goes_on_without_them(plain: SimpleNamespace, tmp_path: Path) -> None:
-    """It says so once, and is one without them from then on."""
     for moment in (4 * STEP, 8 * STEP, None):
         with told_at(moment) if moment else contextlib.nullcontext():
             play(plain, Single(optimizer=MOMENTUM), tmp_path, resume=moment != 4 * STEP)

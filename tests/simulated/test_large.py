@@ -14,14 +14,11 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from split_jobs import state_of
-from tally import NAME, tallied
 from torch import nn
 from watching.observed import Observed
 
-from distbelief.core import norms, records, roles
-from distbelief.core.conversations import agreement
+from distbelief.core import records, roles
 from distbelief.core.effects import Batch
-from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
@@ -30,7 +27,7 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.replica.split_compute import SplitCompute
 from distbelief.server import layerwise, optimizers
-from distbelief.strategies import Allreduce, Hogwild, Locking, Synchronous
+from distbelief.strategies import Allreduce, Synchronous
 from distbelief.strategies.grouped.whole import TorchWhole
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, Minibatch
@@ -95,20 +92,16 @@ def lamb(
     return update
 
 
-def sgd(decay: float, momentum: float, exempt: bool, folded: bool = False, corrected: bool = True) -> Update:
-    """Momentum, torch's way or with the rate folded into it, as Goyal et al. write it; decay of all, or of what has two
-    dimensions.
-    """
+def sgd(decay: float, momentum: float, exempt: bool) -> Update:
+    """Momentum, torch's way; decay of all, or of what has two dimensions."""
 
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
             assert w.grad is not None
             g = w.grad + (0.0 if exempt and w.ndim < 2 else decay) * w.detach()
-            own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate, dtype=torch.float64)})
-            scale = rate / float(own["rate"]) if folded and corrected else 1.0
-            own["v"] = momentum * scale * own["v"] + (rate if folded else 1.0) * g
-            own["rate"] = torch.tensor(rate, dtype=torch.float64)
-            w.data -= own["v"] if folded else rate * own["v"]
+            own = state.setdefault(name, {"v": torch.zeros_like(w)})
+            own["v"] = momentum * own["v"] + g
+            w.data -= rate * own["v"]
 
     return update
 
@@ -170,7 +163,6 @@ def train(task: Task, strategy: Any, cluster: Simulated = CALM, **options: Any) 
 
 
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The greatest difference between two state dicts."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
@@ -217,15 +209,6 @@ def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(plain: Si
         assert apart(theirs, reference(plain, task, update, lambda _: 0.0, batch_size=8)) > 0.01
 
 
-def test_a_cut_layer_whose_shards_told_each_other_nothing_would_be_another(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task, strategy = task_of(plain), Synchronous(2, 5, Optimizer("lars", 4.0))
-    told = state_of(train(task, strategy))
-    monkeypatch.setattr(norms, "cut_layers", lambda _plan: {})
-    assert apart(told, state_of(train(task, strategy))) > 1e-3
-
-
 @pytest.mark.parametrize("partitions", [2, 3])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_norms_of_layers_that_partitions_cut_are_of_what_was_clipped(
@@ -239,43 +222,6 @@ def test_norms_of_layers_that_partitions_cut_are_of_what_was_clipped(
     )
     assert apart(whole, split) < 1e-12
     assert apart(whole, state_of(train(task, Allreduce(2, own)))) > 1e-4
-
-
-class Told:
-    """Counts the norms that shards send each other."""
-
-    def __init__(self, run: Observed) -> None:
-        self.sent_by: list[tuple[str, str, agreement.Norms]] = []
-        run.watch(self)
-
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        if isinstance(message, agreement.Norms):
-            self.sent_by.append((sender, to, message))
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """What is delivered was sent."""
-
-
-@pytest.mark.parametrize(("name", "shards", "rounds"), [("lars", 5, 9), ("lars", 1, 0), ("momentum", 5, 0)])
-def test_norms_travel_once_each_way_and_round_and_only_where_they_are_needed(
-    plain: SimpleNamespace, name: str, shards: int, rounds: int
-) -> None:
-    run = Observed(
-        Job(
-            task_of(plain),
-            Synchronous(2, shards, Optimizer(name, 0.1)),
-            epochs=3,
-            batch_size=4,
-            evaluate_every=0,
-            checkpoint_every=0,
-        ),
-        CALM,
-    )
-    told = Told(run)
-    run.run()
-    up = [(sender, of.round) for sender, to, of in told.sent_by if to == "shard 0"]
-    assert sorted(up) == [(f"shard {i}", number) for i in range(1, shards) for number in range(rounds)]
-    assert sorted((to, of.round) for sender, to, of in told.sent_by if sender == "shard 0") == sorted(up)
 
 
 LINEAR: dict[str, Any] = {"epochs": 3, "batch_size": 4, "evaluate_every": 0, "lr_schedule": "linear"}
@@ -317,7 +263,6 @@ def rounds_of(accounting: Accounting) -> list[list[Minibatch]]:
 def strike(
     plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
 ) -> tuple[Observed, Accounting]:
-    """Run a job in which some die."""
     job = Job(task_of(plain, plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
     run = Observed(job, cluster)
     accounting = Accounting(run)
@@ -351,22 +296,6 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
         assert_as_in_the_paper(plain, run, name, rounds_of(accounting))
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_dying_replicas_and_shards_leave_nobody_waiting(plain: SimpleNamespace, name: str) -> None:
-    """What replicas had pushed to some shards only is made again: at least once."""
-    for moment in some(range(4, 40, 2), SEEDS // 2):
-        crashes = (
-            Crash("replica 1", moment),
-            Crash("replica 2", moment + 5),
-            Crash("shard 0", 2 * moment),
-            Crash("shard 2", 2 * moment + 1),
-        )
-        run, _ = strike(
-            plain, Synchronous(3, 3, Optimizer(name, 0.1), standby=moment % 4 // 2), Simulated(crashes=crashes, **WILD)
-        )
-        assert run.outcome == "done", f"at {moment}"
-
-
 @pytest.mark.parametrize(("first", "second", "seed"), [(28, 25, 8), (39, 35, 9), (48, 41, 13), (76, 63, 0)])
 def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms(
     plain: SimpleNamespace, first: int, second: int, seed: int
@@ -380,34 +309,6 @@ def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_fo
     )
     assert run.outcome == "done"
     assert_as_in_the_paper(plain, run, "lars", rounds_of(accounting), seed)
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_replicas_that_die_in_allreduce_leave_the_parameters_of_the_paper(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, replicas: int
-) -> None:
-    """Who comes again has all of the state from another; where nobody is left, from the checkpoint."""
-    task, update = tallied(task_of(plain, plainly), 4, epochs=3), TorchWhole.update
-    made: dict[int, list[Minibatch]] = {}
-
-    def note(whole: TorchWhole, *asked: Any) -> None:
-        stories: list[Any] = [part.player for part in run.simulation.parts.values()]
-        [story] = [story for story in stories if story.whole is whole]
-        made[story.samples] = minibatches_in(whole)
-        update(whole, *asked)
-
-    monkeypatch.setattr(TorchWhole, "update", note)
-    for moment in some((2, 4, 6, 8) if replicas == 1 else (4, 12, 20, 28), SEEDS // 25):
-        made.clear()
-        crashes = tuple(Crash(f"replica {i}", moment + i) for i in range(max(1, replicas - 1)))
-        job = Job(task, Allreduce(replicas, made_of(name), restarts=1, algorithm="ring"), **LINEAR)
-        run = Observed(job, Simulated(crashes=crashes, restart_seconds=0.01))
-        run.simulation.run()
-        assert (run.outcome, run.simulation.killed) == ("done", [crash.role for crash in crashes]), (
-            f"at message {moment}"
-        )
-        assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
 
 
 @pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 1.1"])
@@ -453,15 +354,6 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
     assert died >= 2 * len(messages) // 3
 
 
-def minibatches_in(whole: TorchWhole) -> list[Minibatch]:
-    """Those in the sum of gradients that a replica of a tallied model holds."""
-    entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
-    weights = (
-        whole.gradients.sum[entry.start : entry.start + entry.tensor.size].view(torch.float64).view(entry.tensor.shape)
-    )
-    return [(epoch, index) for epoch, index in weights.nonzero().tolist()]
-
-
 # accumulation
 
 
@@ -484,15 +376,6 @@ def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, re
         )
         > 1e-3
     )
-
-
-@pytest.mark.parametrize("moment", range(6, 40, 3))
-def test_what_a_dead_replica_had_accumulated_is_dealt_again(plain: SimpleNamespace, moment: int) -> None:
-    run = train(
-        task_of(plain), Allreduce(3, accumulate=2, restarts=1), Simulated(crashes=(Crash("replica 1", moment),), **WILD)
-    )
-    assert run.outcome == "done"
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 72
 
 
 # the learning rate
@@ -522,27 +405,6 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
     assert min(apart(one, other) for i, one in enumerate(seen) for other in seen[:i]) > 1e-4
 
 
-def test_momentum_is_corrected_for_a_rate_that_changes(plain: SimpleNamespace) -> None:
-    """Torch's momentum has no rate in it, and is what Goyal et al. write with the correction of their remark 2, not
-    without.
-    """
-    task = task_of(plain, plainly)
-    strategy = Synchronous(2, 2, Optimizer("momentum", 0.02), lr_scaling="linear", base_batch=2)
-    ours = state_of(train(task, strategy, warmup="constant", warmup_epochs=1.0))
-    corrected, uncorrected = (
-        reference(
-            plain,
-            task,
-            sgd(0.0, 0.9, False, folded=True, corrected=does),
-            lambda applied: 0.02 if applied < 24 else 0.08,
-            batch_size=8,
-        )
-        for does in (True, False)
-    )
-    assert apart(ours, corrected) < 1e-12
-    assert apart(ours, uncorrected) > 1e-4
-
-
 # weight decay
 
 
@@ -555,19 +417,6 @@ def test_biases_and_normalisations_do_not_decay(plain: SimpleNamespace, strategy
     )
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options, decay_exempt=True)))), theirs) < 1e-12
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options)))), all_decay) < 1e-12
-    assert apart(theirs, all_decay) > 1e-3
-
-
-def test_nor_do_they_where_replicas_update_one_mapping(plain: SimpleNamespace) -> None:
-    """Hogwild steps parameters that torch may leave out of a step; a model with all of them, alone, is plain SGD."""
-    task, options = task_of(plain, plainly), {"weight_decay": 0.3}
-    theirs, all_decay = (
-        reference(plain, task, sgd(0.3, 0.0, exempt), lambda _: 0.05, batch_size=4) for exempt in (True, False)
-    )
-    exempt, decays = (Optimizer("sgd", 0.05, options, decay_exempt=exempt) for exempt in (True, False))
-    for strategy in (Hogwild(1, exempt), Locking(1, exempt, locks="shard")):
-        assert apart(state_of(train(task, strategy)), theirs) < 1e-12
-    assert apart(state_of(train(task, Hogwild(1, decays))), all_decay) < 1e-12
     assert apart(theirs, all_decay) > 1e-3
 
 

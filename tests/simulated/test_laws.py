@@ -83,13 +83,6 @@ def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dic
     assert sum(s * n for s, n in staleness.items()) / sum(staleness.values()) == pytest.approx(expected, abs=0.01)
 
 
-def test_a_slow_replicas_own_gradients_are_much_staler() -> None:
-    _, run = schedule(
-        8, 800, Simulated(handling=INSTANT, network=AT_ONCE, compute=ComputeModel(slow={0: 4.0}), phantom=True)
-    )
-    assert max(run.simulation.shards[0].staleness) > 20
-
-
 def windows(based: list[int], first: int, last: int, rate: float, steps: int) -> torch.Tensor:
     """SGD on w^2/2 from w = 1, with the gradients as old as in a stretch of the schedule; older ones are of the start.
     Rows are stretches.

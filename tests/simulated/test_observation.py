@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
 from distbelief.lab.study.figures import ProblemFigures
-from distbelief.lab.study.problems import even_features, uneven_features, words
 from distbelief.lab.study.report import make_report, page, write_report
 from distbelief.lab.study.running import run
 from distbelief.lab.study.sentences import findings
@@ -107,23 +106,6 @@ def test_a_way_is_compared_with_others_by_the_time_to_the_problems_loss(
         assert f"With 2 replicas Adagrad compared with fixed rate is sooner on digits ({slower.gain})." in shown
 
 
-def test_rates_are_tuned_by_the_loss_on_seeds_that_are_not_reported(
-    study: definition.Study, whole: tuple[Path, list[Trial]]
-) -> None:
-    _, trials = whole
-    tuning = [one for one in trials if one.tuning]
-    assert {one.seed for one in tuning} == {7}
-    for way in ("fixed rate", "Adagrad"):
-        name = f"digits: {way}, replicas 2"
-        ones = {one.value: first_of_two(one, 0.5) for one in tuning if one.arm == name}
-        assert len(ones) == 2
-        counted = [one for one in trials if one.arm == name and not one.tuning]
-        assert {one.value for one in counted} == {min(ones, key=lambda value: ones[value])}
-        assert {one.seed for one in counted} == {0, 1}
-    without = [one for one in trials if not one.tuning]
-    assert make_report(study, trials, {}).problems == make_report(study, without, {}).problems
-
-
 def test_each_problem_has_a_beginning_whose_unevenness_is_that_of_its_seeds_that_count(
     study: definition.Study, whole: tuple[Path, list[Trial]]
 ) -> None:
@@ -187,18 +169,3 @@ def test_what_is_found_is_by_the_intervals_and_by_ranks(study: definition.Study)
         "distinguishable on c (1.2 (0.9 to 1.4)); later on d (0.5 (0.2 to 0.8)). Gain and unevenness of gradients have "
         "a rank correlation of 1.00."
     )
-
-
-def test_features_are_as_frequent_as_their_problem_says_and_words_as_they_are() -> None:
-    """By Zipf's law the most frequent of 1,000 is 1,000 times as frequent as the least; and words follow it too."""
-    for task, least, most in ((even_features(), 1.0, 1.6), (uneven_features(), 300.0, 5000.0)):
-        features = load(task, "training").batch(torch.arange(20_000))[0]
-        assert isinstance(features, torch.Tensor)
-        counts = torch.bincount(features.flatten(), minlength=1000)
-        assert least < counts.max() / counts.min() < most
-    inputs, targets = load(words(), "training").batch(torch.arange(90_000))
-    assert isinstance(inputs, torch.Tensor)
-    assert isinstance(targets, torch.Tensor)
-    counts = torch.bincount(targets, minlength=500).sort().values
-    assert counts[-1] > 100 * counts[1]
-    assert torch.equal(inputs[1:90, 1], targets[:89]), "the word that was to be foreseen is the next sample's last"

@@ -10,25 +10,16 @@ from safetensors.torch import load_file
 
 import distbelief as db
 from distbelief.cli.commands import simulate
-from distbelief.core.settings import flat
 from distbelief.errors import UsageError
-from distbelief.strategies import by_name, check_findable
+from distbelief.strategies import check_findable
 
 NAME = "damped_downpour:DampedDownpour"
 
 
 def learned(folder: Path, strategy: db.Strategy | str, **options: object) -> bytes:
-    """The parameters that a simulated job ends with."""
     job = db.Job("digits", strategy, out=folder, evaluate_every=0, **options)  # type: ignore[arg-type]  # of any option
     db.run(job, on=db.Simulated(keep=True))
     return b"".join(bytes(value.numpy().data) for _, value in sorted(load_file(folder / "model.safetensors").items()))
-
-
-def test_it_is_named_by_its_module_and_class() -> None:
-    assert damped_downpour.DampedDownpour().name == NAME
-    assert by_name(NAME) == damped_downpour.DampedDownpour()
-    settings = db.Job("digits", NAME).settings()
-    assert (settings.strategy.name, flat(settings)["damping"]) == (NAME, 0.5)
 
 
 def test_its_option_does_what_it_says(tmp_path: Path) -> None:

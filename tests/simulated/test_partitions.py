@@ -17,7 +17,7 @@ from watching.observed import Observed
 
 import distbelief as db
 from distbelief.core import records
-from distbelief.core.conversations import partitioning, pushing
+from distbelief.core.conversations import partitioning
 from distbelief.core.optimizer import Optimizer
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
@@ -85,17 +85,6 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
     assert any(not torch.allclose(tensor, found[2][name], rtol=1e-4) for name, tensor in found[0].items())
 
 
-@pytest.mark.parametrize("how", ["stages", "neurons"])
-def test_in_rounds_a_split_replica_clips_as_a_plain_loop_does(plain: SimpleNamespace, how: str) -> None:
-    strategy = Synchronous(1, optimizer=Optimizer("sgd", 0.05), **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=0.3)
-    run.simulation.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4, clip_norm=0.3)
-    for name, tensor in state_of(run).items():
-        torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("how", "schedule", "microbatches"),
     [
@@ -116,21 +105,6 @@ def test_microbatches_make_the_step_of_the_minibatch(
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
-
-
-def test_microbatches_overlap_what_the_stages_of_a_replica_compute(plain: SimpleNamespace) -> None:
-    """Where nothing costs time but the steps, four microbatches through two equal stages take 5/8 of one."""
-    seconds = []
-    for microbatches in (1, 4):
-        cluster = Simulated(
-            network=NetworkModel(latency=0), compute=ComputeModel(step=1.0, spread="constant"), phantom=True
-        )
-        task = plain.classes(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), samples=64)
-        strategy = Downpour(1, partitions=2, split="stages", microbatches=microbatches)
-        run = Observed(Job(task=task, strategy=strategy, batch_size=16, evaluate_every=0), cluster)
-        run.simulation.run()
-        seconds.append(run.simulation.clock.now())
-    assert seconds[1] / seconds[0] == pytest.approx(5 / 8, rel=0.05)
 
 
 class Rows(nn.Module):
@@ -159,28 +133,6 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace
     oracle = plain.sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
-
-
-def test_what_data_draw_at_random_is_the_same_at_every_partition(plain: SimpleNamespace) -> None:
-    """Inputs and targets that are drawn anew for each minibatch: by its own chance, wherever it is computed."""
-    base = plain.classes(smooth, samples=SAMPLES).train()
-
-    class Augmented:
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            inputs, targets = base.batch(indices)
-            return inputs + torch.randn_like(inputs), (targets + torch.randint(0, 3, targets.shape)) % 3
-
-    found = []
-    for more in ({}, SPLITS["stages"]):
-        job = Job(
-            task=Task(model=smooth, train=Augmented), strategy=Downpour(1, **more), batch_size=4, evaluate_every=0,  # type: ignore[arg-type]  # its options
-        )  # fmt: skip
-        run = Observed(job).run()
-        found.append(state_of(run))
-    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
 
 
 @pytest.mark.parametrize("backup", [0, 2])
@@ -223,43 +175,7 @@ def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
     assert run.simulation.killed == [shard]
 
 
-def test_a_partition_pushes_to_the_shards_of_its_own_partition_only(plain: SimpleNamespace) -> None:
-    run = play(plain, Downpour(2, shards=3, partitions=2, split="stages"))
-    told: Counter[tuple[str, str]] = Counter()
-    run.watch(
-        SimpleNamespace(
-            sent=lambda *_: None,
-            delivered=lambda who, to, what: told.update([(who, to)] * isinstance(what, pushing.Push)),
-        )
-    )  # type: ignore[arg-type]  # a checker
-    run.simulation.run()
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    partition = {f"shard {i}": plan.layout.partition_of(own.moving) for i, own in enumerate(plan.assignments)}
-    assert {*partition.values()} == {0, 1}
-    assert {(who.rpartition(".")[2], to) for who, to in told} == {(str(at), shard) for shard, at in partition.items()}
-
-
-def test_what_crosses_is_what_the_split_says(plain: SimpleNamespace) -> None:
-    """Of 4 samples in two stages: a value of 12 (or 8) floats a sample goes on, and its gradient comes back."""
-    run = play(plain, Downpour(1, partitions=2, split="stages"))
-    sizes: Counter[int] = Counter()
-    run.watch(
-        SimpleNamespace(
-            sent=lambda *_: None,
-            delivered=lambda _who, _to, what: sizes.update(
-                [len(what.data)] if isinstance(what, partitioning.Boundary) else []
-            ),
-        )
-    )  # type: ignore[arg-type]  # a checker
-    run.simulation.run()
-    width = max(sizes) // 16
-    assert width in (8, 12)
-    assert sizes == {4 * 4 * width: 2 * (SAMPLES // 4), 3 * 4 * width: 2}  # the last minibatch has 3 samples
-
-
 def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(f"partitions {seed}")
     pick = chance.choice
     replicas, partitions = chance.randint(1, 3), pick((2, 2, 3))
@@ -359,7 +275,6 @@ def test_what_cannot_be_split_so_is_told_before_anybody_trains(
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
-    """As many messages of each kind, and as many bytes."""
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
         strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
@@ -423,27 +338,10 @@ def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, 
 
 @pytest.mark.parametrize(("named", "ways"), [({}, "0=columns,2=rows,4=0"), ({"split": "stages"}, "stages")])
 def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[str, Any], ways: str) -> None:
-    """Where none is named."""
     task = dataclasses.replace(plain.classes(smooth, samples=SAMPLES), split="0=columns,2=rows,4=0")
     job = Job(task=task, strategy=Downpour(1, partitions=2, **named), batch_size=4, evaluate_every=0)
     [parted] = [one for one in Observed(job).run().records if isinstance(one, records.Parted)]
     assert parted.split == ways
-
-
-def test_a_partition_says_for_which_other_one_it_waits(plain: SimpleNamespace) -> None:
-    """One that follows waits for its lead, for whom it computes, and never for the coordinator."""
-    run = play(plain, Downpour(1, partitions=2, split="neurons"), UNEVEN, epochs=1)
-    said: set[str] = set()
-    parts = run.simulation.parts
-    run.watch(
-        SimpleNamespace(  # type: ignore[arg-type]  # a checker
-            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.1"].player.waits())
-        )
-    )
-    run.simulation.run()
-    assert "for work from replica 0.0" in said
-    assert not any("coordinator" in one for one in said)
-    assert "for the gradient of what 2 needed from replica 0.0" in said
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Synchronous, Allreduce], ids=lambda one: one.name)

@@ -145,7 +145,6 @@ class Recording:
         self.payloads: list[bytes] = []
 
     def note(self, endpoint: VirtualEndpoint, arrival: Arrival) -> None:
-        """Take down what arrives."""
         if isinstance(arrival.event, Message):
             kind = type(arrival.event).__name__
             assert (type(arrival.event), roles.kind(arrival.sender), roles.kind(endpoint.role)) in SAID, (
@@ -190,7 +189,6 @@ def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 def recording(
     plain: SimpleNamespace, way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Recording, dict[str, Any]]:
-    """Play a job of the table."""
     found, tell = Recording(), VirtualEndpoint._tell
 
     def spy(endpoint: VirtualEndpoint, arrival: Arrival) -> None:

@@ -11,7 +11,6 @@ import distbelief as db
 from distbelief.cli import main
 from distbelief.cli.study import preparing
 from distbelief.lab.study import definition
-from distbelief.lab.study import report as reports
 from distbelief.lab.study.running import run
 from distbelief.lab.study.runs import study_of
 
@@ -71,48 +70,6 @@ def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:
     assert [one.arm for one in trials] == [study.arms[0].name] * 2 + [study.arms[1].name] * 2
     result = json.loads((paths[0] / "result.json").read_text())
     assert [point.accuracy for point in trials[0].points] == [row["test_accuracy"] for row in result["history"]]
-
-
-def test_a_run_ends_with_its_efficiency_beside_one_of_one_replica(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Which is the newest that is as it is, but for replicas, seed and epochs; and so does a report of both."""
-
-    def ended(name: str, *words: str) -> str:
-        args = ["simulate", "digits", "downpour", "--out", str(tmp_path / name), *words]
-        assert main.run(args) == 0
-        return next((line for line in capsys.readouterr().out.splitlines() if line.startswith("efficiency")), "")
-
-    def rate(name: str) -> float:
-        return float(json.loads((tmp_path / name / "result.json").read_text())["samples_per_second"])
-
-    assert ended("alone", "--replicas", "2") == ""
-    assert ended("one", "--replicas", "1", "--epochs", "2", "--seed", "3") == ""
-    others = (["--batch-size", "32"], ["--network", "latency=1ms"], ["--lr", "0.2"], ["--threads", "2"])
-    for number, other in enumerate(others):
-        ended(f"other {number}", "--replicas", "1", *other)
-    (tmp_path / "spoilt").mkdir()
-    (tmp_path / "spoilt" / "result.json").write_text("{")
-    told = ended("four", "--replicas", "4")
-    share = 100 * rate("four") / (4 * rate("one"))
-    assert told == f"efficiency  {share:.0f} % of 4 times the {rate('one'):,.0f} samples/s of {tmp_path / 'one'}"
-    assert ended("two", "--replicas", "2", "--epochs", "2")
-    share = 100 * rate("two") / (2 * rate("one"))
-    main.run(["report", *(str(tmp_path / name) for name in ("one", "two")), "--out", str(tmp_path / "page.html")])
-    head, *rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[1:4]]
-    assert head[-1] == "efficiency"
-    assert [row[-1].strip() for row in rows] == ["100 %", f"{share:.0f} %"]
-
-
-def test_a_report_of_runs_is_a_page(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "plotly", lambda: "/*drawn*/")
-    runs = [str(folder / name) for name in ("single-0", "single-1", "downpour-0")]
-    assert main.run(["report", *runs, "--out", str(tmp_path / "page.html"), "--targets", "0.3"]) == 0
-    assert "single on digits (simulated)" in capsys.readouterr().out
-    assert "/*drawn*/" in (tmp_path / "page.html").read_text()
-    assert "30.00 %" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
 from distbelief.core.records import Record
 from distbelief.core.settings import Settings
-from distbelief.errors import JobFailed, UsageError
+from distbelief.errors import JobFailed
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
@@ -62,8 +62,6 @@ def observe(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | Non
 
 
 class Count:
-    """Counts what the coordinator says."""
-
     def __init__(self) -> None:
         self.said = 0
 
@@ -160,27 +158,6 @@ def test_it_may_die_again_and_again(plain: SimpleNamespace) -> None:
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES
 
 
-def test_training_goes_on_while_it_is_away(plain: SimpleNamespace) -> None:
-    """The portions that were dealt are made, and reported when it is back."""
-    pushed: list[float] = []
-    run = observe(
-        plain, Downpour(1, 1), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=5.0), epochs=40
-    )
-
-    class Pushes:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            """Nothing."""
-
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if run.simulation.network.endpoints[roles.COORDINATOR].closed and type(message).__name__ == "Push":
-                pushed.append(run.simulation.clock.now())
-
-    run.watch(Pushes())
-    run.run()
-    assert run.outcome == "done"
-    assert len(pushed) >= 2
-
-
 @pytest.mark.usefixtures("_memory")
 def test_who_dies_while_it_is_away_is_told_of(plain: SimpleNamespace) -> None:
     crashes = (Crash(roles.COORDINATOR, 12), Crash("replica 0", 12), Crash("shard 1", 12))
@@ -275,22 +252,8 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
     assert heard == [events.Lost("it goes on without this life of the role")]
 
 
-@pytest.mark.parametrize(
-    ("restarts", "deaths", "says"),
-    [
-        (0, 1, "the coordinator cannot crash 1 times: it comes back 0 times"),
-        (1, 2, "the coordinator cannot crash 2 times: it comes back 1 times"),
-    ],
-)
-def test_more_deaths_than_lives_are_refused(plain: SimpleNamespace, restarts: int, deaths: int, says: str) -> None:
-    crashes = tuple(Crash(roles.COORDINATOR, 3) for _ in range(deaths))
-    with pytest.raises(UsageError, match=says):
-        observe(plain, Downpour(2, 2, restarts=restarts), Simulated(crashes=crashes))
-
-
 @pytest.mark.usefixtures("_memory")
 def test_the_model_is_that_of_a_calm_run(plain: SimpleNamespace) -> None:
-    """One replica: what it computes depends on nobody's time."""
     calm = observe(plain, Downpour(1, 2)).run().vector()
     run = observe(plain, Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
     assert torch.equal(

@@ -106,7 +106,6 @@ def test_only_the_last_round_of_an_epoch_is_smaller(plain: SimpleNamespace, repl
 def test_after_a_death_rounds_have_as_many_again_from_the_next_epoch_on(
     plain: SimpleNamespace, message: int, options: dict[str, Any]
 ) -> None:
-    """The accounting holds that no round has a minibatch twice, or of two epochs."""
     strategy, replica = Synchronous(3, 2, restarts=1, **options), "replica 1.0" if "split" in options else "replica 1"
     run, accounting = play(plain, strategy, (Crash(replica, message),), batch_size=4, snapshot_every="0")
     assert run.simulation.killed

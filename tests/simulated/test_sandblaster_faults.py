@@ -144,7 +144,6 @@ def calm(strategy: Sandblaster) -> bytes:
 
 
 def draw(seed: int) -> tuple[Sandblaster, dict[str, Any], Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(seed)
     pick = chance.choice
     replicas, shards = chance.randint(1, 5), chance.randint(1, 3)

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from itertools import pairwise
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from drawn import SEEDS
 from torch import nn
 from watching.observed import Observed
 
-from distbelief.core import records, roles, wire
+from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
-from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.lab.plan.pricing import Counted
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.places.simulated.simulation import Simulation
-from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.evaluating import RESERVE, BatchWindows
-from distbelief.tasks import Task, resolve
+from distbelief.strategies.sandblaster.evaluating import BatchWindows
+from distbelief.tasks import Task
 from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
-from distbelief.transport.cluster_model import NetworkModel
-from distbelief.transport.virtual import VirtualEndpoint
-
-INSTANT = NetworkModel(latency=0.0, bandwidth=1e15)
 
 
 def task(samples: int = 83, dropout: float = 0.0) -> Task:
@@ -92,16 +81,6 @@ def play(
     return run, traffic
 
 
-def test_a_seed_is_of_the_model_and_of_the_order_of_a_batch() -> None:
-    assert play(shared={"seed": 1})[0].vector() != play()[0].vector()
-
-
-def test_replicas_and_shards_are_as_many_as_asked() -> None:
-    run, traffic = play(replicas=3, shards=4)
-    assert len({to for _, to, _ in traffic.dealt}) == 3
-    assert len(run.simulation.shards) == 4
-
-
 def test_a_batch_is_cut_into_portions_and_these_into_work_units() -> None:
     _, traffic = play(replicas=1, portion_size=10, send_every=3)
     first = [one.work_unit.portion for _, _, one in traffic.dealt if one.evaluation == 1]
@@ -119,23 +98,6 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
     evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
     assert evaluations >= 6
     assert traffic.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
-
-
-def test_consecutive_portions_go_to_one_replica_which_has_the_next_in_reserve() -> None:
-    _, traffic = play(
-        Simulated(network=INSTANT, compute=ComputeModel(spread="constant")),
-        task=task(160),
-        replicas=2,
-        backup_portions=0,
-    )
-    later = [(to, one.number) for _, to, one in traffic.dealt if one.evaluation == 3]
-    numbers = {who: [number for to, number in later if to == who] for who in ("replica 0", "replica 1")}
-    assert numbers == {"replica 0": list(range(10)), "replica 1": list(range(10, 20))}
-    held: defaultdict[str, int] = defaultdict(int)
-    at_once = min(when for when, _, one in traffic.dealt if one.evaluation == 3)
-    for when, to, one in traffic.dealt:
-        held[to] += one.evaluation == 3 and when == at_once
-    assert held == {"replica 0": RESERVE, "replica 1": RESERVE}
 
 
 def test_a_fast_replica_takes_more() -> None:
@@ -157,23 +119,6 @@ def test_backup_portions_save_a_batch_from_a_straggler() -> None:
     ]
     assert copies[0] > 0
     assert copies[1] == 0
-
-
-def test_restarts_are_as_many_as_asked() -> None:
-    crashes = Simulated(crashes=(Crash("replica 0", 5),), restart_seconds=0.0)
-    once, never = (play(crashes, replicas=1, restarts=count)[0] for count in (1, 0))
-    assert (once.outcome, never.outcome) == ("done", "failed")
-
-
-def test_a_standby_takes_its_shards_place() -> None:
-    crashes = Simulated(crashes=(Crash("shard 0", 60),), restart_seconds=0.0)
-    stood, fallen, calm = (
-        play(crashes if dies else None, standby=there)[0] for dies, there in ((True, 1), (True, 0), (False, 0))
-    )
-    assert [isinstance(record, records.Succeeded) for record in stood.records].count(True) == 1
-    assert not [record for record in stood.records if isinstance(record, records.Rewound)]
-    assert [isinstance(record, records.Rewound) for record in fallen.records].count(True) == 1
-    assert stood.vector() == fallen.vector() == calm.vector()
 
 
 def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so() -> None:
@@ -223,13 +168,6 @@ def test_batch_norm_is_refused_with_the_reason() -> None:
         play(task=normed)
 
 
-def test_what_means_nothing_to_it_is_refused() -> None:
-    with pytest.raises(UsageError, match="--epochs 3 means nothing to strategy sandblaster; it counts --iterations"):
-        Job("digits", Sandblaster(), epochs=3).settings()
-    with pytest.raises(UsageError, match="--clip-norm 1"):
-        Job("digits", Sandblaster(), clip_norm=1.0).settings()
-
-
 def test_windows_that_cannot_overlap_are_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 8 is 2 portions of 4"):
         BatchWindows(Sandblaster(batch_size=8), 83, 4)
@@ -239,81 +177,6 @@ def test_a_loss_that_is_no_number_ends_the_job() -> None:
     wrong = dataclasses.replace(task(), loss=lambda output, _: (output * float("nan")).sum())
     with pytest.raises(JobFailed, match="the loss is inf at the initial parameters"):
         Simulated().run(Job(wrong, Sandblaster(iterations=2), evaluate_every=0))
-
-
-class Weighing(Simulation):
-    """Counts the bytes of every message that the coordinator says and hears, its payload included."""
-
-    bytes = 0
-
-    def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
-        endpoint = super()._endpoint(role, incarnation)
-        send = endpoint.send
-
-        def weigh(to: str, message: Message, payload: Payload | None = None) -> None:
-            if roles.COORDINATOR in (role, to):
-                self.bytes += len(wire.encode(message)) + (payload.nbytes if payload is not None else 0)
-            send(to, message, payload)
-
-        endpoint.send = weigh  # type: ignore[method-assign]  # weighs what it then sends
-        return endpoint
-
-
-def bytes_of_an_iteration(width: int, shards: int) -> float:
-    """Of a linear model of 4 * `width` parameters, with a full history."""
-    task = Task(model=lambda: nn.Linear(width, 4, bias=False), train=lambda: Counted(200))
-    job = Job(task, Sandblaster(2, shards, 20, portion_size=25, history=5), snapshot_every="0")
-    marks = iterated(job, Simulated(phantom=True), lambda simulation, _: simulation.bytes)
-    return statistics.median(b - a for a, b in pairwise(marks[10:]))
-
-
-def iterated(job: Job, cluster: Simulated, mark: Callable[..., float] = lambda _, now: now) -> list[float]:
-    """What there is to mark of each iteration as it is done: the moment, where nothing else is asked for."""
-    marks: list[float] = []
-
-    def note(moment: float, _role: str, record: records.Record) -> None:
-        if isinstance(record, records.Iterated):
-            marks.append(mark(simulation, moment))
-
-    simulation = Weighing(job, cluster.settings(job), cluster, note)
-    simulation.run()
-    return marks
-
-
-def test_what_the_coordinator_says_does_not_grow_with_the_parameters_and_grows_evenly_with_the_shards() -> None:
-    """All that it says and hears is counted: also to and from replicas, and payloads, of which there are none."""
-    least, *more = (bytes_of_an_iteration(width, 2) for width in (10, 100, 1000))
-    assert all(least <= count < least + 16 for count in more)  # which has more digits where it is a number of bytes
-    by_shards = {shards: bytes_of_an_iteration(100, shards) for shards in (1, 2, 4, 8)}
-    each = by_shards[2] - by_shards[1]
-    beside = by_shards[1] - each
-    assert beside > 100  # of work units that are dealt, and done
-    assert by_shards == {shards: beside + shards * each for shards in by_shards}
-
-
-@pytest.mark.long
-def test_backup_portions_among_many_replicas_save_a_batch_from_stragglers() -> None:
-    """The MLP, 32 portions of 10 ms for each replica, of which 2 % are ten times slower; a work unit's gradient goes to
-    the shards whole, so that fewer than 32 would be busy with those for longer than the batch takes.
-    """
-    replicas = 100 if SEEDS >= 1000 else 40
-    cluster = Simulated(compute=ComputeModel(step=0.01, slow=dict.fromkeys(range(0, replicas, 50), 10.0)), phantom=True)
-    task = dataclasses.replace(resolve("mnist"), train=lambda: Counted(replicas * 32))
-
-    def seconds(send_every: int, backup: int) -> float:
-        strategy = Sandblaster(replicas, 32, 4, portion_size=1, send_every=send_every, backup_portions=backup)
-        return statistics.median(b - a for a, b in pairwise(iterated(Job(task, strategy, snapshot_every="0"), cluster)))
-
-    backed, alone, static = seconds(8, 1), seconds(8, 0), seconds(32, 0)
-    assert static > 3 * backed
-    assert alone > 1.5 * backed
-
-
-def test_a_target_ends_the_job_with_a_model_that_reaches_it() -> None:
-    result = Simulated().run(Job(task(), Sandblaster(iterations=100, portion_size=8), target_accuracy=0.8))
-    assert result["outcome"] == "target"
-    assert result["test_accuracy"] >= 0.8
-    assert result["descent"]["iterations"] < 100
 
 
 def test_the_result_counts_what_was_done() -> None:

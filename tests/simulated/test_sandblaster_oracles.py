@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from drawn import SEEDS, some
+from drawn import some
 from split_jobs import state_of
 from torch import Tensor, nn
 from watching.observed import Observed
 
-from distbelief.core import records, roles, wire
+from distbelief.core import roles, wire
 from distbelief.core.conversations import initialising, operations, pushing
 from distbelief.core.effects import Payload
 from distbelief.core.messages import Message
@@ -25,7 +24,7 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
-from distbelief.strategies.sandblaster.methods import CurvaturePair, SearchStart, wolfe
+from distbelief.strategies.sandblaster.methods import SearchStart, wolfe
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
 from distbelief.tasks.task import TensorData, as_data
@@ -39,8 +38,6 @@ SHAKY = Simulated(
 
 
 class Point(nn.Module):
-    """Parameters that are the output."""
-
     def __init__(self, start: Tensor) -> None:
         super().__init__()
         self.x = nn.Parameter(start.clone())
@@ -118,26 +115,11 @@ def test_split_replicas_make_the_iterates_of_whole_ones(split: dict[str, Any], m
         torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
 
 
-def test_a_lead_says_whose_parts_of_its_work_unit_are_not_there() -> None:
-    """It is done with its own as soon as its shards are."""
-    run = Observed(job(CASES["mlp"](), 2, replicas=2, shards=2, partitions=2, split="neurons"), SHAKY)
-    parts, said = run.simulation.parts, set[str]()
-    run.watch(
-        SimpleNamespace(  # type: ignore[arg-type]  # a checker
-            sent=lambda *_: None, delivered=lambda *_: said.add(parts["replica 0.0"].player.waits())
-        )
-    )
-    run.simulation.run()
-    assert "for the shards to take its work unit" in said
-    assert "for the shards to take the parts of replica 0.1 of its work unit" in said
-
-
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().view(-1) for p in model.parameters()])
 
 
 def torchs(task: Task, iterations: int, history: int = 10) -> Tensor:
-    """The iterates of `torch.optim.LBFGS`."""
     torch.manual_seed(0)
     model, data = task.model(), as_data(task.train())
     inputs, targets = data.batch(torch.arange(len(data)))
@@ -177,29 +159,6 @@ def test_the_iterates_are_those_of_torchs_lbfgs(case: str, iterations: int, tole
     assert distance(train(task, iterations), theirs) < tolerance
     assert (
         distance(train(task, iterations, SHAKY, portion_size=7, send_every=1, replicas=4, shards=3), theirs) < tolerance
-    )
-
-
-def test_a_convex_problem_ends_where_scipys_does() -> None:
-    from scipy import optimize
-
-    task = CASES["logistic"]()
-    data = as_data(task.train())
-    inputs, targets = data.batch(torch.arange(len(data)))
-
-    def value(point: Any) -> tuple[float, Any]:
-        x = torch.tensor(point, requires_grad=True)
-        loss = nn.functional.cross_entropy(inputs @ x[:18].view(3, 6).T + x[18:], targets) + 0.005 * (x @ x)
-        loss.backward()
-        return loss.item(), x.grad.numpy()
-
-    theirs = optimize.minimize(
-        value, [0.0] * 21, jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000}
-    )
-    run = Observed(job(task, 200, weight_decay=0.01, tolerance=1e-10)).run()
-    assert distance(torch.frombuffer(bytearray(run.vector()), dtype=torch.float64), torch.tensor(theirs.x)) < 1e-8
-    assert sum(isinstance(record, records.Iterated) for record in run.records) < 100, (
-        "it ends when the gradient is small enough"
     )
 
 
@@ -308,13 +267,6 @@ def test_a_short_history_and_weight_decay_are_those_of_the_plain_method(case: st
     assert distance(train(task, 7, history=history, weight_decay=decay), theirs) < 1e-8
 
 
-@pytest.mark.parametrize("step", [0.5, 0.05])
-def test_steps_without_a_search_are_those_of_the_plain_method(step: float) -> None:
-    task = CASES["mlp"]()
-    theirs = Plain(task).lbfgs(8, 10, search=False, first=step)
-    assert distance(train(task, 8, line_search="none", step=step), theirs) < 1e-9
-
-
 def test_pairs_that_tell_no_curvature_are_left_out_as_in_the_plain_method() -> None:
     start = torch.linspace(0.1, 0.6, 40, dtype=torch.float64)  # on top of a hill: the curvature is negative
     hill = dataclasses.replace(valley(), model=lambda: Point(start), loss=lambda x, which: torch.cos(x[which]).mean())
@@ -334,70 +286,6 @@ def test_windows_that_overlap_are_the_plain_multi_batch_method(decay: float) -> 
     assert distance(ours, theirs) < 1e-9
 
 
-def classical(
-    pairs: Sequence[CurvaturePair], gradient: str, into: str
-) -> Generator[tuple[operations.Command, ...], list[float], None]:
-    """The same direction by the two-loop recursion on the vectors themselves: 2m + 1 rounds, each of which must be
-    answered before the next.
-
-    """
-    begin: tuple[operations.Command, ...] = (operations.Copy(gradient, into), operations.Scale(-1.0, into))
-    alpha: dict[CurvaturePair, tuple[float, float]] = {}
-    sy = yy = 0.0
-    for pair in reversed(pairs):
-        sd, product, square = yield (*begin, operations.Dots(((pair.s, into), (pair.s, pair.y), (pair.y, pair.y))))
-        if not alpha:
-            sy, yy = product, square
-        alpha[pair] = sd / product, product
-        begin = (operations.Add(-alpha[pair][0], pair.y, into),)
-    if pairs:
-        begin = (*begin, operations.Scale(sy / yy, into))
-    for pair in pairs:
-        (yd,) = yield (*begin, operations.Dots(((pair.y, into),)))
-        begin = (operations.Add(alpha[pair][0] - yd / alpha[pair][1], pair.s, into),)
-    yield begin
-
-
-@pytest.mark.parametrize("pairs", some([1, 3, 10], SEEDS // 3))
-def test_the_direction_is_that_of_the_classical_recursion_on_the_shards_own_vectors(pairs: int) -> None:
-    """To 1e-10 relative, in float64: one reduction and one broadcast are the 2m + 1 rounds."""
-    run = Observed(job(CASES["mlp"](), 14, history=pairs, shards=3))
-    checked = []
-
-    def sent(_sender: str, to: str, message: Message) -> None:
-        made = isinstance(message, operations.Operate) and [
-            c for c in message.commands if isinstance(c, operations.Combine) and c.into == "d"
-        ]
-        if not made or to != "shard 0" or len(made[0].terms) != 2 * pairs + 1:
-            return
-        shards: list[Any] = run.simulation.shards
-        history = [
-            CurvaturePair(s, y) for (_, s), (_, y) in zip(made[0].terms[:-1:2], made[0].terms[1::2], strict=True)
-        ]
-        rounds = classical(history, "g", "e")
-        commands: Any = next(rounds)
-        count = 0
-        while True:
-            count += 1
-            shares = [[scalar for command in commands for scalar in shard.held.operate(command)] for shard in shards]
-            try:
-                commands = rounds.send([sum(column) for column in zip(*shares, strict=True)])
-            except StopIteration:
-                break
-        assert count == 2 * pairs + 1
-        for shard in shards:
-            shard.held.operate(operations.Combine(made[0].terms, "f"))
-        ours, theirs = (
-            torch.cat([piece for shard in shards for piece in shard.held.vector(name)]) for name in ("f", "e")
-        )
-        checked.append(distance(ours, theirs))
-
-    run.simulation.network.before_send = sent
-    run.simulation.run()
-    assert len(checked) >= 4
-    assert max(checked) < 1e-10
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_nonlinear_conjugate_gradient_is_the_plain_method(case: str) -> None:
     task = CASES[case]()
@@ -410,13 +298,6 @@ def test_gradient_descent_is_the_plain_method() -> None:
     assert (
         distance(train(task, 9, method="gradient", line_search="none", step=0.3), Plain(task).steepest(9, 0.3)) < 1e-12
     )
-
-
-@pytest.mark.parametrize("method", ["lbfgs", "cg", "gradient"])
-def test_every_method_lowers_rosenbrocks_function(method: str) -> None:
-    task = valley(10)
-    losses = [Plain(task).at(train(task, iterations, method=method))[0] for iterations in (1, 20, 60)]
-    assert losses[0] > losses[1] > losses[2]
 
 
 @pytest.mark.long
@@ -451,21 +332,3 @@ def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_fro
         ("shard", pushing.Fetched, "replica"),
     }
     assert said[1000] < 1.02 * said[10]
-
-
-@pytest.mark.long
-def test_in_order_the_result_has_the_same_bits_whoever_computes_what_and_when() -> None:
-    task = CASES["mlp"]()
-    runs = [
-        train(task, 6, cluster, deterministic=True, **options)
-        for cluster, options in (
-            (None, {"replicas": 1}),
-            (None, {"replicas": 5}),
-            (SHAKY, {}),
-            (SHAKY, {"backup_portions": 0, "replicas": 2}),
-        )
-    ]
-    assert all(torch.equal(run, runs[0]) for run in runs)
-    loose = [train(task, 6, cluster) for cluster in (None, SHAKY)]
-    assert not torch.equal(*loose), "the order of the sum changes nothing: the test does not try it"
-    assert distance(loose[1], loose[0]) < 1e-9

@@ -59,12 +59,6 @@ def stage(*crashes: Crash, task: Task | None = None, **options: Any) -> Observed
     )
 
 
-def play(*crashes: Crash, **options: Any) -> Observed:
-    run = stage(*crashes, **options)
-    run.simulation.run()
-    return run
-
-
 @functools.cache
 def calm(kind: int) -> tuple[bytes, int]:
     """The bits of a run without standbys and deaths, and how many messages its second shard sends."""
@@ -160,21 +154,3 @@ def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_f
             assert run.vector() == bits, f"it died at messages {first} and {second}"
             twice += [isinstance(record, records.Succeeded) for record in run.records].count(True) == 2
     assert twice > min(3, SEEDS // 7)
-
-
-def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
-    run = play(Crash("standby 0", 30), Crash("shard 0", 90), deterministic=True)
-    assert run.vector() == calm(0)[0]
-    assert ("standby 0", 1) in [
-        (record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)
-    ]
-    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 0"]
-
-
-def test_phantoms_have_standbys_too() -> None:
-    strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, deterministic=True, standby=1)
-    job = Job(task=task(), strategy=strategy, evaluate_every=0)
-    run = Observed(job, Simulated(phantom=True, crashes=(Crash("shard 1", 60),)))
-    run.simulation.run()
-    assert run.outcome == "done"
-    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]

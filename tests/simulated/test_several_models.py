@@ -58,7 +58,6 @@ def pair() -> nn.Module:
 
 
 def turns(_role: str, _batch: Batch) -> list[int]:
-    """Which models are stepped in a minibatch, in order."""
     return [0, 1]
 
 
@@ -252,20 +251,6 @@ def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
     assert policy.admitted() == [("replica 1", 2)]
 
 
-@pytest.mark.parametrize("strategy", [Downpour, Bounded, Synchronous])
-@pytest.mark.parametrize("message", some([15, 16, 17, 18, 40, 60], SEEDS // 3))
-@pytest.mark.usefixtures("several")
-def test_a_shard_that_dies_comes_again_with_all_of_its_models(
-    plain: SimpleNamespace, strategy: type[Strategy], message: int
-) -> None:
-    cluster = dataclasses.replace(UNEVEN, crashes=(Crash("shard 1", message),))
-    run, accounting = play(plain, strategy(2, 3, Optimizer("adam", LR)), cluster, epochs=3, checkpoint_every=1)  # type: ignore[call-arg]
-    run.run()
-    assert "shard 1" in run.simulation.killed  # in rounds the others go back with it
-    accounting.finish(run.outcome, run.simulation.killed)
-    assert run.outcome == "done"
-
-
 def test_in_rounds_replicas_that_step_in_different_orders_are_refused(plain: SimpleNamespace, several: Any) -> None:
     """With the first difference: here the third step of all, which opens a minibatch for one and not for the other."""
     several(lambda role, _: [0, 1, 1] if role == "replica 1" else [0, 1])
@@ -273,17 +258,6 @@ def test_in_rounds_replicas_that_step_in_different_orders_are_refused(plain: Sim
     says = r"round 2: replica \d steps model . .*, and replica \d steps model .*; in rounds all step .* in one order"
     with pytest.raises(UsageError, match=says):
         run.simulation.run()
-
-
-@pytest.mark.parametrize("strategy", [Downpour, Bounded])
-def test_where_nobody_waits_for_rounds_each_steps_as_often_as_it_likes(
-    plain: SimpleNamespace, several: Any, strategy: type[Strategy]
-) -> None:
-    several(lambda role, batch: [0, 0, 1] if role == "replica 1" else [0, 1] if batch.index % 2 else [0])
-    run, accounting = play(plain, strategy(2, 2, Optimizer("sgd", LR)), epochs=2)  # type: ignore[call-arg]
-    run.simulation.run()
-    accounting.finish(run.outcome, [])
-    assert run.outcome == "done"
 
 
 @pytest.mark.usefixtures("several")

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from distbelief.core import records
 from distbelief.core.optimizer import optim
 from distbelief.core.portions import StartingPoint
 from distbelief.core.records import Record
@@ -46,40 +45,6 @@ def test_the_rate_of_one_process_grows_with_its_minibatch(plain: SimpleNamespace
     """A minibatch of 4 is four times the base batch."""
     scaled = play(plain, lr_scaling=scaling, base_batch=1, optimizer=optim("sgd", lr=0.02))[1]
     assert torch.equal(scaled, play(plain, optimizer=optim("sgd", lr=0.02 * factor))[1])
-
-
-@pytest.mark.parametrize("batch_size", [4, 5, 40])
-def test_a_step_is_of_so_many_samples(plain: SimpleNamespace, batch_size: int) -> None:
-    told = [record for record in play(plain, batch_size=batch_size)[0] if isinstance(record, records.Stepped)]
-    assert sum(record.steps for record in told) == 40 // batch_size
-    assert sum(record.samples for record in told) == 40
-
-
-@pytest.mark.parametrize("target", [0.0, 1e-9])
-def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace, target: float) -> None:
-    def tested(**options: Any) -> list[int]:
-        return [
-            record.epoch
-            for record in play(plain, target_accuracy=target, **options)[0]
-            if isinstance(record, records.Tested)
-        ]
-
-    assert tested(epochs=4) == ([1, 2] if target else [1, 2, 3, 4])
-    assert tested(epochs=6, evaluate_every=2) == ([2, 4] if target else [2, 4, 6])
-    assert tested(epochs=4, evaluate_every=3) == [3, 4]
-    assert tested(epochs=4, evaluate_every="15minibatches") == ([1, 3] if target else [1, 3, 4])
-    if not target:
-        assert tested(epochs=4, evaluate_every=0) == []
-
-
-@pytest.mark.parametrize(("every", "count"), [(1, 4), (2, 2), (0, 1)])
-@pytest.mark.parametrize("keep", [1, 3])
-def test_checkpoint_every_and_keep_checkpoints(
-    plain: SimpleNamespace, tmp_path: Path, every: int, count: int, keep: int
-) -> None:
-    told, _ = play(plain, str(tmp_path), epochs=4, checkpoint_every=every, keep_checkpoints=keep)
-    assert sum(isinstance(record, records.Checkpointed) for record in told) == count
-    assert len(list((tmp_path / "checkpoints").iterdir())) == min(count, keep)
 
 
 def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:

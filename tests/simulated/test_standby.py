@@ -19,7 +19,6 @@ from distbelief.core.conversations import membership, mirroring, pushing
 from distbelief.core.messages import Message
 from distbelief.core.optimizer import LAYERWISE, optim
 from distbelief.core.records import Cause
-from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -114,22 +113,12 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace
 def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
     plain: SimpleNamespace, strategy: Served, moment: int
 ) -> None:
-    """The accounting holds that every update which was acknowledged is in what the standby goes on from, and every
-    minibatch is applied once.
-    """
     run, _ = play(plain, strategy, Crash("shard 1", moment))
     assert run.outcome == "done"
     assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]
     assert not [record for record in run.records if isinstance(record, records.Forgotten | records.Rewound)]
     assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 83
     assert run.simulation.shards[1].version.incarnation == 1
-
-
-def test_without_a_standby_the_same_death_loses_what_was_acknowledged(plain: SimpleNamespace) -> None:
-    _, accounting = play(plain, Downpour(3, 2, standby=0), Crash("shard 1", 60))
-    assert accounting.forgotten
-    _, accounting = play(plain, Downpour(3, 2, standby=1), Crash("shard 1", 60))
-    assert not accounting.forgotten
 
 
 def test_a_standby_that_dies_costs_nothing_and_another_comes(plain: SimpleNamespace) -> None:
@@ -218,43 +207,6 @@ def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(plain: Simpl
         )
         run, _ = play(plain, Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
         assert run.outcome == "done"
-
-
-def test_a_round_is_sent_to_the_standby_once(plain: SimpleNamespace) -> None:
-    job = Job(
-        task=plain.classes(plain.mlp, samples=80), strategy=Synchronous(4, 2, standby=1), batch_size=4, evaluate_every=0
-    )
-    run, copies = Observed(job, Simulated()), list[mirroring.Copied]()
-
-    class Watch:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Copied) and sender == "shard 0":
-                copies.append(message)
-
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            """Sent is enough."""
-
-    run.watch(Watch())
-    run.simulation.run()
-    assert [(copy.what, len(copy.keys)) for copy in copies] == [("sum", 4)] * 5
-
-
-@pytest.mark.long
-def test_a_phantom_of_many_replicas_survives_too() -> None:
-    strategy = Downpour(replicas=200 if SEEDS >= 1000 else 50, shards=8, standby=1)
-    run = Observed(
-        Job(task="digits", strategy=strategy, epochs=8, batch_size=4),
-        Simulated(phantom=True, crashes=(Crash("shard 3", 600),)),
-    )
-    run.simulation.run()
-    assert run.outcome == "done"
-    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 3"]
-
-
-@pytest.mark.parametrize("standby", [-1, 2])
-def test_there_is_one_standby_or_none(standby: int) -> None:
-    with pytest.raises(UsageError, match=f"--standby {standby}: is 0 or 1"):
-        Job(task="digits", strategy=Downpour(standby=standby)).settings()
 
 
 @pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])

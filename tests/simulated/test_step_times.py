@@ -14,7 +14,6 @@ LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
 
 
 def times(strategy: Any, **cluster: Any) -> list[dict[str, Any]]:
-    """Of each replica, in seconds a step."""
     compute = db.ComputeModel(step=STEP, spread="constant", slow=cluster.pop("slow", {}))
     job = db.Job("digits", strategy, epochs=4, batch_size=72, evaluate_every=0, checkpoint_every=0, snapshot_every="0")
     place = db.Simulated(cluster.pop("network", LINE), compute, phantom=True, **{"handling": db.INSTANT, **cluster})
@@ -29,23 +28,11 @@ def test_a_replica_waits_one_round_trip_for_its_shard() -> None:
     assert (one["update"], one["communicate"], one["waits_for"]) == (0.0, 0.0, "shard")
 
 
-def test_with_prefetch_it_waits_for_nothing_that_comes_in_time() -> None:
-    [one] = times(db.Downpour(replicas=1, shards=1, prefetch=1))
-    assert one["wait"] == pytest.approx(0.0, abs=1e-5)
-
-
 def test_in_rounds_the_fast_wait_for_the_slow() -> None:
     fast, slow = times(db.Synchronous(replicas=2, shards=1), slow={1: 3.0})
     assert slow["compute"] == pytest.approx(3 * STEP)
     assert fast["compute"] == pytest.approx(STEP)
     assert fast["wait"] - slow["wait"] == pytest.approx(2 * STEP, rel=0.05)
-
-
-def test_in_an_allreduce_the_fast_wait_for_the_slow() -> None:
-    fast, slow = times(db.Allreduce(replicas=2), slow={1: 3.0})
-    assert slow["compute"] == pytest.approx(3 * STEP)
-    assert fast["wait"] == pytest.approx(slow["wait"] + 2 * STEP, rel=0.05)
-    assert fast["waits_for"] == "replica"
 
 
 def test_messages_and_copies_are_work_and_no_wait() -> None:

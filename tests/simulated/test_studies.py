@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torch
 from drawn import SEEDS, some
 from safetensors.torch import load_file
 
-from distbelief import tasks
 from distbelief.cli.study import preparing
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
@@ -64,8 +61,6 @@ def whole(study: Study, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 class Failing:
-    """A place where no job can be run."""
-
     def run(self, job: Job) -> dict[str, Any]:
         """It cannot."""
         raise TrainingError("it fails")
@@ -109,7 +104,6 @@ def test_a_study_that_is_killed_and_gone_on_with_is_what_it_is_at_once(
 
 @pytest.mark.long
 def test_a_study_in_time_goes_on_where_it_was(study: Study, whole: tuple[Path, list[Trial]], tmp_path: Path) -> None:
-    """With no time nothing is begun, and nothing is lost of what was."""
     assert run(study, tmp_path / "out", preparing(), minutes=-1.0) == []
     assert make_report(study, [], {}).left == 6
     assert run(study, whole[0], preparing(), minutes=-1.0) == whole[1]
@@ -218,25 +212,6 @@ def test_points_are_kept_where_the_job_would_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_budget_ends_the_trials_of_an_arm(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_text(TEXT.replace("epochs = 2", 'epochs = 1000\nbudget = "50ms"').replace("[0, 1]", "[0]"))
-    trials = run(definition.read(file), tmp_path / "out", preparing())
-    assert all(one.seconds == pytest.approx(0.05, abs=0.01) for one in trials)
-
-
-def test_the_cosine_with_the_whole_gradient_is_that_of_the_definition(tmp_path: Path) -> None:
-    """With minibatches of the whole training set it is one; with smaller ones it is less, and falls with them."""
-    file = tmp_path / "a.toml"
-    head, _, _ = TEXT.replace("targets = [0.2, 0.99]", "targets = []\ncosine = true").partition("[[arms]]")
-    arm = '[[arms]]\nname = "a"\ntask = "digits"\nstrategy = "single"\neach = {batch-size = [16, 256, 1437]}\n'
-    file.write_text(head.replace("tuning_seeds = [7]\n", "").replace("[0, 1]", "[0]") + arm)
-    found = [one.cosine for one in run(definition.read(file), tmp_path / "out", preparing())]
-    assert found[2] == pytest.approx(1.0, abs=1e-5)
-    assert 0 < found[0] < found[1] < 1  # type: ignore[operator]  # each was measured
-
-
-@pytest.mark.long
 def test_an_arm_compresses_what_another_has_trained_with_the_same_seed(tmp_path: Path) -> None:
     """It is no arm of the table of those that train; its figures are those of the files, which are kept."""
     file = tmp_path / "a.toml"
@@ -342,35 +317,3 @@ def test_what_was_not_trained_cannot_be_compressed_and_says_so(tmp_path: Path) -
     found = run(Study("a", arms, (0,), (), "whole"), tmp_path / "out", prepare)
     assert [one.failed for one in found] == [True, True]
     assert "is not a run folder" in found[1].reason
-
-
-def test_losses_are_targets_and_that_on_the_training_set_is_of_all_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_text(TEXT.replace("[0.2, 0.99]", '[0.2, "training-loss=2.2", "loss=1e-9"]').replace("[0, 1]", "[0]"))
-    read = definition.read(file)
-    assert read.targets == ("training-loss=2.2", "loss=1e-9", 0.2)
-    trials = run(read, tmp_path / "out", preparing())
-    report = write_report(tmp_path / "out", read, trials)
-    for trial in report.trials:
-        task, last = resolve("digits"), trial.points[-1]
-        model, data = task.model(), tasks.as_data(task.train())
-        folder = tmp_path / "out" / "trials" / trial.arm / "seed-0" / "run"
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        with torch.no_grad():
-            inputs, targets = data.batch(torch.arange(len(data)))
-            assert last.training_loss == pytest.approx(task.loss(model(inputs), targets).item(), rel=1e-5)
-        reached = next(
-            (
-                one.epochs
-                for one, after in itertools.pairwise(trial.points)
-                if max(one.training_loss or 9, after.training_loss or 9) <= 2.2
-            ),
-            math.inf,
-        )
-        assert report.arm(trial.arm).at("training-loss=2.2").epochs == reached
-        assert report.arm(trial.arm).at("loss=1e-9").reached == 0
-    assert any(arm.at("training-loss=2.2").reached for arm in report.arms)
-    head = (tmp_path / "out" / "trials.csv").read_text().splitlines()[0]
-    assert head.endswith(
-        "epochs to training-loss=2.2,seconds to loss=1e-9,epochs to loss=1e-9,seconds to 0.2,epochs to 0.2"
-    )

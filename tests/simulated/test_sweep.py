@@ -64,7 +64,6 @@ def tiny(samples: int, norm: bool) -> Task:
 
 
 def draw(seed: int) -> tuple[Job, Simulated]:
-    """The job and the faults of a seed."""
     chance = random.Random(seed)
     pick = chance.choice
     replicas, batch = chance.randint(1, 5), pick((2, 3, 8))

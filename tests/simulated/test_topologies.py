@@ -46,7 +46,6 @@ def test_a_ring_in_walk_order_takes_as_long_as_on_one_switch() -> None:
 
 
 def test_far_partners_share_an_uplink() -> None:
-    """Of 8 in two racks the last and first swap an eighth with the other rack: four through one uplink."""
     took = round_seconds(db.Allreduce(8, algorithm="halving-doubling"), "tree:2x4")
     near, far = (SIZE / 2 + SIZE / 4) / 1.25e8 + 2 * 20e-6, 4 * SIZE / 8 / 1.25e8 + 40e-6
     assert took == pytest.approx(2 * (near + far), rel=0.02)
@@ -102,31 +101,6 @@ def test_the_seed_chooses_routes_and_the_same_seed_is_the_same_job() -> None:
     assert one(0) == one(0) != one(1)
 
 
-REFUSED = {
-    "simulate digits downpour --replicas 5 --topology tree:2x2": "tree:2x2: has 4 hosts, and a job of 5 replicas, 1 a",
-    "simulate digits downpour --topology slim-fly:6": "slim-fly:6: q must be the power of a prime, and more than 2",
-    "simulate digits downpour --topology slim-fly:2": "slim-fly:2: q must be the power of a prime, and more than 2",
-    "simulate digits downpour --topology nowhere.conf": "nowhere.conf: cannot be read",
-    "simulate digits downpour --topology topology.yaml": "topology.yaml: YAML is not read",
-    "simulate digits downpour --topology tree:2 --hosts cores=2": "all roles are on one host",
-    "simulate digits hogwild --topology tree:2": "all roles are on one host, which sends nothing",
-    "simulate digits single --topology tree:2": "--topology",
-    "plan digits --machines 8x2 --topology tree:2x2": "tree:2x2: has 4 hosts, and --machines 8x2 needs 8",
-    "plan digits --topology tree:2x2": "connects hosts, and there is one; name several, as --machines 4x8",
-    "draw ring --topology tree:2x2 --ranks 5": "has 4 hosts, and --ranks 5 needs 5",
-    "draw ring --topology slim-fly:19": "--ranks 10830: must be from 1 to 512",
-    "draw ring --topology tree:2x2 --network reduce=1GB": "--network reduce: the price of ring on a topology",
-}
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_a_topology_that_cannot_be_is_refused_in_one_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(line.split()) == 2
-    said = capsys.readouterr()
-    assert REFUSED[line] in said.err
-    assert said.err.count("\n") == 1
-
-
 def test_an_endless_bandwidth_is_refused() -> None:
     with pytest.raises(UsageError, match="a bandwidth that is finite"):
         play(db.Downpour(2), "tree:2", network=db.NetworkModel(bandwidth=float("inf")))
@@ -146,12 +120,3 @@ def test_draw_shows_order_loads_and_the_busiest_link(capsys: pytest.CaptureFixtu
     assert "in this order: n0, n2, n1, n3" in said
     assert "it would be 3.00 by names" in said
     assert "the busiest link is" in said
-
-
-def test_the_summary_tells_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "simulate digits allreduce --replicas 4 --phantom --topology tree:2x2 --algorithm hierarchical --per-host 2"
-    assert main.run(line.split()) == 0
-    said = capsys.readouterr().out
-    assert "network     tree:2x2: " in said
-    assert "is the busiest link" in said
-    assert "replicas on 2 hosts" in said

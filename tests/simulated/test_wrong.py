@@ -31,8 +31,6 @@ def fail() -> Any:
 
 
 class Altered(nn.Linear):
-    """A layer whose output something is done to."""
-
     def __init__(self, change: Callable[[torch.Tensor], Any]) -> None:
         super().__init__(8, 4)
         self.change = change

@@ -3,7 +3,6 @@
 from mutants import Mutant
 
 MOMENT = "checkpoint-moment"
-AGAIN = "shard-death"
 STANDBY = "standby"
 GRANTED = "one-shard-life"
 TOGETHER = "common-rewind"
@@ -19,7 +18,6 @@ CONSISTENCY, STANDBYS, REVIVAL = (
     "tests/simulated/test_revival.py",
 )
 BY_SEED = f"{CONSISTENCY}::test_a_seed_that_fails_by_a_mistake"
-DOWNPOUR_SWEEP = "tests/simulated/test_sweep.py::test_no_fault_loses_or_repeats_a_gradient_and_every_job_ends[0]"
 MACHINE = "tests/machines/test_coordinator.py"
 
 INTERRUPTS, AS_IF_NOT = (
@@ -79,9 +77,6 @@ MUTANTS = [
     Mutant("a-partition-that-pushes-clips-by-its-own-norm", SPLIT, "replica/siblings.py",
         "        return whole.norm", "        return norm",
         (f"{PARTITIONS}::test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions",), seconds=20),
-    Mutant("rounds-are-ruled-for-the-first-partition-only", SPLIT, "core/conversations/agreement.py",
-        "        if not partition:\n            return self\n", "        return self\n",
-        (SPLIT_ROUNDS,), seconds=20),
     Mutant("what-a-partition-has-lost-nobody-hears-of", SPLIT, "replica/siblings.py",
         "                self._rejoins.append(question)\n", "                pass\n",
         (f"{PARTITIONS}::test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it[shard 1]",)),
@@ -92,15 +87,9 @@ MUTANTS = [
     Mutant("a-replica-hears-nothing-between-two-steps", INTERRUPTED, "replica/downpour.py",
         "        yield from self._look()\n        drained", "        drained",
         (f"{INTERRUPTS}[a push of many steps]",)),
-    Mutant("a-group-hears-nothing-between-two-rounds", INTERRUPTED, "strategies/grouped/replica.py",
-        "                yield from self._look()\n                if self._ending", "                if self._ending",
-        (f"{AS_IF_NOT}[accumulated]",)),
     Mutant("a-round-of-a-job-that-ends-is-smaller", INTERRUPTED, "replica/downpour.py",
         "if self._steps and self._policy.rounds and self._replica.ending", "if False and self._replica.ending",
         (f"{AS_IF_NOT}[one replica in rounds]",)),
-    Mutant("a-work-unit-is-done-though-the-job-ends", INTERRUPTED, "strategies/sandblaster/replica.py",
-        "if self._computing is None or self._replica.ending:", "if self._computing is None:",
-        (f"{INTERRUPTS}[sandblaster]",)),
     Mutant("who-interrupts-a-job-waits-for-a-measure", INTERRUPTED, "coordination/coordinator.py",
         "self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED", "self.evaluations.pending",
         (f"{MACHINE}::test_a_job_that_is_interrupted_waits_for_no_measure",)),
@@ -112,9 +101,6 @@ MUTANTS = [
         "            if self.ending:\n                self._leave", "            if True:\n                self._leave",
         ("tests/machines/test_supervisor.py::"
          "test_an_interruption_is_told_to_whoever_ends_the_job_and_the_second_ends_it",)),
-    Mutant("every-death-of-a-shard-ends-the-job", AGAIN, "coordination/shard_holders.py",
-        "return Cause.SHARD_UNSAVED if begun and not job.saving.newest else None", "return Cause.SHARD_UNSAVED",
-        (BY_SEED,)),
     Mutant("and-also-where-a-standby-could-succeed", STANDBY, "coordination/shard_holders.py",
         "        if job.standbys.can_succeed(role):\n", "        if False:\n",
         (BY_SEED,)),
@@ -127,10 +113,6 @@ MUTANTS = [
         "position = Position(0, 0, (), unmeasured=unmeasured)",
         (f"{MACHINE}::test_a_checkpoints_position_is_of_the_moment_at_which_all_pushes_are_applied_and_an_error_is_recorded",),
     ),
-    Mutant("a-replica-says-that-it-holds-before-all-is-acknowledged", MOMENT, "replica/downpour.py",
-        "if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:",
-        "if self._hold is not None and not self._mid_minibatch:",
-        (BY_SEED,)),
     Mutant("replicas-push-on-while-a-checkpoint-is-made", MOMENT, "replica/downpour.py",
         "        while (self._holding and holds) or (split and",
         "        while (split and",
@@ -139,22 +121,9 @@ MUTANTS = [
         "        updates = self._settle(short=True)  # what was acknowledged is in the parameters that are saved\n",
         "        updates: list[Effect] = []\n",
         (f"{CONSISTENCY}::test_what_softsync_has_acknowledged_is_in_every_checkpoint",)),
-    Mutant("the-first-checkpoint-stays-the-newest", AGAIN, "coordination/saving.py",
-        "self.kept, self.newest = event.number, event.checkpoint",
-        "self.kept, self.newest = event.number, self.newest or event.checkpoint",
-        (BY_SEED,)),
     Mutant("what-was-forgotten-is-one-less", "shard-death", "core/ledger.py",
         "        return max(0, clock - last)\n", "        return max(0, clock - last - 1)\n",
         (BY_SEED,)),
-    Mutant("a-shard-that-came-again-takes-all-pushes-from-the-first", AGAIN, "core/ledger.py",
-        "        self._clocks[who, partition] = (incarnation, max(last, clock))\n",
-        "        self._clocks[who, partition] = (incarnation, last)\n",
-        (BY_SEED,)),
-    Mutant("what-a-dead-shard-had-not-acknowledged-is-not-pushed-again", AGAIN, "replica/downpour.py",
-        "            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested_epoch))\n"
-        "        yield from pushes\n",
-        "            yield self._links.ask(shard, attendance.SitOut(incarnation, self._rested_epoch))\n",
-        (BY_SEED,), hangs=True),
     Mutant("a-push-is-acknowledged-before-the-standby-has-it", STANDBY, "server/mirror.py",
         "        if self._number == self._confirmed or not effects:\n", "        if True:\n",
         (f"{STANDBYS}::test_nothing_is_acknowledged_that_the_standby_has_not_confirmed",)),
@@ -164,11 +133,6 @@ MUTANTS = [
     Mutant("a-standby-does-not-note-whose-push-it-was", STANDBY, "server/standby.py",
         "            shard.ledger.note(key)\n            shard.count_push", "            shard.count_push",
         (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",)),
-    Mutant("what-was-gathered-dies-with-the-shard", STANDBY, "server/standby.py",
-        "        if self._gathered:\n"
-        "            factor = self.plan.factor(self.shard.samples)\n"
-        "            self._step(self._gathered_samples, factor, 1.0 / self._gathered)\n", "",
-        (f"{STANDBYS}::test_a_shard_that_dies_loses_nothing_and_nobody_goes_back",)),
     Mutant("what-is-held-counts-as-taken-for-a-standby", STANDBY, "server/shard.py",
         "            applied[before[:2]] = min(applied[before[:2]], before)\n", "            pass\n",
         (f"{STANDBYS}::test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own",)),
@@ -176,40 +140,20 @@ MUTANTS = [
         "self.held.apply(sender, event.slot, payload, event.factor)",
         "self.held.apply(sender, event.slot, payload, 1.0)",
         (f"{STANDBYS}::test_a_standby_holds_what_its_shard_holds_bit_for_bit",)),
-    Mutant("a-standby-may-succeed-before-it-holds-everything", STANDBY, "coordination/standbys.py",
-        "return self._standing.get(roles.standby_of(shard)) is StandbyStanding.MIRRORS",
-        "return self._standing.get(roles.standby_of(shard)) in (StandbyStanding.SENT, StandbyStanding.MIRRORS)",
-        (BY_SEED,)),
     Mutant("a-former-life-of-a-shard-is-welcome", GRANTED, "coordination/shards.py",
         "        if place.incarnation < self._registry.granted(role):\n            return False\n", "",
         (f"{MACHINE}::test_a_former_life_of_a_shard_is_told_nothing_once_another_is_granted",)),
-    Mutant("an-old-death-ends-the-next-life", GRANTED, "coordination/shards.py",
-        "        if incarnation < self._registry.granted(role):\n"
-        "            return False\n"
-        "        self._move(role, ShardStanding.AWAY)\n", "        self._move(role, ShardStanding.AWAY)\n",
-        (BY_SEED,)),
     Mutant("a-shard-has-one-life-more", GRANTED, "coordination/registry.py",
         "if not died or incarnation >= self._restarts:", "if not died or incarnation > self._restarts:",
         (BY_SEED,)),
-    Mutant("one-shard-goes-back-alone", TOGETHER, "coordination/shard_holders.py",
-        "        if begun and job.settings.strategy.one_moment:\n", "        if False:\n",
-        (BY_SEED,)),
     Mutant("what-members-say-of-the-past-counts", TOGETHER, "coordination/membership.py",
         "        return role not in self._behind\n", "        return True\n",
-        (BY_SEED,)),
-    Mutant("the-data-does-not-go-back", TOGETHER, "coordination/coordinator.py",
-        "        self.data = self.work.begin(self)\n        self.target",
-        "        assert self.data\n        self.target",
         (BY_SEED,)),
     Mutant("what-is-due-by-minibatches-does-not-go-back", TOGETHER, "coordination/coordinator.py",
         "        self.evaluations.unmeasured = self.saving.position.unmeasured\n", "",
         ("tests/simulated/test_cadences.py::test_a_job_that_goes_back_measures_by_the_minibatches_of_its_checkpoint",)),
     Mutant("who-comes-back-is-told-everything-again", JOURNAL, "runtime/lasting.py",
         "missed = session.missed(heard)", "missed = session.missed(0)",
-        (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",)),
-    Mutant("the-journal-is-written-after-the-word-is-acted-on", JOURNAL, "runtime/lasting.py",
-        "            yield self._noted(arrival, incarnation)\n", "            yield arrival\n"
-        "            self._noted(arrival, incarnation)\n",
         (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",)),
     Mutant("what-it-had-said-is-not-said-to-who-comes-back", JOURNAL, "runtime/lasting.py",
         "        for message in missed:\n            self._endpoint.send(role, message)\n", "",

@@ -24,10 +24,6 @@ SHARES = "bench-sensitivity"
 BENCHES = "tests/slow/test_benches.py::test_the_shares_of_train_fall_with_what_makes_ours_or_a_plain_loop_slow"
 
 MUTANTS = [
-    Mutant("a-turn-at-a-shard-takes-twenty-milliseconds-more", SHARES, "runtime/direct.py",
-        "            shared.give()\n            if due:\n",
-        "            time.sleep(0.02)\n            shared.give()\n            if due:\n",
-        (BENCHES,), seconds=60),
     Mutant("an-update-of-the-plain-loop-takes-twenty-milliseconds-more", SHARES, "../benchmarks/parts/plain.py",
         "        numbers[shared.ranks] = to\n",
         "        select.select([], [], [], 0.02)\n        numbers[shared.ranks] = to\n",
@@ -35,10 +31,6 @@ MUTANTS = [
     Mutant("an-answer-is-taken-for-that-to-any-question", WAITS, "replica/links.py",
         "(number is None or message.number == number)", "(number is None or message.number >= number)",
         (ASKED, LATER)),
-    Mutant("what-is-asked-again-has-the-number-that-it-had", WAITS, "replica/links.py",
-        "msgspec.structs.replace(message, number=next(self._numbers))",
-        "msgspec.structs.replace(message, number=message.number)",
-        (ASKED,)),
     Mutant(
         "a-gradient-is-let-go-before-its-push-is-made", WAITS, "tasks/flat.py",
         "        if self._staged:\n            self._arrive(landing, parts)\n",
@@ -58,10 +50,6 @@ MUTANTS = [
     Mutant("who-waits-has-seen-what-it-was-not-judged-by", "direct-updates", "runtime/direct.py",
         "                self._seen[to] = shared.known", "                self._seen[to] = shared.held.changes",
         (PROCESSES + "test_a_change_between_a_turn_and_the_wait_after_it_is_seen",)),
-    Mutant("an-update-is-made-where-everybody-reads", "direct-death", "server/passed.py",
-        "        return self._buffers[self.newest == self._buffers[0]]",
-        "        return self._buffers[self.newest != self._buffers[0]]",
-        (KILLED,)),
     Mutant("a-state-is-stepped-where-everybody-reads", "direct-death", "server/passed.py",
         "        return published if self._changed < 0 else 1 - published", "        return published",
         (KILLED,)),
@@ -101,14 +89,4 @@ MUTANTS = [
         "        if role in job.registry.over:\n            return Cause.SHARD_SPENT\n",
         (COORDINATOR + "test_a_shard_whose_memory_outlives_it_is_waited_for_as_often_as_it_may_come_again",),
     ),
-    Mutant("a-last-checkpoint-that-was-given-up-is-not-made", WAITS, "coordination/shard_holders.py",
-        "            job.closing.steps.insert(0, ClosingStep.SAVE)\n", "            pass\n",
-        (ENDS,)),
-    Mutant("a-simulated-shard-takes-its-memory-with-it", WAITS, "places/simulated/memory.py",
-        "before is not None and not before.shard.waits()", "False",
-        (LOST,)),
-    Mutant("a-simulated-memory-is-out-of-reach-without-its-shards-process", WAITS, "transport/virtual.py",
-        "        if not self._may(sender.role, message):",
-        "        if not self._may(sender.role, message) or self._network.endpoints[self.role].closed:",
-        (LOST,)),
 ]  # fmt: skip

@@ -5,7 +5,6 @@ from mutants import Mutant
 COSTED = "update-times"
 PRICED = "plan-price"
 RANKED = "plan-candidates"
-CTRL_C = "interrupted-measure"
 MEASURED = "plan-candidates"
 SCALED = "scaling"
 OBSERVED = "study-observation"
@@ -100,10 +99,6 @@ MUTANTS = [
         (PLANS + "test_a_partition_holds_the_vectors_of_its_part_alone",)),
     Mutant("the-worst-go-on", MEASURED, "lab/plan/halving.py",
         "key=lambda c: -means[str(c)]", "key=lambda c: means[str(c)]",
-        (HALVING + "test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer",)),
-    Mutant("who-was-left-behind-is-first", MEASURED, "lab/plan/halving.py",
-        "terms = {str(candidate): means[str(candidate)] for candidate in left} | behind",
-        "terms = behind | {str(candidate): means[str(candidate)] for candidate in left}",
         (HALVING + "test_the_best_third_goes_on_and_the_last_are_run_by_turns_for_longer",)),
     Mutant("two-plans-measure-each-other", MEASURED, "lab/plan/halving.py",
         "            lock.bind(LOCK)\n", "            pass\n",

@@ -44,13 +44,7 @@ MUTANTS = [
         ("tests/machines/test_supervisor.py::test_any_history_keeps_what_must_hold",)),
     Mutant("the-network-has-a-chance-of-its-own", SEED, "transport/virtual.py",
         "self.chance = random.Random(settings.seed)", "self.chance = random.Random()",
-        (
-            TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",
-            TRACES + "test_the_golden_traces_stay",
-        ), seconds=8),
-    Mutant("what-is-due-at-one-moment-comes-in-any-order", SEED, "runtime/clock.py",
-        "call = (moment, order, function, argument, queue)", "call = (moment, -order, function, argument, queue)",
-        (TRACES + "test_the_golden_traces_stay",), seconds=8),
+        (TRACES + "test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another",), seconds=8),
     Mutant("an-update-costs-a-simulated-shard-no-time", COSTS, "places/simulated/handling.py",
         "return 0.0 if self._gathers or payload is None else self.update(payload.nbytes)", "return 0.0",
         (
