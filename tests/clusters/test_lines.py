@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from commands import Command, roles_of
+from commands import Command, Record, roles_of
 from hosts import Hosts, run
 
 SAMPLES, BATCH, FLOAT = 1024, 64, 4
@@ -34,6 +34,8 @@ class Run(NamedTuple):
     """Bytes that each host has sent and received since it is there."""
     steps: list[int]
     """Of each replica."""
+    begun: dict[str, int]
+    """How often each partition has sent its shard the initial parameters: those of the replica that is ready first."""
 
 
 def shaped(hosts: Hosts) -> None:
@@ -53,10 +55,16 @@ def lines(hosts: Hosts) -> dict[str, tuple[int, int]]:
     return found
 
 
-def expected(at: dict[str, str], steps: list[int]) -> dict[str, tuple[int, int]]:
+def begun(records: list[Record]) -> dict[str, int]:
+    """Count the initial parameters that each partition has sent, which are the only large part of `control`."""
+    counted = [one for one in records if one.get("event") == "BytesCounted" and one["role"].startswith("replica")]
+    return {one["role"]: round(one["sent"].get("control", 0) / PART) for one in counted}
+
+
+def expected(at: dict[str, str], steps: list[int], begun: dict[str, int]) -> dict[str, tuple[int, int]]:
     """The bytes that each host sends and receives, by who is on which: for each step of a replica, each partition
     pushes its gradient to the shard of its own and fetches its parameters from there, and what crosses goes to the
-    other one.
+    other one. The first replica sends its parameters too.
     """
     found = {name: [0, 0] for name in at.values()}
 
@@ -68,7 +76,7 @@ def expected(at: dict[str, str], steps: list[int]) -> dict[str, tuple[int, int]]
     for replica, count in enumerate(steps):
         for part in (0, 1):
             own, other, shard = f"replica {replica}.{part}", f"replica {replica}.{1 - part}", f"shard {part}"
-            goes(own, shard, count * PART)
+            goes(own, shard, (count + begun[own]) * PART)
             goes(shard, own, count * PART)
             goes(own, other, count * BATCH * FLOAT * (2 * CROSSES + LOGITS))
     return {name: (out, into) for name, (out, into) in found.items()}
@@ -89,11 +97,15 @@ def test_each_line_carries_the_bytes_of_the_formula(hosts: Hosts, start: Callabl
         assert set(job.wait()) == {0}
         after = lines(hosts)
         gone = {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in before}
-        return Run(gone, [one["steps"] for one in result["per_replica"]])
+        return Run(gone, [one["steps"] for one in result["per_replica"]], begun(job.records))
 
     short, long = play(1), play(2)
     assert sum(long.steps) - sum(short.steps) == SAMPLES // BATCH
-    due = expected(at, [more - less for more, less in zip(long.steps, short.steps, strict=True)])
+    due = expected(
+        at,
+        [more - less for more, less in zip(long.steps, short.steps, strict=True)],
+        {role: count - short.begun[role] for role, count in long.begun.items()},
+    )
     assert {role.split(".")[0] for role in at} == {"replica 0", "replica 1", "shard 0", "shard 1"}
     assert len({name for role, name in at.items() if role.startswith("replica")}) == len(hosts.names)
     for name, (out, into) in due.items():
