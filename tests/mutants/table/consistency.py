@@ -60,7 +60,7 @@ MUTANTS = [
         "        counts[most] += 1\n", "        counts[0] += 1\n",
         (f"{SHARDING}::test_no_other_sharing_of_the_partitions_has_a_smaller_largest_shard",)),
     Mutant("one-group-for-all-parameters-of-a-shard", SEQUENTIAL, "server/slice.py",
-        "**plan.layout.stepped(piece.section.group)} for piece in self._trained]",
+        "**plan.stepped(piece.section.group)} for piece in self._trained]",
         "**plan.layout.stepped(0)} for piece in self._trained]",
         ("tests/simulated/test_large.py::test_biases_and_normalisations_do_not_decay",)),
     Mutant("a-push-of-the-dead-is-judged-like-any", ONCE, "core/ledger.py",
@@ -116,7 +116,7 @@ MUTANTS = [
         ("tests/machines/test_coordinator.py::"
          "test_what_a_dead_replica_held_is_dealt_when_its_push_is_in_no_round_to_come",)),
     Mutant("a-round-is-the-sum-of-its-gradients", UNION, "core/rounds.py",
-        "(key, (alike or self._weighed or self._here[key]) / (union or len(keys)))", "(key, 1.0)",
+        "(key, weights[key] / whole if union else 1.0 / len(keys))", "(key, 1.0)",
         (f"{CONSISTENCY}::test_synchronous_replicas_are_sgd_on_the_union_batch",)),
     Mutant("a-buffer-of-a-round-is-the-sum", UNION, "server/slice.py",
         "_average(piece.working(), value, self._gathered)", "piece.working().add_(value)",
@@ -165,11 +165,11 @@ MUTANTS = [
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
         "            yield from self._await_parameters(*self._models)\n"
-        "            self._replica.vectors.swap(0)\n"
-        "            return\n", "            yield from self._await_parameters(*self._models)\n"
+        "            if self._pushes_again:\n", "            yield from self._await_parameters(*self._models)\n"
         "            self._replica.vectors.swap(0)\n"
         "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
-        "            return\n",
+        "            return\n"
+        "            if self._pushes_again:\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",)),
     Mutant("what-is-fetched-ahead-lands-under-the-step", FROZEN, "replica/downpour.py",
         "        self._in_flight = True\n"
@@ -177,7 +177,7 @@ MUTANTS = [
         "        yield from self.server.fetch(self._landing,",
         (f"{CONSISTENCY}::test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with",)),
     Mutant("who-is-left-behind-by-rounds-computes-where-they-step", FROZEN, "strategies/parameter_server/options.py",
-        "waits = not (self.backup_workers or self.quorum or self.standby)", "waits = not self.standby",
+        "waits = not (self.backup_workers or self.quorum or self.standby or self.local)", "waits = not self.standby",
         (f"{PROCESSES}test_consistency.py::test_replicas_find_what_the_shards_step_in_rounds_of_all_only",)),
     Mutant("what-a-model-writes-where-all-compute-is-not-seen", "shared-parameters", "tasks/flat.py",
         "            if after != before:\n", "            if False:\n",
@@ -196,8 +196,8 @@ MUTANTS = [
         (f"{PROCESSES}test_shared.py::"
          "test_who_finds_what_it_asks_for_where_it_is_is_told_and_nothing_is_written_for_it",)),
     Mutant("a-gradient-is-written-where-shards-still-read", FROZEN, "replica/downpour.py",
-        "        while self._pushes.busy[self._slot * len(self._models) + computed.model]:\n"
-        "            yield from self.wait()\n", "",
+        "        while self._pushes.busy[self._slot * len(self._models) + model]:\n"
+        "            yield from self.wait()\n", "        yield from ()\n",
         (DOWNPOUR_SWEEP,), seconds=15),
     Mutant("the-schedule-counts-the-warm-up-too", RATE, "core/optimizer.py",
         "since = (samples - warming) / (total - warming)", "since = samples / total",

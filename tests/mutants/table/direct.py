@@ -33,8 +33,8 @@ MUTANTS = [
         (ASKED, LATER)),
     Mutant(
         "a-gradient-is-let-go-before-its-push-is-made", WAITS, "tasks/flat.py",
-        "        if self._staged:\n            self._arrive(landing, parts)\n",
-        "        self._lying = [() for _ in self._lying]\n        if self._staged:\n"
+        "        if self._copied:\n            self._arrive(landing, parts)\n",
+        "        self._lying = [() for _ in self._lying]\n        if self._copied:\n"
         "            self._arrive(landing, parts)\n",
         (LEFT,),
     ),
@@ -57,10 +57,10 @@ MUTANTS = [
         "        if self.known != self.held.changes:", "        if self.known < 0:",
         (KILLED,)),
     Mutant("what-is-averaged-is-left-where-it-was-made", DIRECT, "runtime/direct.py",
-        "pushing.push_every == 1 and not settings.policy.gathers", "pushing.push_every == 1",
+        "pushing.push_steps == 1 and not settings.policy.gathers", "pushing.push_steps == 1",
         (PROCESSES + "test_several_replicas_do_the_work_of_a_job_and_no_sample_twice",)),
     Mutant("several-steps-are-left-where-the-last-was-made", DIRECT, "runtime/direct.py",
-        "settings.strategy.pushing.push_every == 1 and ", "",
+        "settings.strategy.pushing.push_steps == 1 and ", "",
         (PROCESSES + "test_one_replica_makes_the_bits_that_the_shards_processes_make",)),
     Mutant("of-a-parameter-that-is-cut-the-first-elements-step-every-part", DIRECT, "sharding/layout.py",
         "slice((self.part.start - start) // item, (self.part.stop - start) // item)",
