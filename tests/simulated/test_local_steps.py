@@ -20,7 +20,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.tasks import Task
-from distbelief.testing.accounting import Accounting
+from distbelief.testing.accounting import Accounting, life
 from distbelief.transport.cluster_model import NetworkModel
 
 INSTANT = NetworkModel(latency=0.0, bandwidth=float("inf"))
@@ -105,7 +105,7 @@ def expected(
 ) -> torch.Tensor:
     """The shard's vector after all updates; each change is computed from the version that its replica had fetched."""
     schedule, clip = of.pop("schedule", lambda _: 1.0), of.pop("clip", 0.0)
-    replicas = len({who.partition("'")[0] for who, _ in accounting.pushes})
+    replicas = len({who.partition(" again")[0] for who, _ in accounting.pushes})
     task = mean_task(plain, of.pop("samples", 43))
     torch.manual_seed(0)
     model, data = task.model(), task.train()
@@ -357,3 +357,14 @@ def test_one_shard_that_is_staggered_is_not(plain: SimpleNamespace) -> None:
         for stagger in (False, True)
     )
     assert torch.equal(one, other)
+
+
+def test_a_fresh_replica_is_no_quorum_of_one(plain: SimpleNamespace) -> None:
+    """Where each push makes a round, a new replica steps from the shards' model, and does not replace it by its own."""
+    cluster = Simulated(network=INSTANT, compute=EVEN.compute, crashes=(Crash("replica 1", 9),), restart_seconds=1e-3)
+    options: dict[str, Any] = {"push_every": 2, "quorum": 1, "local_optimizer": ADAMW}
+    run, accounting = play(plain, Synchronous(2, 1, optim("average"), **options), cluster)
+    assert run.simulation.killed
+    again = [version for (who, _, _), version in accounting.based.items() if who == life("replica 1", 1)]
+    assert min(again) > 0
+    torch.testing.assert_close(vector(run), expected(plain, accounting, Momentum(1.0)), **CLOSE)
