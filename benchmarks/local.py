@@ -253,7 +253,7 @@ class Momentum(Downpour):
 
     name = "benchmarks.local:Momentum"
 
-    def check(self, settings: Any) -> None:
+    def check_local(self, settings: Any) -> None:
         """Refuse nothing."""
 
 

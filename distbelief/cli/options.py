@@ -313,16 +313,21 @@ class Options:
         """Make the optimizer, or raise a `UsageError`."""
         stepping = Stepping(**self._of(Stepping))
         options = _optimizer_options(stepping.optimizer_options, {"decay_exempt": "--decay-exempt"})
-        if stepping.weight_decay is not None:
-            options["weight_decay"] = stepping.weight_decay
-        return optim(stepping.optimizer, stepping.lr, decay_exempt=stepping.decay_exempt, **options)
+        decay = {} if self.values.get("local_optimizer") else self._decay()
+        return optim(stepping.optimizer, stepping.lr, **decay, **options)
+
+    def _decay(self) -> dict[str, Any]:
+        """Return the options of weight decay, which are of the optimizer that steps by gradients."""
+        stepping = Stepping(**self._of(Stepping))
+        decay = {} if stepping.weight_decay is None else {"weight_decay": stepping.weight_decay}
+        return {**decay, "decay_exempt": stepping.decay_exempt}
 
     def local_optimizer(self) -> Optimizer | None:
         """Make the optimizer of local steps, None where none is named, or raise a `UsageError`."""
         stepping = LocalStepping(**self._of(LocalStepping))
         options = _optimizer_options(stepping.local_optimizer_options, {}, "local-")
         if stepping.local_optimizer:
-            return optim(stepping.local_optimizer, **options)
+            return optim(stepping.local_optimizer, **self._decay(), **options)
         if options:
             raise UsageError(f"--local-optimizer-options {stepping.local_optimizer_options[0]}: name --local-optimizer")
         return None
