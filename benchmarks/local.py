@@ -91,9 +91,13 @@ def diloco(steps: int, **more: Any) -> Strategy:
 def simulated(strategy: Strategy, cluster: Simulated, options: LocalStepsOptions, seed: int = 0, **more: Any) -> Json:
     """Run a job of the task on the virtual cluster; return its result."""
     rare: dict[str, Any] = {"evaluate_every": 1, "checkpoint_every": 0, "snapshot_every": "0", "seed": seed}
-    return cluster.run(
-        Job(TASK, strategy, **{"epochs": options.epochs, "batch_size": options.batch_size, **rare, **more})
-    )
+    given = {"epochs": options.epochs, "batch_size": options.batch_size, **rare, **more}
+    return play(Job(TASK, strategy, **given), cluster)
+
+
+def play(job: Job, cluster: Simulated) -> Json:
+    """Run a job on a virtual cluster; return its result."""
+    return cluster.run(job)
 
 
 def _losses(options: LocalStepsOptions) -> Measured:
@@ -122,7 +126,13 @@ def _moved(result: Json) -> float:
 
 
 def real(strategy: str, rate: int, options: LocalStepsOptions, *more: str) -> Json:
-    """Run a job on four hosts with a line of so many Mbit/s each; return its result with the lost roles.
+    """Run a job on four hosts with a line of so many Mbit/s each; return its result with the roles that died."""
+    words = f"train {TASK} {strategy} --replicas {REPLICAS} --shards 4 --batch-size {options.batch_size} --json "
+    return command(f"{words} --pad {options.pad}s --checkpoint-every 0 --snapshot-every 0 {' '.join(more)}", rate)
+
+
+def command(words: str, rate: int) -> Json:
+    """Run a command on the first of four hosts; return its result with the roles that died.
 
     Raises:
         UsageError: the job fails.
@@ -132,16 +142,16 @@ def real(strategy: str, rate: int, options: LocalStepsOptions, *more: str) -> Js
         own = """'hostname "$0" && exec sh -c "$1"'"""
         shell.write_text(f'#!/bin/sh\nhost=$1; shift\nexec ip netns exec $host unshare --uts sh -c {own} $host "$*"\n')
         shell.chmod(0o700)
-        words = f"train {TASK} {strategy} --replicas {REPLICAS} --shards 4 --batch-size {options.batch_size} --json "
-        words += f"--pad {options.pad}s --hosts {','.join(f'{name}:1' for name in names)} --remote-shell {shell} "
-        words += f"--checkpoint-every 0 --snapshot-every 0 --out {folder}/run --threads 1 {' '.join(more)}"
-        command = ["ip", "netns", "exec", names[0], sys.executable, "-m", "distbelief", *words.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+        hosts = (
+            f"--hosts {','.join(f'{name}:1' for name in names)} --remote-shell {shell} --out {folder}/run --threads 1"
+        )
+        whole = ["ip", "netns", "exec", names[0], sys.executable, "-m", "distbelief", *words.split(), *hosts.split()]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False, env={**os.environ})
         events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not events:
-        raise UsageError(f"{' '.join(command)}: ended with {done.returncode}: {done.stderr[-2000:]}")
-    gone = [one["role"] for one in events if one.get("event") == "Gone" and one["died"]]
-    return {**events[-1], "dead": gone}
+        raise UsageError(f"{' '.join(whole)}: ended with {done.returncode}: {done.stderr[-2000:]}")
+    dead = [one["role"] for one in events if one.get("event") == "Gone" and one["died"]]
+    return {**events[-1], "dead": dead}
 
 
 GRADIENTS = "synchronous --optimizer adamw --lr 2e-3"

@@ -19,6 +19,7 @@ from benchmarks import (
     allreduce,
     cost,
     loading,
+    local,
     memory,
     plan,
     sandblaster,
@@ -322,6 +323,7 @@ FAST: dict[str, dict[str, Any]] = {
     "train": {"models": ("lenet",), "repeats": 2, "replicas": (3,), "epochs": 2, "batch_size": 32, "transport": "tcp"},
     "allreduce": {"sizes": (256,), "ranks": (3,), "repeats": 4, "namespaces": (2,), "encrypted": (3,), "rate": 10},
     "hogwild": {"repeats": 2, "epochs": 2, "batch_size": 32, "svm_batch_size": 4},
+    "local": {"parts": ("storm",), "steps": 9, "epochs": 2, "seeds": 2, "batch_size": 16, "pad": 0.5},
     "straggle": {"task": "mnist", "replicas": 3, "epochs": 2, "batch_size": 32, "pad": 0.5, "repeats": 2},
     "standby": {"task": "digits", "replicas": 3, "shards": 3, "repeats": 2},
     "start": {"task": "sparse-svm", "replicas": 3, "shards": 3, "repeats": 2},
@@ -345,6 +347,9 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What is set in both runs."""
 HELD = {"usual": 1.0, "peak": 1.0}
+LOCAL_STEPS = {"test_loss": 1.0, "bytes": {"pushed": 1, "fetched": 1}, "samples": 10**9, "seconds": 1.0, "steps": 1,
+               "forgotten": 0, "per_replica": [], "dead": [], "history": [{"seconds": 1.0, "samples": 10**9,
+               "test_loss": 1.0}]}  # fmt: skip
 RESULT = {"samples_per_second": 1.0, "test_accuracy": 0.5, "seconds": 1.0, "updates": 1, "descent": {"loss": 1.0},
           "history": [{"seconds": 1.0, "samples": 1, "test_accuracy": 0.5}]}  # fmt: skip
 TERMS = Terms(1e-3, 0.0, 0.0, 0.0, 1000.0, 0.0)
@@ -363,7 +368,7 @@ MEASURING: tuple[tuple[Any, str, Any], ...] = (
     (allreduce.lines, "hosts", "hosts"), (straggle, "_figures", []),
     (memory, "_grown", {"replica 0": HELD, "shard 0": HELD, "together": HELD}),
     (start, "_import_torch", 1.0), (standby, "_watch", (1.0, 1.0)),
-    (loading, "_rate", 1.0),
+    (loading, "_rate", 1.0), (local, "play", LOCAL_STEPS), (local, "command", LOCAL_STEPS),
     (cost, "_steps", {"median_error": 0.1, "rows": {}}),
     (cost, "_memory", {"error": 0.1, "process": 1e9, "traced": 1e9}),
     (plan, "plan", PLAN),

@@ -35,6 +35,8 @@ class Line:
             raise EOFError
         return self.answers.popleft()
 
+    closed = False
+
     def close(self) -> None:
         pass
 

@@ -81,9 +81,10 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
         "bytes": {"pushed": 1200, "fetched": 900, "sent": {**NOTHING, "push": 1200, "control": 7},
             "received": {**NOTHING, "fetch": 900}, "shared_memory": {**NOTHING, "all_reduce": 40},
             "per_step": {"push": 1200 / 8, "fetch": 0.0, "all_reduce": 40 / 8, "partitions": 0.0}},
-        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "times": {"steps": 7,
+        "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "participation": 1.0,
+            "times": {"steps": 7,
             "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "waits_for": "shard"}},
-            {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "times": None}],
+            {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "participation": 0.0, "times": None}],
         "history": [
             {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7,
                 "test_accuracy": 0.85},

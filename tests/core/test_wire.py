@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_origin
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import Plan, Settings, StrategyOptions
-from distbelief.core.values import hints_of
+from distbelief.core.values import Given, hints_of
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
 from distbelief.sharding.assignments import Assignment
 from distbelief.sharding.layout import Entry, Layout, PartitionRanges, Piece, Range, Section, Tensor, lay_out
@@ -48,6 +48,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return layouts
     if hint is Plan:
         return plans
+    if get_origin(hint) is Given:
+        return strategy(get_args(hint)[0])
     if hint == tuple[Optimizer, ...]:
         return st.lists(optimizers, max_size=2).map(tuple)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

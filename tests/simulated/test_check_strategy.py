@@ -14,6 +14,7 @@ import torch
 from drawn import SEEDS
 
 from distbelief.core.effects import Batch
+from distbelief.core.optimizer import optim
 from distbelief.errors import LocalProtocolError
 from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.replica.downpour import DownpourTraining
@@ -33,10 +34,19 @@ from distbelief.testing.strategies import (
     check_strategy,
 )
 
+LOCAL = {"local_optimizer": optim("sgd"), "optimizer": optim("average"), "shards": 2}
 KNOBS = {
     "bounded": {"staleness": Knob(0), "push_every": Knob(2)},
     "softsync": {"n": Knob(2), "shards": Knob(1)},
-    "synchronous": {"push_every": Knob(2), "backup_workers": Knob(1), "quorum": Knob(0.5)},
+    "synchronous": {
+        "push_every": Knob(2),
+        "backup_workers": Knob(1),
+        "quorum": Knob(0.5),
+        "push_weight": Knob("speed", LOCAL),
+        "stagger": Knob(True, {**LOCAL, "push_every": 2}),
+        "stagger_delay": Knob(1, {**LOCAL, "push_every": 3, "stagger": True}),
+        "stagger_mix": Knob(0.5, {**LOCAL, "push_every": 3, "stagger": True}),
+    },
 }
 
 
@@ -76,7 +86,7 @@ def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() 
         check_options(Idle(), {"colour": Knob("blue")})
     with pytest.raises(AssertionError, match=r"^another value of colour is not given"):
         check_options(Idle(), {"push_every": Knob(2)})
-    with pytest.raises(AssertionError, match=r"^push_every is 1 by itself"):
+    with pytest.raises(AssertionError, match=r"^push_every is 1 by default"):
         check_options(Downpour(), {"push_every": Knob(1), "fetch_every": Knob(2)})
 
 

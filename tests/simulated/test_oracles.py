@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from watching.observed import Observed
 
-from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, SCHEDULES, Optimizer
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, OUTER, SCHEDULES, Optimizer
 from distbelief.errors import TrainingError, UsageError
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
@@ -24,8 +24,8 @@ from distbelief.transport.cluster_model import NetworkModel
 
 SLOW_LINK = Simulated(network=NetworkModel(latency=5e-3, bandwidth=1e5, jitter=3.0))
 
-FLAT = [name for name in OPTIMIZERS if name not in LAYERWISE]
-"""Those that know no layers; the others have their oracles in test_large.py."""
+FLAT = [name for name in OPTIMIZERS if name not in (*LAYERWISE, *OUTER)]
+"""Those of gradients that know no layers; the others have their oracles in test_large.py and test_local_steps.py."""
 
 
 def server(run: Observed) -> dict[str, torch.Tensor]:
@@ -64,7 +64,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 def test_every_optimizer_has_an_oracle_and_every_schedule(plain: SimpleNamespace) -> None:
-    assert plain.optimizers.keys() | set(LAYERWISE) == OPTIMIZERS.keys() == LEARNING_RATES.keys()
+    assert plain.optimizers.keys() | {*LAYERWISE, *OUTER} == OPTIMIZERS.keys() == LEARNING_RATES.keys()
     # which counts epochs: test_hogwild.py has its oracle
     assert plain.schedules.keys() | {"backoff"} == SCHEDULES.keys()
 
