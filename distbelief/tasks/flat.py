@@ -282,6 +282,11 @@ class FlatModule:
         return self._trained
 
     @property
+    def trained_entries(self) -> list[Entry]:
+        """Entries of the layout for `trained`."""
+        return [entry for entry in self._entries if entry.tensor.kind == "parameter"]
+
+    @property
     def only_reads(self) -> bool:
         """Return whether no module writes to parameters as it computes, as an embedding with `max_norm` does."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
@@ -306,7 +311,7 @@ class FlatModule:
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
         self._without = [set() for _ in gradients]
-        names = [entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter"]
+        names = [entry.tensor.name for entry in self.trained_entries]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
@@ -347,7 +352,7 @@ class FlatModule:
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the trained parameters in a vector (1-D uint8, of `held` or of its trained range), in their order."""
-        return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
+        return [_view(vector, entry, self.held.start) for entry in self.trained_entries]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
         """Return the gradients of `trained` in a slot, on the device of the module."""
@@ -483,8 +488,8 @@ class FlatModule:
         """Return the parts of a range with a gradient or a buffer in a slot, in order."""
         if not self._without[slot]:
             return (part,)
-        trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        return part.without(Range(e.start, e.stop) for at, e in enumerate(trained) if at in self._without[slot])
+        without = self._without[slot]
+        return part.without(Range(e.start, e.stop) for at, e in enumerate(self.trained_entries) if at in without)
 
     def _leave(self, slot: int) -> bool:
         """Leave the gradient of a step in its tensors if they are laid out as in a slot; return whether they are."""
@@ -534,8 +539,8 @@ class FlatModule:
         """
         # the shards' optimizer descends along it, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
-        entries = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        for entry, view, before, parameter in zip(entries, self._slots[slot], fetched, self._trained, strict=True):
+        vectors = self.trained_entries, self._slots[slot], fetched, self._trained
+        for entry, view, before, parameter in zip(*vectors, strict=True):
             some = _elements(entry, part)
             view.view(-1)[some].copy_(before.view(-1)[some]).sub_(parameter.detach().reshape(-1)[some])
         self._without[slot] = {*range(len(self._trained))} - self._stepped
