@@ -316,7 +316,7 @@ class FlatModule:
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
         # local steps are made on a copy: the fetched values stay, for the change since then
-        self._copied = self._staged or (self.local is not None and not self.owned)
+        self._copied = self._staged or self.local is not None
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         )
