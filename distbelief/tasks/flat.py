@@ -257,8 +257,6 @@ class FlatModule:
         self._staged = self._unpushed = self._copied = False
         self.local: torch.optim.Optimizer | None = None
         """Optimizer of `trained`, with which the model steps a copy of the parameters between two fetches."""
-        self._rates: list[float] = []
-        """Learning rate of each group of the local optimizer."""
         self._stepped: set[int] = set()
         """Numbers of the parameters with a gradient since the last fetch, where there is a local optimizer."""
         self._landing = 0
@@ -314,7 +312,6 @@ class FlatModule:
         names = [entry.tensor.name for entry in self.trained_entries]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
-        self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
         # local steps are made on a copy: the fetched values stay, for the change since then
         self._copied = self._staged or self.local is not None
         self._working = (
@@ -528,9 +525,13 @@ class FlatModule:
                 self._stepped.add(number)
                 if clipping != 1.0:
                     parameter.grad.mul_(clipping)
-        for group, full in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = full * rate
+        # the groups keep their own rates, which a script may save, or set by a schedule
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
         optimizer.step()
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = own
 
     def change(self, slot: int, part: Range | None = None) -> None:
         """Write the fetched less the present values of the trained parameters into a slot, or a part of it.
