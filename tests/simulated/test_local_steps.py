@@ -13,6 +13,7 @@ from split_jobs import state_of
 from torch import nn
 from watching.observed import Observed
 
+from distbelief.core.consistency import Members
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.job import Job
@@ -238,6 +239,14 @@ def test_a_standby_has_the_momentum_and_the_period(plain: SimpleNamespace, messa
     run, accounting = play(plain, strategy, cluster)
     assert run.simulation.killed
     torch.testing.assert_close(vector(run), expected(plain, accounting, Delayed(0.7, 0.9, 0.2, 3)), **CLOSE)
+
+
+def test_a_shard_that_takes_over_counts_only_the_replicas_that_are_left() -> None:
+    policy = Members("none", replicas=3)
+    policy.begin([])
+    assert policy.taking_part == 3, "those that are starting"
+    policy.begin([("replica 0", 0), ("replica 2", 1)])
+    assert policy.taking_part == 2
 
 
 def changes_of(accounting: Accounting, who: str) -> list[tuple[int, Any]]:
