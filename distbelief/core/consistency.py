@@ -18,7 +18,7 @@ Members are the replicas that take part. Replicas that rest, have left or have d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -117,6 +117,11 @@ class Policy:
         self._scaling = None if scaling == "none" else SCALINGS[scaling]
         self.floor = 0
         """Tick that all members have reached: pushes of lower ticks are applied here. It only grows."""
+
+    def begin(self, members: Sequence[tuple[str, int]]) -> None:
+        """Begin with the members and lives of a job that goes on, in the place of a shard; with none at its start."""
+        for who, incarnation in members:
+            self.attend(who, incarnation, 0)
 
     def resume(self, floor: int, rulings: Iterable[Any]) -> None:
         """Take the place of a shard that had this floor and, in rounds, these rulings."""
@@ -222,6 +227,11 @@ class Members(Policy):
     @property
     def taking_part(self) -> int:
         return max(1, len(self._taking_part))
+
+    def begin(self, members: Sequence[tuple[str, int]]) -> None:
+        if members:  # others may have left for good
+            self._taking_part.clear()
+        super().begin(members)
 
     def state(self) -> PolicyState:
         return PolicyState(self.floor, self.members, self._known)

@@ -261,11 +261,14 @@ class Accruing(StrategyOptions):
             UsageError: names the option, its value and the remedy.
         """
         outer, local = settings.optimizer, self.local
-        if self.push_steps and self.paced and (local is None or settings.policy.rounds):
-            why = (
-                "makes rounds of as many steps of each replica" if local else "adds up gradients: set --local-optimizer"
-            )
-            raise UsageError(f"--push-every {self.push_every}: strategy {self.name} {why}, or name a number")
+        if self.push_steps and self.paced:
+            refused = {
+                f"strategy {self.name} adds up gradients: set --local-optimizer": local is None,
+                f"strategy {self.name} makes rounds of as many steps of each replica": settings.policy.rounds,
+                "with --partitions the processes of a replica must push together": settings.partitions > 1,
+            }
+            for why in (why for why, holds in refused.items() if holds):
+                raise UsageError(f"--push-every {self.push_every}: {why}, or name a number")
         if local is None:
             if outer.name in OUTER:
                 raise UsageError(

@@ -405,9 +405,8 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         if counts["lost"]
     ]
     if result["dropped"]:
-        rows.append(
-            ("too late", f"{_many(result['dropped'], 'gradient')}, after their round; the minibatches were dealt again")
-        )
+        told = "after their round: changes of --local-optimizer were pushed again, minibatches of gradients dealt again"
+        rows.append(("too late", f"{_many(result['dropped'], 'push', 'es')}, {told}"))
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
     if network := result.get("network"):

@@ -73,7 +73,7 @@ class DownpourTraining:
         self._pushes = Pushes(replica.incarnation, shards, slots, replica.siblings.follows, self._pushes_again)
         # the next push: its slot, steps and samples so far, and the versions of its parameters
         self._slot = self._steps = self._accrued_samples = 0
-        self._goal = FEWEST_STEPS if self._pushing.paced else self._pushing.push_steps
+        self._goal = min(FEWEST_STEPS, self._pushing.push_steps) if self._pushing.paced else self._pushing.push_steps
         """Steps of a push."""
         # its minibatches, and those without a step before it
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
@@ -602,7 +602,7 @@ class DownpourTraining:
     def waits(self) -> str:
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
-        if self._holding and self._steps == self._goal:
+        if self._holding and self._steps >= self._goal:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():
             return answers

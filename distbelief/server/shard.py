@@ -262,8 +262,7 @@ class Shard:
             floor, rulings, norms = self._inherits
             self.policy.resume(floor, rulings)
             held_range.exchange.resume(floor, norms)
-        for who, incarnation in event.members:
-            self.policy.attend(who, incarnation, 0)
+        self.policy.begin(event.members)
         self._succeeds = bool(event.members)
         effects = self._follow_ruler(event.ruler) if settings.policy.rounds else []
         effects += [effect for follower in self._followers for effect in self._tell_rulings(follower)]

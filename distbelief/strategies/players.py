@@ -87,7 +87,7 @@ def _land(flat: FlatModule, plan: Plan, arena: Arena) -> None:
     local = plan.settings.local
     if local is not None and flat.local is None:
         members: dict[int, list[torch.Tensor]] = {}
-        for entry, parameter in zip(plan.layout.trained_entries, flat.trained, strict=True):
+        for entry, parameter in zip(flat.trained_entries, flat.trained, strict=True):
             members.setdefault(entry.tensor.group, []).append(parameter)
         groups = [{"params": some, **plan.layout.stepped(group)} for group, some in members.items()]
         flat.local = optimizers.build(local, groups)

@@ -257,8 +257,6 @@ class FlatModule:
         self._staged = self._unpushed = self._copied = False
         self.local: torch.optim.Optimizer | None = None
         """Optimizer of `trained`, with which the model steps a copy of the parameters between two fetches."""
-        self._rates: list[float] = []
-        """Learning rate of each group of the local optimizer."""
         self._stepped: set[int] = set()
         """Numbers of the parameters with a gradient since the last fetch, where there is a local optimizer."""
         self._landing = 0
@@ -280,6 +278,11 @@ class FlatModule:
     def trained(self) -> list[torch.Tensor]:
         """Return the trained parameters in the order of the layout."""
         return self._trained
+
+    @property
+    def trained_entries(self) -> list[Entry]:
+        """Entries of the layout for `trained`."""
+        return [entry for entry in self._entries if entry.tensor.kind == "parameter"]
 
     @property
     def only_reads(self) -> bool:
@@ -306,12 +309,11 @@ class FlatModule:
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
         self._without = [set() for _ in gradients]
-        names = [entry.tensor.name for entry in self._entries if entry.tensor.kind == "parameter"]
+        names = [entry.tensor.name for entry in self.trained_entries]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
-        self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
         # local steps are made on a copy: the fetched values stay, for the change since then
-        self._copied = self._staged or (self.local is not None and not self.owned)
+        self._copied = self._staged or self.local is not None
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
         )
@@ -347,7 +349,7 @@ class FlatModule:
 
     def trained_in(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the trained parameters in a vector (1-D uint8, of `held` or of its trained range), in their order."""
-        return [_view(vector, entry, self.held.start) for entry in self._entries if entry.tensor.kind == "parameter"]
+        return [_view(vector, entry, self.held.start) for entry in self.trained_entries]
 
     def gradients(self, slot: int) -> list[torch.Tensor]:
         """Return the gradients of `trained` in a slot, on the device of the module."""
@@ -483,8 +485,8 @@ class FlatModule:
         """Return the parts of a range with a gradient or a buffer in a slot, in order."""
         if not self._without[slot]:
             return (part,)
-        trained = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        return part.without(Range(e.start, e.stop) for at, e in enumerate(trained) if at in self._without[slot])
+        without = self._without[slot]
+        return part.without(Range(e.start, e.stop) for at, e in enumerate(self.trained_entries) if at in without)
 
     def _leave(self, slot: int) -> bool:
         """Leave the gradient of a step in its tensors if they are laid out as in a slot; return whether they are."""
@@ -523,9 +525,13 @@ class FlatModule:
                 self._stepped.add(number)
                 if clipping != 1.0:
                     parameter.grad.mul_(clipping)
-        for group, full in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = full * rate
+        # the groups keep their own rates, which a script may save, or set by a schedule
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
         optimizer.step()
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = own
 
     def change(self, slot: int, part: Range | None = None) -> None:
         """Write the fetched less the present values of the trained parameters into a slot, or a part of it.
@@ -534,8 +540,8 @@ class FlatModule:
         """
         # the shards' optimizer descends along it, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
-        entries = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-        for entry, view, before, parameter in zip(entries, self._slots[slot], fetched, self._trained, strict=True):
+        vectors = self.trained_entries, self._slots[slot], fetched, self._trained
+        for entry, view, before, parameter in zip(*vectors, strict=True):
             some = _elements(entry, part)
             view.view(-1)[some].copy_(before.view(-1)[some]).sub_(parameter.detach().reshape(-1)[some])
         self._without[slot] = {*range(len(self._trained))} - self._stepped

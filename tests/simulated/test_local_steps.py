@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from split_jobs import state_of
 from torch import nn
 from watching.observed import Observed
 
+from distbelief.core.consistency import Members
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
@@ -190,12 +193,13 @@ def test_local_steps_by_sgd_that_wait_for_nobody(plain: SimpleNamespace) -> None
     )
 
 
-def test_one_replica_at_rate_1_is_the_plain_loop_of_its_optimizer(plain: SimpleNamespace) -> None:
+@pytest.mark.parametrize("split", [{}, {"partitions": 2, "split": "stages"}], ids=["whole", "split"])
+def test_one_replica_at_rate_1_is_the_plain_loop_of_its_optimizer(plain: SimpleNamespace, split: Any) -> None:
     task = mean_task(plain)
-    strategy = Downpour(1, 2, optim("average"), push_every=5, local_optimizer=ADAMW)
+    strategy = Downpour(1, 2, optim("average"), push_every=5, local_optimizer=ADAMW, **split)
     run, _ = play(plain, strategy, task=task, lr_schedule="linear")
     theirs = plain.sequential(task, "adamw", lr=0.01, epochs=3, schedule="linear")
-    torch.testing.assert_close(vector(run), torch.cat([value.reshape(-1) for value in theirs.values()]), **CLOSE)
+    torch.testing.assert_close(state_of(run), theirs, **CLOSE)
 
 
 def test_one_step_of_plain_sgd_is_a_round_of_gradients(plain: SimpleNamespace) -> None:
@@ -235,6 +239,14 @@ def test_a_standby_has_the_momentum_and_the_period(plain: SimpleNamespace, messa
     run, accounting = play(plain, strategy, cluster)
     assert run.simulation.killed
     torch.testing.assert_close(vector(run), expected(plain, accounting, Delayed(0.7, 0.9, 0.2, 3)), **CLOSE)
+
+
+def test_a_shard_that_takes_over_counts_only_the_replicas_that_are_left() -> None:
+    policy = Members("none", replicas=3)
+    policy.begin([])
+    assert policy.taking_part == 3, "those that are starting"
+    policy.begin([("replica 0", 0), ("replica 2", 1)])
+    assert policy.taking_part == 2
 
 
 def changes_of(accounting: Accounting, who: str) -> list[tuple[int, Any]]:
@@ -281,6 +293,14 @@ def test_steps_by_speed_are_those_of_the_fastest_in_proportion(plain: SimpleName
     assert 6 in steps[0]
     assert 12 in steps[1]
     assert 5 in steps[2], "fewer than five steps, or a number that does not follow the speed"
+
+
+def test_steps_by_speed_are_at_most_those_that_are_named(plain: SimpleNamespace) -> None:
+    options: dict[str, Any] = {"push_every": "auto:3", "local_optimizer": ADAMW}
+    _, accounting = play(plain, Downpour(2, 2, optim("delayed-nesterov"), **options), UNEVEN)
+    assert max(push.steps for push, _ in accounting.sent_pushes.values()) == 3
+    with pytest.raises(UsageError, match="--push-every auto:3: with --partitions"):
+        play(plain, Downpour(2, 2, optim("delayed-nesterov"), partitions=2, split="stages", **options))
 
 
 def streaming(
