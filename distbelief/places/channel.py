@@ -72,7 +72,7 @@ class Channel:
         try:
             return self._decode(self.connection.recv_bytes(MESSAGE_LIMIT))
         except msgspec.MsgspecError as error:
-            raise RemoteProtocolError(f"the other end says what is no message: {error}") from error
+            raise RemoteProtocolError(f"the other end sent something that is not a message: {error}") from error
         except (EOFError, OSError):
             return None
 
@@ -186,6 +186,6 @@ class Bridge:
         return True
 
     def _give(self, end: socket.socket, data: bytearray) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # the bytes still to be read are not lost by it
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # bytes that still arrive must be read all the same
             while data:
                 del data[: end.send(bytes(data[:_PIECE]))]

@@ -223,7 +223,7 @@ class SplitCompute:
         return Send(self.siblings.role_of(partition), Crossed())
 
     def waits(self) -> str:
-        """Describe the crossing that it waits for; "" for none."""
+        """Describe the crossing that this partition waits for; "" for none."""
         if self._waits_for is None:
             return ""
         path, (source, target) = self._part.transfer(self._waits_for).path, self._part.ends(self._waits_for)

@@ -22,7 +22,7 @@ REPORTS = 1000
 
 
 def report_seconds(replicas: int) -> float:
-    """Return the seconds of computing between two reports of each of so many replicas.
+    """Return how many seconds each of so many replicas computes between two reports.
 
     >>> report_seconds(8), report_seconds(2000)
     (0.25, 2.0)
@@ -299,7 +299,7 @@ class Pushes:
         return done
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """Return steps, samples, pushes since the last call, and for dropped pushes the steps before and their own."""
+        """Return steps, samples, pushes since the last call, and for each dropped push the steps before and in it."""
         done = self._steps, self._samples, self._pushes, tuple(self._dropped)
         self._steps = self._samples = self._pushes = 0
         self._dropped.clear()

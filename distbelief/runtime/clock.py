@@ -169,7 +169,7 @@ class VirtualClock:
             if not queue:
                 heappop(coming)
             elif queue[0][1] == order + 1 and queue[0][0] == self.time:
-                coming[0] = queue[0]  # it is next: no other call has an earlier moment, or the same and came before
+                coming[0] = queue[0]  # it is next: no call of another queue comes between the two
             else:
                 heapreplace(coming, queue[0])
             self.events += 1

@@ -344,7 +344,7 @@ class DirectEndpoint(SharedEndpoint):
         return True
 
     def waits(self) -> str:
-        """Return what lock or turn it waits for, and which process has that; "" for none."""
+        """Return the lock or turn that this replica waits for, and the process that has it; "" for none."""
         for shared in (self._shards[to] for to in self._due):
             policy = shared.shard.policy
             if holder := shared.held_by():

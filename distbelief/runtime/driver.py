@@ -400,7 +400,7 @@ class Driver:
             except StopIteration:
                 self._end_story(player)
                 return
-            # messages and waits are most of all effects: compare classes, which is faster than isinstance
+            # most effects are messages and waits: compare classes, which is faster than isinstance
             kind = type(effect)
             answer = None
             doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)

@@ -735,7 +735,7 @@ class Replica:
 
     @property
     def _why_alone(self) -> str:
-        """Why a change of the parameters by the script cannot be followed; "" if it can."""
+        """Reason why a change of the parameters by the script cannot be followed; "" if it can."""
         strategy = self._settings.strategy
         pushing = strategy.pushing
         if self._settings.replicas > 1 or self.index:
@@ -770,7 +770,7 @@ class Replica:
         self._play_on()
 
     def _moment(self) -> tuple[int, Sequence[ServerOptimizer]]:
-        """Return the script's epoch, between two the next, without epochs -1; and its optimizers."""
+        """Return the script's epoch (between two epochs the next, without epochs -1), and its optimizers."""
         return self._epoch + self._between if self._epochs else -1, self._optimizers
 
     # split models

@@ -121,7 +121,7 @@ def _spare_dynamo() -> None:
     # the import takes 1.2 s and 70 MB in every process that steps parameters, and serves only compiled models
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is not None and "torch._dynamo" not in sys.modules:
-        function.__dynamo_disable = function  # torch keeps its wrapper here, and makes none where it finds one
+        function.__dynamo_disable = function  # torch makes no wrapper where this attribute has one
 
 
 def check(settings: Optimizer) -> None:

@@ -313,7 +313,7 @@ class Shard:
         self.policy.restore(state.policy)
 
     def begin_life(self, incarnation: int) -> list[Effect]:
-        """Begin another incarnation, on memory and state that outlived the process of the last."""
+        """Begin another incarnation, on memory and state that outlived the process of the last one."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
         note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
         return [WriteRecord(note), self._restored(loaded=True)]
@@ -367,7 +367,7 @@ class Shard:
         # Check first that the push can be applied; then the ledger judges whether it is new. A new push is applied,
         # gathered or held, as the policy decides. One that comes again was sent to the incarnation before, or its
         # acknowledgement was lost: it is acknowledged, and not applied.
-        held_range = self._held_range or self.own  # `own`, without the call
+        held_range = self._held_range or self.own  # the value of `own`, without the cost of the call
         model = self._model(held_range, sender, event, payload)
         held = held_range.slice.of(model)
         assert payload is not None
@@ -380,7 +380,7 @@ class Shard:
             )
         taking = self.ledger.judge(sender, event.partition, event.incarnation, event.clock).taking
         if taking is REFUSE:
-            return []  # its sender has ended
+            return []  # this incarnation of its sender has ended
         copies: list[Effect] = []
         answers: list[Effect] = []
         if taking is APPLY:
@@ -485,7 +485,7 @@ class Shard:
                 f"{', '.join(pushing.ENCODINGS)}; install the same distbelief everywhere"
             )
         if event.partition != roles.partition_of(sender):
-            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, which it is not")
+            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, but is another")
         covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
         moving = self.own.moving
         return RemoteProtocolError(

@@ -283,7 +283,7 @@ class FlatModule:
 
     @property
     def only_reads(self) -> bool:
-        """Return whether no module writes to parameters as it computes, as an embedding with `max_norm` does."""
+        """Return whether the model computes without writing to its parameters; an embedding with `max_norm` writes."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
@@ -528,11 +528,11 @@ class FlatModule:
         optimizer.step()
 
     def change(self, slot: int, part: Range | None = None) -> None:
-        """Write the fetched less the present values of the trained parameters into a slot, or a part of it.
+        """Write the fetched values of the trained parameters less the present ones into a slot, or a part of it.
 
         The slot does not cover parameters without a gradient since the fetch, or with parts ever.
         """
-        # the shards' optimizer descends along it, from the fetched values towards the present ones
+        # the shards' optimizer descends along this change, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
         entries = [entry for entry in self._entries if entry.tensor.kind == "parameter"]
         for entry, view, before, parameter in zip(entries, self._slots[slot], fetched, self._trained, strict=True):

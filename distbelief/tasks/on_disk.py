@@ -42,7 +42,7 @@ class Built(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Return that reason as a clause for a sentence about partitions, or ""."""
+        """Return `why_in_memory` as a clause for a sentence about partitions, or ""."""
         why = self.why_in_memory
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
@@ -130,7 +130,7 @@ class _InFiles(TorchDispatchMode):
             try:
                 arguments |= self._move(func, result, arguments)
             except Exception as error:
-                self.refused = f"a tensor of {_named(func, error)} cannot be set to a file"
+                self.refused = f"a tensor of {_named(func, error)} cannot be moved to a file"
                 raise
         self._come_to(arguments.values())
         return result

@@ -306,7 +306,7 @@ def _counts(make_pair: MakePair) -> None:
         assert sent == received, f"{sent} bytes of {message} were counted by the sender, {received} by the receiver"
         assert mapped in (0, size), f"{mapped} bytes behind {message} were found in memory"
         whole = len(wire.encode(message)) + size - mapped
-        beside = sent - whole  # bytes that a carrier adds
+        beside = sent - whole  # bytes that the carrier adds to the message
         assert beside == 0 if size else beside >= 0, f"{message} was counted as {sent} bytes: it has {whole}"
     bench.close()
 

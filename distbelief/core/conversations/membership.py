@@ -13,7 +13,7 @@ from distbelief.sharding.layout import Layout
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Shard that is there and waits for its range: its first message."""
+    """First message of a shard: it has started, and waits for its range."""
 
     incarnation: int = 0
     address: str = ""
@@ -21,7 +21,7 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartPlace(NamedTuple):
-    """Addresses of a partition of a replica, or of a whole one, for roles that add up gradients with it."""
+    """Addresses of a whole replica, or of one partition, for roles that add up gradients with it."""
 
     place: Address
     store: str

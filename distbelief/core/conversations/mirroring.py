@@ -121,7 +121,7 @@ class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class CopyUse(StrEnum):
-    """Use of a copy of a gradient by a standby."""
+    """Use that a standby makes of its copy of a gradient."""
 
     APPLY = "apply"
     GATHER = "gather"

@@ -155,7 +155,7 @@ class Agent:
         )
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """Return the spec of a process: the supervisor's part of it, with this host's."""
+        """Return the spec of a process: the part that the supervisor sent, and the part of this host."""
         from distbelief.places.processes.spec import Opening, Spec
 
         packed = self._specs.pop((role, incarnation))
@@ -220,7 +220,7 @@ def introduction(start: launched.Launched) -> AttendMeeting:
 
 
 def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connection] = ()) -> int:
-    """Serve the process that made the ticket: as the agent of this host if that opens a job, else until that is over.
+    """Serve the process that made the ticket: as this host's agent if it opens a job, else until its job is over.
 
     Args:
         far: the connection to it.

@@ -118,7 +118,7 @@ def attempt(where: str, size: int = 0) -> str:
     except TimeoutError:
         return MUTE
     except OSError as error:
-        return f"its port answers, and bytes do not come: {error.strerror or error}"
+        return f"its port answers, but no bytes come: {error.strerror or error}"
 
 
 def measure_all(others: Mapping[str, str]) -> dict[str, Way]:

@@ -79,7 +79,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
     if ordered.topology is None:
         return list(ordered.notes)
     if settings.mesh.size > MOST_LOADED:
-        return [*ordered.notes, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
+        return [*ordered.notes, f"the load of each link is shown for at most {MOST_LOADED} replicas and partitions"]
     at = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}
     routes, options = Routes(ordered.topology), reduction(settings)
     if shards := [role for role in at if roles.kind(role) is roles.Kind.SHARD]:

@@ -151,7 +151,7 @@ class OwnProcess:
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             if self._turns:
                 self._words.say(Interrupt("Ctrl-C"))
-                self._process.clock.call_later(LEAVE_SECONDS, lambda _: None, None)  # a turn ends by then
+                self._process.clock.call_later(LEAVE_SECONDS, lambda _: None, None)  # ends a turn that still waits
                 return
             self.leave()
         raise KeyboardInterrupt

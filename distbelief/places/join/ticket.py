@@ -62,8 +62,8 @@ def read_ticket(path: str | Path, private: bool = False) -> Ticket:
 
     Args:
         path: the path of the file; "-" for standard input.
-        private: whether to refuse a file that others than this user could have read or written. A file whose name
-            others can guess must be refused then, since this process would take part in a job of theirs.
+        private: whether to refuse a file that others than this user could have read or written. This is needed where
+            others can guess the file's name: they could draw this process into a job of theirs.
 
     Raises:
         UsageError: there is no ticket there.
@@ -237,7 +237,7 @@ def hear(connection: socket.socket, limit: int) -> bytes:
         head = file.read(_LENGTH.size)
         [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
         if length > limit:
-            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+            raise ConnectionError(f"a message of {length} bytes is over the limit of {limit}")
         data = file.read(length)
     if len(data) < length:
         raise ConnectionError("the link was closed")

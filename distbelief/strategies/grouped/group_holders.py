@@ -166,7 +166,7 @@ class GroupHolders(Holders):
         return self.whole
 
     def _broken(self, job: Coordinator, sender: str, event: grouping.Broken) -> list[Effect]:
-        """A member cannot go on: form the group anew, or end the job if that has failed too often."""
+        """Form the group anew, as a member cannot go on, or end the job if that has failed too often."""
         if event.group != self.number or sender not in self.group:
             return []
         self.barren += 1

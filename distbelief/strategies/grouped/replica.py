@@ -484,7 +484,7 @@ class AllreduceReplica:
         pieces.begin_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
-            if piece.group == self._group:  # pieces of earlier groups were on their way when these broke up
+            if piece.group == self._group:  # others are of earlier groups, and were on their way when those broke up
                 pieces.receive(sender, piece)
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
@@ -647,7 +647,7 @@ class AllreduceReplica:
     def _take_group(self, _: str, event: grouping.Assemble) -> None:
         self._assemble = event
         if self.rounds == grouping.NOTHING:
-            self._left, self._ending = False, self._leaves_early  # what it has left with is lost with its group
+            self._left, self._ending = False, self._leaves_early  # the parameters with which it left are lost
 
     def _queue(self, _: str, event: Request) -> None:
         self._requests.append(event)
@@ -655,7 +655,7 @@ class AllreduceReplica:
     def _finish(self, sender: str, _: membership.Finish) -> None:
         self._ending = True
         if sender == roles.SUPERVISOR:
-            # it sends `Leave` once more, even if it has left with the others: now it leaves early
+            # this replica leaves early: it sends `Leave` again, even if it has left with the others
             self._leaves_early, self._left = True, False
 
     def _stop(self, sender: str, event: membership.Stop | membership.Farewell) -> None:
@@ -664,7 +664,7 @@ class AllreduceReplica:
         raise _Dismissed
 
     def _add_report(self, _: str, event: dealing.Progress) -> None:
-        """Add what a partition that this one leads reports to the next report."""
+        """Add the report of a partition that this one leads to the next report."""
         self._loss, self._losses = self._loss + event.loss, self._losses + event.losses
 
     def _take_values(self, sender: str, event: grouping.PartValues) -> None:

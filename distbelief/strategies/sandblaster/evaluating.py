@@ -176,8 +176,8 @@ class BatchWindows:
         if self._size and self._size < 2 * self._shared + 1:
             raise UsageError(
                 f"--batch-size {descent.batch_size} is {self._size} portions of {portion_size} (--portion-size); "
-                f"{self._shared} are shared with the batch before and as many with the next, so it needs at least one "
-                "more"
+                f"{self._shared} are shared with the batch before it, and as many with the next one: "
+                "it needs at least one more"
             )
 
     @property
