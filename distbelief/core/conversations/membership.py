@@ -29,7 +29,7 @@ class PartPlace(NamedTuple):
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a replica, or of the evaluator, to take part."""
+    """Request to take part."""
 
     incarnation: int
     layout: Layout
@@ -72,7 +72,7 @@ class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a member, or of the evaluator, that has lost links to shards, to be welcomed again."""
+    """Request for another welcome, after the loss of links to shards."""
 
     lost: tuple[tuple[str, int], ...] = ()
     """Shards that it has lost, each with its incarnation."""
@@ -91,7 +91,7 @@ class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a replica to leave, since it has nothing more to do."""
+    """Request to leave: the replica has nothing more to do."""
 
     for_good: bool = False
     """True where its script's loop is over, so that it cannot take work again."""
@@ -104,7 +104,7 @@ class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request to end: from the coordinator to other roles, from the supervisor to the coordinator."""
+    """Request to end the role."""
 
     reason: str
 

@@ -58,7 +58,7 @@ class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """News that an incarnation of the standby is gone: the shard need not wait for its confirmations."""
+    """News that an incarnation of the standby is gone: no confirmations will come."""
 
     incarnation: int
 
