@@ -173,7 +173,7 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{where}: is no UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
+            f"{where}: is not UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
         ) from None
 
 

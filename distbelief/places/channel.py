@@ -126,7 +126,7 @@ class Bridge:
 
     def cut(self) -> None:
         """End it at once, even if bytes remain to be sent."""
-        with contextlib.suppress(OSError):  # below TLS, since the thread may be using its state
+        with contextlib.suppress(OSError):  # on the socket below TLS, since the thread may be using the state of TLS
             socket.socket.shutdown(self._far, socket.SHUT_RDWR)
 
     def _run(self) -> None:

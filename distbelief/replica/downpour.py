@@ -75,7 +75,7 @@ class DownpourTraining:
         self._slot = self._steps = self._accrued_samples = 0
         self._goal = FEWEST_STEPS if self._pushing.paced else self._pushing.push_steps
         """Steps of a push."""
-        # its minibatches, and those without a step before it
+        # number of its minibatches, and of minibatches without a step before it
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
         self._computing = 0.0
         """Seconds of its steps."""
@@ -122,7 +122,7 @@ class DownpourTraining:
             self._under_way = False
             if not goes_on:
                 replica.left = True
-                if self._siblings.follows:  # its lead deals it nothing more, and waits for it no more
+                if self._siblings.follows:  # its lead deals it no more work, and no longer waits for it
                     yield Send(replica.superior, membership.Leave(for_good=True))
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
@@ -529,7 +529,7 @@ class DownpourTraining:
         while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
         self._attending = epoch
-        if self._tick > before:  # other replicas have stepped the models meanwhile
+        if self._tick > before:  # other replicas may have stepped the models since the last fetch
             self._stepped |= {*range(len(self._models))}
         if self._policy.bound < math.inf:
             for role, _ in self.server.parts:

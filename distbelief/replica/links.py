@@ -138,7 +138,7 @@ class ShardLinks:
 
 def _places_of(welcome: membership.Welcome, partition: int | None) -> list[tuple[str, Address]]:
     """Return the shards of a partition, or all, with their addresses."""
-    places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none where shards hold nothing
+    places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # there are none where the shards hold nothing
     return [
         (roles.shard(i), place)
         for i, (held, place) in enumerate(places)

@@ -288,8 +288,8 @@ class ServedReplica(ABC):
 
     def _enter(self, plan: Plan) -> Steps[Training]:
         """Reach the shards, and begin a training; initialise the shards where that is ordered."""
-        # Another shard may die while this replica reaches those of a welcome: a newer welcome comes before any
-        # training. The training will fetch all that it needs, so earlier requests are dropped.
+        # Another shard may die while this replica connects to the shards that a welcome names. Then a newer welcome
+        # comes before any training. The training will fetch all that it needs, so earlier requests are dropped.
         training: Training | None = None
         initialise = self.siblings.ending = False
         while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
@@ -359,7 +359,8 @@ class ServedReplica(ABC):
         self.welcome = None
         yield from self.siblings.welcome(welcome)
         for shard in (yield from self.links.reach(welcome)):
-            # pushes come first, so that repeated fetches have them; listed before, since `owed` makes more requests
+            # pushes are sent first, so that repeated fetches include them; open requests are listed before, since
+            # `owed` makes more
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
             yield from unanswered

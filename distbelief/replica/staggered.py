@@ -73,7 +73,7 @@ class StaggeredTraining(DownpourTraining):
                     yield from self.wait()
                 self._pushes.open(self._slot, *self._uncounted, [shard for shard, _ in self.server.parts])
                 self._opened = True
-            while self._pushes.owes(role):  # it may still read the part before
+            while self._pushes.owes(role):  # the shard may still read the part before
                 yield from self.wait()
             vectors.change(self._slot, part)
             vectors.carry_buffers(self._slot, 0, part)

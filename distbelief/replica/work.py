@@ -78,7 +78,7 @@ class WorkQueue:
     @property
     def runs_out(self) -> bool:
         """True where it is time to ask for more."""
-        return not self.requested and len(self._portions) < 2  # one is in reserve, so that a request costs no wait
+        return not self.requested and len(self._portions) < 2  # one in reserve saves a wait
 
     @property
     def returns(self) -> bool:
@@ -160,8 +160,9 @@ NONE_LATE = _OwedPush(0, 0, 0, {})
 
 
 # A push is done when every shard has acknowledged it, and counts for the coordinator only then: a minibatch whose push
-# reached some shards is dealt again if the replica dies. Pushes are done in their order, whatever the order of their
-# acknowledgements: a report is a count of steps, by which the coordinator takes the first of those that it dealt.
+# reached some shards is dealt again if the replica dies. Pushes are done in the order of their clocks, whatever the
+# order of acknowledgements: a report only counts steps, and the coordinator takes that many from the beginning of what
+# it dealt.
 #
 # Shards and partitions acknowledge alike, but a slot is free once the shards have read it.
 class Pushes:

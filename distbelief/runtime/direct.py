@@ -319,7 +319,7 @@ class DirectEndpoint(SharedEndpoint):
                 raise
             shared.give()
             if due:
-                self._seen[to] = shared.known  # not the newest number: another may have changed it since this turn
+                self._seen[to] = shared.known  # not the newest: others may have made changes since
             else:
                 del self._due[to]
 

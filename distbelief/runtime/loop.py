@@ -263,7 +263,7 @@ class Replica:
         if local is not None:
             self._local = local if isinstance(local, Optimizer) else _named(local)
             self._settings = self._settings.with_optimizers(local_optimizer=self._local)
-        # of a compiled model take the plain one: its parameters have the names under which they are saved and loaded
+        # take the plain model of a compiled one: its parameters have the names under which they are saved and loaded
         model = getattr(model, "_orig_mod", model)
         self._check_model(model, optim)
         stepped, kept = self._settings.local or optim or self.stepped, model

@@ -80,7 +80,7 @@ class StepTimes:
 
     def go_on(self, answer: object = None, sender: str = "") -> None:
         """Note that an effect is answered, and that the replica goes on with its work."""
-        if not self.doing or self.doing == SHARE:  # several effects may belong to one share
+        if not self.doing or self.doing == SHARE:  # one share may yield several effects
             return
         before, self.doing = self.doing, WORK
         elapsed = self._pass(before)
@@ -114,7 +114,7 @@ class StepTimes:
     def _pass(self, doing: str) -> float:
         """Add the time since the last change to a use; return it."""
         now = self._now()
-        if elapsed := now - self._since:  # in simulated time it is mostly 0
+        if elapsed := now - self._since:  # in simulated time the remainder is mostly 0
             self._since = now
             self._spent[doing] += elapsed
         return elapsed

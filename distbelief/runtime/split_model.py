@@ -278,7 +278,7 @@ class SplitModel(nn.Module):
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
             raise UsageError("a split model is called with a tensor that requires a gradient: detach it")
 
-    # methods of whole models
+    # methods that only a whole model has
 
     def train(self, mode: bool = True) -> SplitModel:
         """Return the model, which is always in training.

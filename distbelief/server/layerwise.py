@@ -239,7 +239,7 @@ class Layers:
     def squares(self) -> Squares:
         """Return the squared norms of the parts that are here of cut layers."""
         self._squares = self._optimizer.squares()
-        rows = self._squares.tolist()  # all at once: it may be on a device
+        rows = self._squares.tolist()  # all norms at once, since they may be on a device
         return tuple((number, *rows[row]) for number, row in self._rows.items())
 
     def step(self, norms: Squares) -> None:

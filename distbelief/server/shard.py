@@ -227,8 +227,8 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        # These three read the shard's state, which amid an update is not of one moment: pushes were taken and are not
-        # in the parameters, and their sum is no part of a checkpoint.
+        # These three handlers read the shard's state, which is not of one moment during an update: pushes that were
+        # taken are not yet in the parameters, and a checkpoint does not contain their sum.
         if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
         ):
@@ -357,7 +357,7 @@ class Shard:
         if event.replaces and others:
             why = f"{others[0]} trains them too: only one replica alone may"
             return [Send(sender, membership.Refused(f"the script has written to its parameters, and {why}"))]
-        # only the first initialises a range: messages of a replica that died may come after its successor's
+        # only the first values initialise a range: messages of a dead replica may come after its successor's
         if payload is not None and (part in self._blank or event.replaces):
             self._blank.discard(part)
             self.held.fill(payload, frozen)
@@ -400,7 +400,7 @@ class Shard:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.count_push(staleness)
-                    version = Version(incarnation, updates + 1)  # the next update includes this push
+                    version = Version(incarnation, updates + 1)  # this push counts as part of the next update
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
@@ -413,9 +413,9 @@ class Shard:
             if self.policy.floor > floor:
                 answers = self.let_go()
         elif self._is_held(Key(sender, event.incarnation, event.clock)):
-            return []  # it is acknowledged with its update
+            return []  # a held push is acknowledged once it is in an update
         else:
-            # a shard that replaces another learns here the tick of a replica
+            # from this, a shard that replaces another learns the replica's tick
             self.policy.applied(sender, event.tick)
             answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)

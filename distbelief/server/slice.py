@@ -245,7 +245,7 @@ class TorchSlice:
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
         if options != self._options and self._optimizer is not None:
-            self._options, self._factor = options, math.nan  # unequal to any factor: the next step sets the rates
+            self._options, self._factor = options, math.nan  # NaN equals no factor: the next step sets the rates
             for group, job_options in zip(self._optimizer.param_groups, self._job_options, strict=True):
                 group.update(job_options)
 

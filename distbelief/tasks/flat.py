@@ -310,7 +310,7 @@ class FlatModule:
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         self._rates = [group["lr"] for group in self.local.param_groups] if self.local else []
-        # local steps are made on a copy: the fetched values stay, for the change since then
+        # local steps are made on a copy: the fetched values stay, so that the change can be computed
         self._copied = self._staged or (self.local is not None and not self.owned)
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -373,7 +373,7 @@ class FlatModule:
         """Write the values of the model into a gradient slot, to initialise the shards."""
         self.write(self._gradients[slot])
         if self._users is not None:
-            self._users.keep("frozen")  # other tensors are fetched again
+            self._users.keep("frozen")  # all other tensors are fetched again
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Compute with parameter vector `landing` from now on; if `parts` are given, only these have changed.
@@ -466,7 +466,7 @@ class FlatModule:
                     view.zero_()
             elif first:
                 try:
-                    view.copy_(parameter.grad.detach())  # attached, its history would grow
+                    view.copy_(parameter.grad.detach())  # if it stayed attached, its autograd history would grow
                 except RuntimeError as error:
                     if parameter.grad.layout is torch.strided:
                         raise

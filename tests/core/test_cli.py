@@ -743,12 +743,12 @@ NO_TEXT = os.fsdecode(b"r\xe9sultat")
 def test_words_that_are_no_text_are_refused_by_name(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*words, NO_TEXT]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"distbelief: {NO_TEXT!r}: is no UTF-8, or the locale has another encoding; ")
+    assert said.startswith(f"distbelief: {NO_TEXT!r}: is not UTF-8, or the locale has another encoding; ")
     assert said.count("\n") == 1
 
 
 def test_options_that_are_no_text_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"^Job\(out='r.udce9sultat'\): is no UTF-8"):
+    with pytest.raises(UsageError, match=r"^Job\(out='r.udce9sultat'\): is not UTF-8"):
         db.Job("digits", "downpour", out=NO_TEXT)
 
 

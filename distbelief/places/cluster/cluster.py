@@ -83,7 +83,7 @@ class Cluster(Local):
         """
         return self.ordered.hosts
 
-    @cached_property  # it reads a file, or asks Slurm
+    @cached_property  # cached, since it reads a file or asks Slurm
     def ordered(self) -> OrderedHosts:
         """Hosts in the order of the topology, or as they are written if there is none.
 

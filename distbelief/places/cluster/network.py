@@ -51,7 +51,7 @@ class WayServer:
     def close(self) -> None:
         """Stop serving."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread that waits for a connection
         self._listener.close()
 
     def _serve(self) -> None:

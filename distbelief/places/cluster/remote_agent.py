@@ -138,7 +138,7 @@ class RemoteAgent:
         status = ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # its line has ended; its last output is there once it has exited
+                self._process.wait(1.0)  # its line has ended: the last output is there once it has exited
             status = f" (status {self._process.poll()})"
         self.read_printed()
         words = self._last_words or f"its agent ended, and said nothing{status}"

@@ -259,7 +259,7 @@ class RoundWork(DealtWork):
         effects: list[Effect] = []
         if not self._holders.whole or job.saving.holds or job.evaluations.pending:
             return effects
-        if data.finished:  # the job went back to a checkpoint at the end of the data
+        if data.finished:  # the job has gone back to a checkpoint at the end of the data
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         while data.out <= ROUNDS_LIMIT:
             before = job.until_due(data, data.width(group))

@@ -143,7 +143,7 @@ def replica(context: Context) -> PlayedRole:
     )
     worker = Worker(
         attach,
-        context.computes(0.0),  # the sum is clipped
+        context.computes(0.0),  # not here: the sum is clipped instead
         model.measure if model else lambda: measure(context.task, context.module.module),
         *((carried.form, carried.reduce) if carried else ()),
     )

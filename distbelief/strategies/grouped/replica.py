@@ -457,7 +457,7 @@ class AllreduceReplica:
             yield from self._reduce(computed)
             last, due = indices is rounds[-1], self._seconds >= report_seconds(count)
             if self._siblings.follows and (last or due):
-                yield self._report()  # the lead counts it into its own report, of the same rounds
+                yield self._report()  # the lead adds this part's report to its own, which is of the same rounds
             # the partitions update only once all of them have their sums: none may be a round ahead after a death
             self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))
             squares = self.whole.squares() if self._cuts else ()
@@ -615,7 +615,7 @@ class AllreduceReplica:
             yield from answer(arrival.sender, arrival.event) or ()
         if self._siblings.takes(arrival):
             yield from self._siblings.doubts()
-        elif answer is None and not isinstance(arrival.event, events.Woke):  # a timer of a round that was broken off
+        elif answer is None and not isinstance(arrival.event, events.Woke):  # the timer's round was broken off
             unwanted(self.role, arrival)
 
     def _table(self) -> dict[type, Callable[..., Iterable[Effect] | None]]:
@@ -631,7 +631,7 @@ class AllreduceReplica:
             dealing.Progress: self._add_report,
             checkpointing.SnapshotDone: lambda _, event: self._errors.append(event.error),
             grouping.PartValues: self._take_values,
-            partitioning.Crossed: lambda *_: None,  # the loop that waits looks again
+            partitioning.Crossed: lambda *_: None,  # the event only wakes the waiting loop, which looks again
             partitioning.Boundary: lambda _, event: self._split.arrive(event) if self._split else None,
             grouping.ReducedPiece: self._take_piece,
             grouping.GroupHello: lambda sender, event: self._greeted.update({sender: event.group}),

@@ -111,7 +111,7 @@ class BatchWork:
         ]
         if done.note:
             effects.append(WriteRecord(records.Note(f"iteration {done.iteration}: {done.note}")))
-        if done.iteration == work.epochs:  # the search failed: the parameters are as before
+        if done.iteration == work.epochs:  # the search failed, so the parameters are those before it
             return effects
         work.advance(done.iteration - 1, done.state)
         effects += job.epoch_done(work)
@@ -123,7 +123,7 @@ class BatchWork:
 
     def _operated(self, job: Coordinator, sender: str, event: operations.Operated) -> list[Effect]:
         if event.number != self._operation or not self._kinds or not job.may(May.DEAL):
-            return []  # it is older than the last return to a checkpoint, or the job ends
+            return []  # the answer is older than the last return to a checkpoint, or the job ends
         if sender not in job.shards.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(
                 f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"

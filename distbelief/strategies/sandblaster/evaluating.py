@@ -59,7 +59,7 @@ class WorkUnits:
         self._unheld: deque[int] = deque(range(0 if members else count))
         self._held: dict[str, list[int]] = {}
         self._holders: dict[int, list[str]] = {}
-        self._open: deque[int] = deque()  # dealt, and may be copied
+        self._open: deque[int] = deque()  # work units that are dealt, and may be dealt again, as copies
 
     def deal(self, who: str) -> int | None:
         """Return the next work unit for a replica; None where it has enough, or there is none."""

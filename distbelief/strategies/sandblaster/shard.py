@@ -68,7 +68,7 @@ class WorkUnitSums:
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
         answers, mirror = any(map(operations.scalars, event.commands)), shard.mirror
-        if event.number <= self._newest.number:  # sent again, in case the incarnation before had not done it
+        if event.number <= self._newest.number:  # repeated, in case the incarnation before lacked it
             return mirror.after([Send(sender, self._newest)]) if answers and event.number == self._newest.number else []
         scalars: list[float] = []
         floor = shard.policy.floor
