@@ -52,7 +52,7 @@ class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request to send the shard's state to its standby, and to acknowledge only what that has confirmed."""
+    """Request to send the shard's state to its standby, and to acknowledge only what the standby has confirmed."""
 
     place: Address
 

@@ -88,7 +88,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
         return [*ordered.notes, f"strategy {settings.strategy.name} {why}", *loads]
     name, notes = options.algorithm, []
     if name in PLACED:
-        name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; by a ring it would be:"]
+        name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; with a ring:"]
     hosts = by_host(settings.replicas, options.per_host) if name.startswith(HIERARCHICAL) else ()
     drawn = schedule(name, settings.replicas, ELEMENTS, hosts)
     return [*ordered.notes, *notes, *draw_on(drawn, routes, [at[role] for role in roles.leads(settings.mesh)])]

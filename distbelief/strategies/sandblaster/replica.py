@@ -72,7 +72,7 @@ class WorkUnitTraining:
 
     @property
     def clock(self) -> int:
-        """The evaluation for which it computes."""
+        """The evaluation for which the replica computes now."""
         return self._evaluation
 
     def train(self) -> Steps[None]:
