@@ -391,7 +391,7 @@ def _possessions() -> list[str]:
         try:
             held.append(os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0])
         except OSError:
-            continue  # the descriptor that lists them
+            continue  # the descriptor of the listing itself
     maps = Path("/proc/self/maps").read_text().splitlines()
     held += [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm/" in line]
     held += [name for name in os.listdir("/dev/shm") if "distbelief" in name or f"_{os.getpid()}_" in name]

@@ -228,7 +228,7 @@ class Cluster(Local):
         """
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
-            raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
+            raise UsageError(f"how many slots has host {bare}? Hosts are not asked here: write the number, {bare}:4")
         ordered = self.ordered
         sites = [HostSlots(host.name, host.slots, True, ordered.switch_of(at)) for at, host in enumerate(ordered.hosts)]
         return self._place(settings, everybody, sites)

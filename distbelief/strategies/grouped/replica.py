@@ -244,7 +244,7 @@ class AllreduceReplica:
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """Return what it waits for, as text."""
+        """Return what this replica waits for, as text."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():

@@ -241,7 +241,7 @@ class WorkUnitTraining:
             self._orders.append(event)
 
     def waits(self) -> str:
-        """Return what it waits for, as text."""
+        """Return what this replica waits for, as text."""
         sent = [unit for unit in self._sent if unit]
         if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"
