@@ -111,7 +111,7 @@ class Job(SharedOptions, Threaded):
             raise UsageError("--resume needs the run folder: name it with --out")
 
     def _check_begin(self) -> None:
-        if self.init_from and not (self.resume or os.path.exists(self.init_from)):  # a checkpoint takes its place
+        if self.init_from and not (self.resume or os.path.exists(self.init_from)):  # --resume uses a checkpoint instead
             raise UsageError(
                 f"--init-from {self.init_from}: there is no such file; name a run folder, a checkpoint or a "
                 ".safetensors file"

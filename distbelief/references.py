@@ -87,7 +87,7 @@ def find(what: str, reference: str, kind: str) -> tuple[ModuleType, object, str]
     """
     module_name, _, name = reference.partition(":")
     if os.getcwd() not in sys.path:
-        # a console script has its own folder there, where python -m has the current one
+        # for a console script this entry is the script's folder, for python -m the current one
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)

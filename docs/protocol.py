@@ -59,7 +59,9 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[st
 def first(text: str | None) -> str:
     """Return the first sentence of a docstring, on one line, without words that its row has."""
     sentence = " ".join((text or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-    said = r"Report that|Answer of an agent:|Request to(?: an agent to)?(?! an? | the | end: )"
+    said = (
+        r"(?:Report|News)(?: of a replica)? that|Answer of an agent:|Request to(?: an agent to)?(?! an? | the | end: )"
+    )
     return capital(re.sub(f"^(?:{said}) ", "", sentence)).replace(", and to ", ", and ")
 
 

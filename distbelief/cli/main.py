@@ -141,7 +141,7 @@ def _complain(error: object, status: int) -> int:
 
 
 def _command(args: list[str]) -> int:
-    if args[:1] == ["agent"]:  # the engine of a job starts it on each host, and needs none of the other commands
+    if args[:1] == ["agent"]:  # a job's engine starts the agent on each host, which needs none of the other commands
         from distbelief.places.cluster import agent
 
         return agent.main(args[1:])

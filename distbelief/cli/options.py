@@ -191,7 +191,7 @@ def sources(command: str, strategy: str) -> list[Source]:
 
 
 def _hidden(kind: type[Strategy]) -> tuple[str, ...]:
-    """List the options that a strategy always refuses, but for the device, whose one value may be named."""
+    """List the options that a strategy always refuses, except --device, of which one value is allowed."""
     return tuple(name for name, why in kind.meaningless.items() if why and name != "device")
 
 

@@ -87,7 +87,7 @@ class Huffman(Packed):
         except zlib.error as error:
             raise DataError(f"{what}: {error}") from error
         if len(text) != length or not inflate.eof or inflate.unused_data:
-            raise DataError(f"{what} has more, or fewer: it was cut or spoilt")
+            raise DataError(f"{what} has more bytes or fewer than announced: it was cut or spoilt")
         high: Symbols = text[:, None].astype(np.uint16) >> self._shifts & np.uint16((1 << self.bits - self._low) - 1)
         return high.reshape(-1)[:count] << np.uint16(self._low) | _of_planes(planes, count, self._low)
 

@@ -355,7 +355,7 @@ class Coordinator(Answering):
 
     def _on_evaluated(self, sender: str, event: evaluating.Evaluated) -> list[Effect]:
         if self.evaluations.measuring != sender:
-            return []  # another role has been asked since
+            return []  # meanwhile another role has been asked
         self.evaluations.measuring = ""
         tested = records.Tested(event.number, event.loss, event.accuracy, event.metrics, event.seconds)
         effects: list[Effect] = [WriteRecord(tested)]
@@ -534,7 +534,7 @@ class Coordinator(Answering):
 
     def _on_leave(self, sender: str, event: membership.Leave) -> list[Effect]:
         if not self.membership.heeds(sender) and not event.for_good:
-            self.membership.stray(sender)  # it does not know yet that all have gone back to more work
+            self.membership.stray(sender)  # this replica does not know yet that all have gone back, and have more work
             return self.greet()
         stopped, why = list[Effect](), "it goes early" if event.for_good else "it was done"
         member, members = sender in self.membership.members, self.membership.members
@@ -542,12 +542,12 @@ class Coordinator(Answering):
             stopped = self.finish(Cause.SCRIPT_STOPPED, f"the script of {sender} has stopped the job")
         elif member and self.may(May.DEAL) and self.all_hold and len(members) == 1:
             stopped = self.finish(Cause.REPLICAS_LEFT, f"every replica is gone; the last was {sender}: {why}")
-        spared = self.all_hold and event.for_good and len(members) > 1  # others hold the same parameters
+        spared = self.all_hold and event.for_good and len(members) > 1  # the other replicas hold the same parameters
         if member and self.all_hold and self.may(May.DISMISS) and not spared:
             self.membership.done.add(sender)
             return [*stopped, *self.close()]
         requests = self.saving.ask_who_leaves(sender, members, ends=not self.may(May.DEAL))
-        if requests:  # it sends another Leave once it has saved
+        if requests:  # the replica sends another Leave once it has saved its script's state
             return stopped + requests
         return [*stopped, Send(sender, membership.Farewell()), *self.without(sender, why, -1, died=False)]
 

@@ -262,8 +262,8 @@ class Dealing(DataDealer):
             withheld: deal nothing, and take back minibatches dealt ahead.
             before: number of minibatches until an evaluation or a checkpoint is due.
         """
-        # A replica that can have nothing is told to drain once (`_wanting` is True from then on). It pushes its accrued
-        # gradients, and waits for its next portion without asking again.
+        # A replica for which there is nothing is sent one `Drain` (`_wanting` is True from then on). It pushes its
+        # accrued gradients, and waits for its next portion without asking again.
         if not withheld:
             self._recalled.clear()
             self._count_in(members)
@@ -367,7 +367,7 @@ class Dealing(DataDealer):
         """Give up a replica and the rest of its allotment; return the number of minibatches, or -1 if unknown."""
         self._absent.discard(role)
         if self._rounds is not None:
-            self._rounds.remove(role)  # rounds were dealt with it in mind
+            self._rounds.remove(role)  # the rounds were dealt to a group that includes it
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def validate(self, members: Collection[str]) -> None:

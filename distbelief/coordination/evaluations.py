@@ -39,7 +39,7 @@ class Evaluations:
         """
         self.unmeasured += minibatches if every else 0
         due = 0 < every <= self.unmeasured
-        if due:  # any beyond that count towards the next one
+        if due:  # minibatches beyond that count towards the next evaluation
             self.unmeasured %= every
         return due
 

@@ -25,7 +25,7 @@ class Membership:
         self.done: set[str] = set()
         """Members that are finished, and stay for the last steps."""
         self._new: deque[str] = deque()
-        self._astray: set[str] = set()  # each has lost a shard, and sends it nothing until it learns the new address
+        self._astray: set[str] = set()  # have lost a shard, and send it nothing until they learn its new address
         self._generation = 0
         self._behind: set[str] = set()
         """Members that must begin again, and have not reported it."""

@@ -204,7 +204,7 @@ class Saving:
             RemoteProtocolError: the shard was not asked.
         """
         if event.number < self.number:
-            return []  # that checkpoint was given up
+            return []  # the checkpoint of this answer was given up
         if (
             plan is None
             or self.stage is not CheckpointStage.WRITING

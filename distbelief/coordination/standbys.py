@@ -95,7 +95,7 @@ class Standbys:
         """Replace a standby that is gone, or that its shard cannot reach."""
         if role not in self._standing:
             return []
-        # it ended before it had reported, or its end is known already
+        # the standby ended before it had reported, or its end is already known
         if self._standing[role] is StandbyStanding.AWAY:
             return self._vacant(role, incarnation)
         if 0 <= incarnation < self._registry.incarnation_at(role):

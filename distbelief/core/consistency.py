@@ -136,7 +136,7 @@ class Policy:
         self.floor = state.floor
 
     def applied(self, who: str, tick: int) -> None:
-        """Note a push that comes again, and was applied here or at the shard before."""
+        """Note a repeated push that was already applied, here or at the shard before this one."""
 
     @property
     def taking_part(self) -> int:
@@ -221,7 +221,7 @@ class Members(Policy):
         super().__init__(scaling)
         self.members: dict[str, int] = {}
         self._known: dict[str, int] = {}
-        # one that has not been heard of is still starting, and one that rests comes again in the next epoch
+        # a replica not heard from is still starting; one that rests takes part again in the next epoch
         self._taking_part = {*range(replicas)}
 
     @property
@@ -245,7 +245,7 @@ class Members(Policy):
             return self.floor
         self._known[who] = incarnation
         self._taking_part.add(roles.index_of(who))
-        # a member from now on, so that the floor does not pass its tick before it begins
+        # the replica counts as a member from now on, so that the floor does not pass its tick before it begins
         self.members[who] = max(tick, self.floor)
         self._rise()
         return self.members[who]
@@ -380,11 +380,11 @@ class RoundRobin(Members):
         self._replicas = replicas
 
     def may_push(self, who: str) -> bool:
-        """Return whether it is a replica's turn, or it is no member."""
+        """Return whether it is a replica's turn; one that is no member need not wait for a turn."""
         return who not in self.members or self.slowest() == [who]
 
     def push(self, key: Key, tick: int, samples: int, staleness: int) -> Verdict:
-        """Apply it, and pass the turn on."""
+        """Apply the push, and pass the turn on."""
         self.floor += self._passed(key.who) + 1
         return super().push(key, tick, samples, staleness)
 

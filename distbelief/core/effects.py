@@ -49,7 +49,7 @@ PAUSE = Batch(-1, -1)
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Request to send a message.
 
-    Its payload must not change until it is acknowledged (a push), or until the sender's next event (an answer).
+    A push's payload must not change until the push is acknowledged, an answer's until the sender's next event.
     """
 
     to: str
@@ -86,13 +86,13 @@ class Measure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Form(msgspec.Struct, frozen=True, gc=False):
-    """Request to a worker that adds up gradients to form its group; answered by whether it could."""
+    """Request to a worker that adds up gradients to form its group; the answer is whether it succeeded."""
 
     group: Assemble
 
 
 class ReduceGradients(msgspec.Struct, frozen=True, gc=False):
-    """Request to a worker to add up the gradients of a round; answered by whether it could before an arrival."""
+    """Request to a worker to add up the gradients of a round; the answer is whether it finished before an arrival."""
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +117,7 @@ class Lend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Become(msgspec.Struct, frozen=True, gc=False):
-    """End of a machine, in whose place another plays a role from now on."""
+    """End of a machine; another one takes its place, and plays a role from now on."""
 
     role: str
     incarnation: int
@@ -125,9 +125,9 @@ class Become(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Request to open a link to an incarnation of a role, in place of any before.
+    """Request to open a link to an incarnation of a role, in place of any earlier link.
 
-    A story is answered by whether it is open; a machine is sent `Lost` if it is not.
+    The answer to a story is whether the link is open; a machine is sent `Lost` if it is not.
     """
 
     to: str
@@ -161,7 +161,7 @@ class Save(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """Request to make checkpoint `number` the newest, whose parts are all on disk; answered by `Saved`."""
+    """Request to make checkpoint `number`, whose parts are all on disk, the newest; answered by `Saved`."""
 
     number: int
     plan: Plan

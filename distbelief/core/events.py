@@ -42,7 +42,7 @@ class ScriptOver(Timer, frozen=True, array_like=True, tag=True):
 
 
 class DoubtOver(Timer, frozen=True, array_like=True, tag=True):
-    """End of the doubt about a shard that a replica has lost its link to: no news of its death has come."""
+    """End of the wait for news of a shard's death, after a replica has lost its link to the shard."""
 
     shard: str
     incarnation: int

@@ -74,7 +74,7 @@ class Ledger:
         self._clocks[key] = max(self._clocks.get(key, (0, 0)), last)
 
     def drop(self, who: str, incarnation: int, clock: int) -> None:
-        """Note that a push was taken and dropped, in all partitions: if it comes again, its replica is told again."""
+        """Note that a push was taken and dropped, in all partitions: if it comes again, the answer is the same."""
         self._dropped.setdefault(who, deque(maxlen=DROPPED)).append((incarnation, clock))
 
     def dropped(self, who: str, incarnation: int, clock: int) -> bool:

@@ -1,4 +1,4 @@
-"""Messages between roles: what a transport must know of them.
+"""Messages between roles: what a transport must know about them.
 
 A transport knows which messages carry bytes, from where to where, as what kind these are counted, and which role opens
 a link. Each conversation has a file of its own in `core/conversations`, which no transport reads.

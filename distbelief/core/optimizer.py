@@ -23,7 +23,7 @@ ParameterGroup = Mapping[str, Any]
 
 
 class GroupOption(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Option of a parameter group that a script sets: for the rate a factor; several numbers for a pair."""
+    """Option of a parameter group, as a script sets it: the rate as a factor, a pair as several numbers."""
 
     group: int
     name: str
@@ -176,15 +176,15 @@ class LearningRate:
             )
         if self.lr_schedule == "backoff" and not self.lr_steps and epochs == 1:
             raise UsageError(
-                "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: give it more, "
+                "--lr-schedule backoff first makes the rate smaller after 1 epoch, and --epochs is 1: set more, "
                 "or --lr-steps 0.5"
             )
         if not 0 < self.lr_power < math.inf:
             raise UsageError(f"--lr-power {self.lr_power}: must be more than 0, and finite")
         if not 0 <= self.lr_gamma <= 1:
             raise UsageError(
-                f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: from 0 (as the schedule has "
-                "it) to 1"
+                f"--lr-gamma {self.lr_gamma}: multiplies the rate, to make it smaller: must be from 0 (for the "
+                "schedule's own factor) to 1"
             )
 
     @property

@@ -25,7 +25,7 @@ STREAM = -1
 
 
 def cut_numbers(index: int, replicas: int, batches: int) -> range:
-    """Return the numbers of replica `index`'s part of so many minibatches.
+    """Return the numbers of replica `index`'s minibatches, of `batches` in all.
 
     >>> [cut_numbers(index, 3, 10) for index in range(3)]
     [range(0, 3), range(3, 6), range(6, 10)]
@@ -213,7 +213,7 @@ class Dealer:
         return head
 
     def done(self, who: str, steps: int) -> list[int]:
-        """Note that a replica's next `steps` minibatches are applied at all shards; return the epochs that completes.
+        """Note that a replica's next `steps` minibatches are applied at all shards; return the epochs thus completed.
 
         Raises:
             RemoteProtocolError: the replica was not dealt so many.
@@ -256,7 +256,7 @@ class Dealer:
 
     def _next(self, who: str, steps: int) -> list[Portion]:
         """Take the next minibatches from a replica's portions."""
-        # their number says which they are: a replica computes its portions in the order in which they were dealt
+        # a number of minibatches is enough: a replica computes its portions in the order in which they were dealt
         held, portions = self._held.get(who, deque()), []
         while steps:
             if not held:

@@ -292,7 +292,7 @@ class BytesCounted(Record, frozen=True, tag=True, gc=False):
 
 
 class Parted(Record, frozen=True, tag=True, gc=False):
-    """Split of the replicas: as written on a command line, and a sentence on its price."""
+    """Split of the replicas, as a command line names it, with a sentence on its price."""
 
     split: str
     told: str
@@ -313,7 +313,7 @@ class Note(Record, frozen=True, tag=True, gc=False):
 
 
 def ended(cause: Cause, reason: str, unsaved: str) -> tuple[Cause, str]:
-    """Return a job's cause and reason, given why its last checkpoint was not written: without that, it has failed.
+    """Return the cause and reason of a job's end; a job whose last checkpoint was not written has failed.
 
     >>> ended(Cause.EPOCHS_DONE, "all epochs are done", "checkpoint 4 was not written")
     (<Cause.CHECKPOINT_FAILED: 'the last checkpoint was not written'>,

@@ -1,4 +1,4 @@
-"""Roles of a job, as text in addresses, titles and messages, which only this file makes and parses; and the mesh."""
+"""Roles of a job, and the mesh of its replicas; only this file makes and parses the names of roles."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def index_of(role: str) -> int:
 
 @lru_cache(_KNOWN)
 def partition_of(role: str) -> int:
-    """Return the partition of a replica that a role is; 0 where it is whole, or no replica.
+    """Return the number of a role's partition; 0 for a whole replica, and for other roles.
 
     >>> partition_of("replica 3"), partition_of("replica 3.1")
     (0, 1)

@@ -134,10 +134,10 @@ class Rounds(Policy):
         self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Count a replica in and, with the first of a new epoch, all that rest.
+        """Count a replica in; the first replica of a new epoch also counts in all that rest.
 
         Returns:
-            the first round that it is in; -1 where `admitted` will tell it.
+            the first round that it is in; -1 where `admitted` returns that round later.
         """
         if incarnation < self._known.get(who, 0):
             return self.floor
@@ -267,7 +267,7 @@ class Rounds(Policy):
 
     def fetch(self, who: str, tick: int) -> Verdict:
         """Answer once `tick` rounds are made, but not between a push and its round."""
-        # a new incarnation fetches before it takes part: a push of the last does not hold it up
+        # a new incarnation fetches before it takes part: a push of the last one does not delay that fetch
         if who in self._owing and who not in self._dead:
             return HELD
         if self.floor < tick:
@@ -284,7 +284,7 @@ class Rounds(Policy):
             ruled = self._queue[0]
             if not all(key in self._here or self._never(key) for key in ruled.taken):
                 return None
-            # a round none of whose pushes can come makes no update, but counts: rounds have the ruler's numbers
+            # if no push of a round can come, it makes no update but is counted: the ruler numbers the rounds
             self._queue.popleft()
             self.floor = ruled.round + 1
             keys = [key for key in ruled.taken if key in self._here]

@@ -122,7 +122,7 @@ class DataSettings:
 
 
 class Rhythm(NamedTuple):
-    """Interval between two occasions, in one of these units; 0 for the others."""
+    """Interval between two occasions, in one of these units; the other units are 0."""
 
     seconds: float = 0.0
     epochs: int = 0
@@ -140,7 +140,7 @@ class Holder(Enum):
 
 
 class Traits:
-    """Traits of a strategy: all that the rooms below `strategies` read of it. Its options are its fields."""
+    """Traits of a strategy: all that the rooms below `strategies` read about it. Its options are its fields."""
 
     name: ClassVar[str] = ""
     """Name of the strategy."""
@@ -203,7 +203,7 @@ class StrategyOptions(Traits, Checked):
     """Name of the strategy, written beside its options: another process finds the class by it."""
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Make an object that has its name, whatever a subclass's `__init__` does."""
+        """Make a strategy that has its `kind` set, whatever a subclass's `__init__` does."""
         strategy = super().__new__(cls)
         vars(strategy)["kind"] = cls.name
         return strategy
@@ -215,7 +215,7 @@ class StrategyOptions(Traits, Checked):
 
 @dataclass(frozen=True)
 class Accruing(StrategyOptions):
-    """Options of a replica that makes several steps for a push."""
+    """Options of a replica that makes several steps per push."""
 
     push_every: int | str = 1
     """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push). With --local-optimizer
@@ -255,7 +255,7 @@ class Accruing(StrategyOptions):
         return msgspec.structs.replace(chosen, lr=self.local_lr) if chosen and self.local_lr else chosen
 
     def check_local(self, settings: Settings) -> None:
-        """Refuse optimizers of replicas and shards that do not go together, and what local steps give no meaning.
+        """Refuse optimizers of replicas and shards that do not fit together, and options that local steps ignore.
 
         Raises:
             UsageError: names the option, its value and the remedy.
@@ -563,7 +563,7 @@ class Settings(SharedOptions):
         yield partial(self.optimizer.check, norms=True)
 
     def checks_together(self) -> Iterator[Check]:
-        """Yield the checks of options against each other; each must have passed its own."""
+        """Yield the checks of options against each other; each option must have passed its own check."""
         yield self._check_split
         yield self._check_targets
         yield self._check_scaling
@@ -756,7 +756,7 @@ class Settings(SharedOptions):
 
     @property
     def rate_varies(self) -> bool:
-        """True where the factor on the shards' rate is not always 1; it is, where local steps follow the schedule."""
+        """True where the factor on the shards' rate may differ from 1: not where local steps follow the schedule."""
         return not self.local and (self.rate_follows or self.lr_scaling != "none")
 
     @property

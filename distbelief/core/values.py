@@ -29,7 +29,7 @@ _WORDS: Mapping[object, str] = {
 
 
 class Given(Generic[Read, Also]):
-    """Field of a frozen dataclass that may be set to a value of another type, such as a name, and is read as one type.
+    """Field of a frozen dataclass that accepts values of another type, such as a name, and converts them to one type.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Box:
@@ -40,7 +40,7 @@ class Given(Generic[Read, Also]):
 
     def __init__(
         self, default: Read, also: Any, find: Callable[[Also], Read]
-    ) -> None:  # also: the class Also; mypy wants no abstract one
+    ) -> None:  # `also` is the class Also; as type[Also], mypy would refuse an abstract class
         self._default, self._also, self._find = default, also, find
         self._name = ""
 
@@ -173,7 +173,7 @@ def check_text(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{where}: is no UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
+            f"{where}: is not UTF-8, or the locale has another encoding; rename it, or set LC_ALL=C.UTF-8"
         ) from None
 
 

@@ -122,13 +122,13 @@ class SharedMemory(Carrier):
         self._members = list(members)
         self._words = [[i * self._line + b for i in members] for b in range(len(self._buckets))]
         self._blocks = [self._blocks_of(bucket) for bucket in self._buckets]
-        self._turn = (group + 1) << GROUP_BITS  # so counts of an earlier group are all lower
+        self._turn = (group + 1) << GROUP_BITS  # this group's counts begin above all those of earlier groups
         self._begun = {}
 
     def _blocks_of(self, bucket: Bucket) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
         """Return the blocks of this replica's part of a bucket: memory for the sum, and the parts to add."""
         rank = self._members.index(self._index)
-        if not bucket.adds:  # all ranks take the first rank's
+        if not bucket.adds:  # all ranks use the first rank's number
             here = slice(bucket.start, bucket.stop)
             return [] if rank else [(self._sum[here], [self._brought[self._index][here]])]
         part = cut(Range(0, bucket.length), len(self._members))[rank]
@@ -189,7 +189,7 @@ class SharedMemory(Carrier):
             added += there.nbytes
             _add(parts, there)
         bucket, others = self._buckets[number], len(self._members) - 1
-        # this rank reads the others' gradients in its own part, and their sum elsewhere
+        # of its own part this rank reads the others' gradients, of other parts their sum
         read = others * added * bucket.adds + bucket.stop - bucket.start - added
         self.traffic.shared_memory[ALL_REDUCE] += read
 
@@ -334,7 +334,7 @@ class Window:
 
     def leave(self) -> None:
         """Leave; the other ranks notice, and so does a thread that waits here."""
-        if os.getpid() == self._process:  # not when a fork of this process ends
+        if os.getpid() == self._process:  # but not at the end of a fork of this process
             self._tell(LEFT, 1)
 
 

@@ -13,7 +13,7 @@ def in_order() -> bool:
 
 
 def check_order(what: str, remedy: str) -> None:
-    """Raise a `UsageError` for a use of memory that needs that order, on a machine without it."""
+    """Raise a `UsageError` on a machine without this order, naming what needs it."""
     if not in_order():
         raise UsageError(
             f"{what} needs a processor that makes writes visible in their order, such as x86-64, and this is "

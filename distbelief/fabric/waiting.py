@@ -80,7 +80,7 @@ class ReductionThread:
                     raise RuntimeError(self._ended)
                 act()
                 future.set_result(None)
-            except Exception as error:  # usually a lost peer: the waiting thread raises it
+            except Exception as error:  # the waiting thread raises this error, which is usually a lost peer
                 error.__traceback__ = None  # the error's frames would keep the vectors alive
                 future.set_exception(error)
 

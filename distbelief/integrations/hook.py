@@ -135,7 +135,7 @@ class Reduce:
         self.chosen = SHARED if self._window else NATIVE
         if self._device.type == "cpu":  # NCCL has a stream of its own
             self._thread = ReductionThread()
-            weakref.finalize(self, _end, self._thread, self._window)  # it also runs at the end of the process
+            weakref.finalize(self, _end, self._thread, self._window)  # this function also runs when the process ends
         return ""
 
     def _add_up(self, tensor: torch.Tensor) -> None:

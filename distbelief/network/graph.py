@@ -113,7 +113,7 @@ def spread(switches: Sequence[int]) -> list[int]:
     groups: dict[int, list[int]] = {}
     for place, switch in enumerate(switches):
         groups.setdefault(switch, []).append(place)
-    # neighbours in the walk may share a higher switch, and are separated too
+    # neighbours in the walk may share a higher switch: these are separated too
     step = round(len(groups) ** 0.5)
     apart = [group for first in range(step) for group in [*groups.values()][first::step]]
     return [place for place in chain.from_iterable(zip_longest(*apart)) if place is not None]

@@ -72,7 +72,7 @@ class Channel:
         try:
             return self._decode(self.connection.recv_bytes(MESSAGE_LIMIT))
         except msgspec.MsgspecError as error:
-            raise RemoteProtocolError(f"the other end says what is no message: {error}") from error
+            raise RemoteProtocolError(f"the other end sent something that is not a message: {error}") from error
         except (EOFError, OSError):
             return None
 
@@ -126,7 +126,7 @@ class Bridge:
 
     def cut(self) -> None:
         """End it at once, even if bytes remain to be sent."""
-        with contextlib.suppress(OSError):  # below TLS, since the thread may be using its state
+        with contextlib.suppress(OSError):  # on the socket below TLS, since the thread may be using the state of TLS
             socket.socket.shutdown(self._far, socket.SHUT_RDWR)
 
     def _run(self) -> None:
@@ -186,6 +186,6 @@ class Bridge:
         return True
 
     def _give(self, end: socket.socket, data: bytearray) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # the bytes still to be read are not lost by it
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # bytes that still arrive must be read all the same
             while data:
                 del data[: end.send(bytes(data[:_PIECE]))]

@@ -13,7 +13,7 @@ from distbelief.errors import DistbeliefError, JobFailed
 
 
 class ChannelMessage(msgspec.Struct, frozen=True, tag=True):
-    """Anything that is said on a channel."""
+    """Any message on a channel."""
 
 
 # between a supervisor and the processes of its job
@@ -47,12 +47,12 @@ class Failed(ChannelMessage, frozen=True, tag=True):
 
     @property
     def told(self) -> str:
-        """Return what people are told."""
+        """Return the text for the user, with the host if there are several."""
         return f"host {self.host}: {self.text}" if self.host else self.text
 
     @property
     def error(self) -> DistbeliefError:
-        """Return the error that the role says it has failed with."""
+        """Return the error with which the role has failed."""
         error: DistbeliefError = getattr(errors, self.kind, JobFailed)(self.told)
         if self.trace:
             error.add_note(self.trace)
@@ -80,7 +80,7 @@ class Died(ChannelMessage, frozen=True, tag=True):
 
     @property
     def event(self) -> Event:
-        """Return what the coordinator is told."""
+        """Return the event that reports the death to the coordinator."""
         leaves = self.left and roles.is_replica(self.role)
         return membership.Leave(for_good=True) if leaves else Lost(self.reason, self.incarnation)
 
@@ -90,7 +90,7 @@ class Explain(ChannelMessage, frozen=True, tag=True):
 
 
 class Ask(ChannelMessage, frozen=True, tag=True):
-    """Request for a role's standing."""
+    """Request for the state of a role."""
 
 
 class Standing(ChannelMessage, frozen=True, tag=True):
@@ -190,7 +190,7 @@ class WaysMeasured(ChannelMessage, frozen=True, tag=True):
 
 
 class OfLife(ChannelMessage, frozen=True, tag=True):
-    """A word to or of one life of a role, by the number that it goes by on this line."""
+    """Message to or from one life of a role, which has a number on this line."""
 
     life: int
 
@@ -253,13 +253,13 @@ class AgentFailed(ChannelMessage, frozen=True, tag=True):
 
 
 class ToldToEnd(ChannelMessage, frozen=True, tag=True):
-    """Signal that asks an agent to end; it goes on until the job has ended."""
+    """Signal to an agent to end; the agent continues until the job has ended."""
 
     why: str
 
 
 class AttendMeeting(ChannelMessage, frozen=True, tag=True):
-    """Introduction of a process that has come by its ticket: its host, and what that offers."""
+    """Introduction of a process that has connected by its ticket: its host, and what the host offers."""
 
     rank: int
     local_rank: int
@@ -326,7 +326,7 @@ class JoinGrant(ChannelMessage, frozen=True, tag=True):
 
 
 class JoinRefusal(ChannelMessage, frozen=True, tag=True):
-    """Refusal of a guest; `soon` where there may be a part in a moment."""
+    """Refusal of a guest; `soon` is true where a part may become free in a moment."""
 
     reason: str
     soon: bool = False

@@ -179,7 +179,7 @@ class Summary(msgspec.Struct):
         self.epochs = min(self.epochs, self._done(record, self.started.samples_per_epoch)) if self.started else 0
 
     def _take_forgotten(self, _: float, record: records.Forgotten) -> None:
-        whose = record.role, record.replica, record.incarnation  # a shard may go back to one checkpoint twice
+        whose = record.role, record.replica, record.incarnation  # a shard may go back to the same checkpoint twice
         self.forgotten += max(0, record.last - max(record.first - 1, self._forgotten.get(whose, 0)))
         self._forgotten[whose] = max(record.last, self._forgotten.get(whose, 0))
 
@@ -325,7 +325,7 @@ class Summary(msgspec.Struct):
             **{key: self.job.get(key) for key in ("task", "strategy", "settings", "seed", "device")},
             "settings": {**self.settings, **({"batch_size": started.batch_size} if started else {})},
             **{key: self.job[key] for key in ("cluster", "path", "carrier", "network") if key in self.job},
-            # several models are always stepped by shards, whatever path a single model would have
+            # shards always step several models, whatever path a single model would have
             **({"models": started.models, "path": "served"} if started and started.models > 1 else {}),
             "replicas": replicas,
             "shards": started.shards if started else self.settings.get("shards", 0),

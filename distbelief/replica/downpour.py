@@ -1,11 +1,11 @@
 """The story of a Downpour replica: Algorithm 1.1 of the paper.
 
-It differs from the paper's listing in this: gradients are pushed after every `push_every` steps, so that each push has
-as many (the listing pushes one at step 0), and a fetch lands only between steps. With `prefetch` the fetch for the next
-step is in flight during this one, and the replica does not wait for pushes. Where the consistency needs it, a replica
-tells the shards when it takes part and when it sits out, and pushes and fetches name their tick. In rounds each
-gradient of a push of several steps is weighted by its minibatch's share of a full one: so unequal minibatches add up to
-their union.
+It differs from the paper's listing in this: gradients are pushed after every `push_every` steps, so that all pushes
+have as many steps (the listing's first push has one), and a fetch lands only between steps. With `prefetch` the fetch
+for the next step is in flight during this one, and the replica does not wait for pushes. Where the consistency needs
+it, a replica tells the shards when it takes part and when it sits out, and pushes and fetches name their tick. In
+rounds each gradient of a push of several steps is weighted by its minibatch's share of a full one: so unequal
+minibatches add up to their union.
 
 A shard that dies is started again. A replica tells the new one which pushes the last one had acknowledged, and pushes
 the others again. In rounds all shards go back to one checkpoint, and a replica begins anew. During a checkpoint it
@@ -49,7 +49,7 @@ class DownpourReplica(ServedReplica):
 #
 # Three invariants. Fetched parameters become the model's only between steps, in a `swap`. A gradient slot is rewritten
 # only once all shards have applied its push (`Pushes.busy`). Pushes leave in the order of their clocks, each to all
-# shards at once: so one number tells how far a dead shard was, and `owed` sends the rest.
+# shards at once: so one number shows how far a dead shard was, and `owed` sends the rest.
 class DownpourTraining:
     """The loop of Algorithm 1.1, and its state since the replica was welcomed, or since all went back."""
 
@@ -75,7 +75,7 @@ class DownpourTraining:
         self._slot = self._steps = self._accrued_samples = 0
         self._goal = min(FEWEST_STEPS, self._pushing.push_steps) if self._pushing.paced else self._pushing.push_steps
         """Steps of a push."""
-        # its minibatches, and those without a step before it
+        # number of its minibatches, and of minibatches without a step before it
         self._covered, self._held_steps, self._held_samples = 0, 0, 0
         self._computing = 0.0
         """Seconds of its steps."""
@@ -122,7 +122,7 @@ class DownpourTraining:
             self._under_way = False
             if not goes_on:
                 replica.left = True
-                if self._siblings.follows:  # its lead deals it nothing more, and waits for it no more
+                if self._siblings.follows:  # its lead deals it no more work, and no longer waits for it
                     yield Send(replica.superior, membership.Leave(for_good=True))
                 elif not replica.stops:
                     yield WriteRecord(Note(f"{replica.role} ends its part here: its script has left the loop"))
@@ -131,7 +131,7 @@ class DownpourTraining:
                 yield self._progress(wants=False)
         yield from self._drain(self._rested_epoch if self._attending is None else self._attending)
         if replica.keeps:
-            yield from replica.finish()  # in rounds, partitions agree on the one that they hold at the end
+            yield from replica.finish()  # in rounds, partitions agree on the last round that all hold
             yield from self._fetch_all()
 
     def _first_parameters(self) -> Steps[None]:
@@ -196,7 +196,7 @@ class DownpourTraining:
             if computed is not None and computed.written:
                 yield from self._replace()
             if computed is None or computed.held:
-                if computed is not None or self._mid_minibatch:  # pushes of a minibatch that the script leaves count
+                if computed is not None or self._mid_minibatch:  # earlier pushes of the minibatch count
                     self._pushes.close(1, samples)
                     self._replica.step += 1
                 self.work.spend(computed.seconds if computed else 0.0)
@@ -216,7 +216,7 @@ class DownpourTraining:
         self._replica.vectors.swap(0, [part for model in models for part in model.moving])
 
     def _end_epoch(self, batch: Batch) -> Steps[None]:
-        """End an epoch whose data have no such minibatch."""
+        """End an epoch whose data end before a minibatch."""
         self.work.end(batch.epoch)
         yield Send(roles.COORDINATOR, dealing.StreamEnded(batch.epoch, batch.index))
 
@@ -253,7 +253,8 @@ class DownpourTraining:
 
     def _save_idle(self) -> Steps[None]:
         """Save the script's state while there is no work; the script ends its minibatch first."""
-        # the script may read its model there, which must have the update with the minibatch's push; a split model rests
+        # the script may read its model as it ends the minibatch: the model must have that minibatch's update; a split
+        # model cannot be read then
         script = self._replica.script
         if script is not None and script.in_step and self._replica.split is None:
             yield from self._fetch_all()
@@ -307,12 +308,12 @@ class DownpourTraining:
         self.work.spend(computed.seconds)
 
     def _weight(self) -> float:
-        """Return the weight of a push in a round; 0 for its samples."""
+        """Return the weight of a push in a round; 0 stands for its number of samples."""
         return self._accrued_samples**2 / max(self._computing, 1e-9) if self._weighs_speed else 0.0
 
     def _local_factor(self) -> float:
         """Return the factor on the rate of a local step, by the samples of the whole job as far as they are known."""
-        # since its fetch the others have computed about as many as this replica
+        # since this replica's fetch, each other replica has computed about as many samples as this one
         plan = self.server.plan
         return plan.local_factor(self.server.held.samples + self._accrued_samples * plan.settings.replicas)
 
@@ -323,7 +324,7 @@ class DownpourTraining:
 
     def _replace(self) -> Steps[None]:
         """Send the shards the values that the script has written to its parameters."""
-        while self._pushes.waiting:  # shards still read the slot that the values need
+        while self._pushes.waiting:  # shards still read the slot into which the values are written
             yield from self.wait()
         yield from self.server.initial(replaces=True)
         while self._links.missing:
@@ -371,10 +372,10 @@ class DownpourTraining:
         self._replica.vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
-        steps = self._steps if single else int(not self._mid_minibatch)  # the first push is its step
+        steps = self._steps if single else int(not self._mid_minibatch)  # a minibatch's first push counts
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
             sent[role] = Send(role, self._message(role, part, clock, steps, self._accrued_samples), payload)
-        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # several models': with the minibatch
+        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # else at the minibatch's end
         self._mid_minibatch = not single  # a minibatch of several models counts when it ends
         busy = slot * len(self._models) + model
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock) if split else {})
@@ -459,7 +460,7 @@ class DownpourTraining:
         self._replica.vectors.swap(self._landing)
 
     def _push_late(self) -> Steps[None]:
-        """Push a change that came too late for its round into the next ones, and fetch what comes of that."""
+        """Push a change that came too late for its round again, with the next ones, and fetch the result."""
         while True:
             while self._pushes.waiting:  # with a standby, parameters may come before the acknowledgement
                 yield from self.wait()
@@ -528,7 +529,7 @@ class DownpourTraining:
         while any(self._links.asks(role, attendance.Attend) for role, _ in self.server.parts):
             yield from self.wait()
         self._attending = epoch
-        if self._tick > before:  # other replicas have stepped the models meanwhile
+        if self._tick > before:  # other replicas may have stepped the models since the last fetch
             self._stepped |= {*range(len(self._models))}
         if self._policy.bound < math.inf:
             for role, _ in self.server.parts:

@@ -79,7 +79,7 @@ class Evaluator:
             yield from self._links.seek()
 
     def _reach_again(self, plan: Plan, event: membership.Welcome, wanted: bool) -> Steps[bool]:
-        """Reach new incarnations of shards; returns whether earlier answers count for nothing."""
+        """Reach new incarnations of shards; returns whether earlier answers no longer count."""
         reached = yield from self._links.reach(event)
         if reached and plan.settings.strategy.one_moment:
             # all shards may have gone back to a checkpoint: fetch again from each, moving ranges only for an order

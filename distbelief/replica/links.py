@@ -1,4 +1,4 @@
-"""A replica's links to its shards: their addresses, which are lost, and the open requests to each.
+"""A replica's links to its shards: the addresses of shards, which links are lost, and the open requests.
 
 A new incarnation of a shard gets the open requests again. On the direct path the old request may still be answered
 then, since the memory outlives the shard's process. So each fetch has a number, and another when it is repeated: an
@@ -61,7 +61,7 @@ class ShardLinks:
         return False
 
     def waits_for_lives(self) -> str:
-        """Name the lost shards that it waits for; "" for none."""
+        """Name the lost shards that the role waits for; "" for none."""
         return f"for the next life of {roles.named(sorted(self.lost, key=roles.index_of))}" if self.lost else ""
 
     def waits_for_answers(self) -> str:
@@ -118,7 +118,7 @@ class ShardLinks:
         return reached
 
     def stale(self, arrival: Arrival) -> bool:
-        """Return whether an arrival is an acknowledgement of an earlier incarnation of a shard."""
+        """Return whether an arrival is an acknowledgement by an earlier incarnation of a shard."""
         # the new incarnation may lack that push, which stays owed and is pushed again
         event = arrival.event
         return type(event) is pushing.Pushed and event.version.incarnation < self._places[arrival.sender].incarnation
@@ -138,7 +138,7 @@ class ShardLinks:
 
 def _places_of(welcome: membership.Welcome, partition: int | None) -> list[tuple[str, Address]]:
     """Return the shards of a partition, or all, with their addresses."""
-    places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # none where shards hold nothing
+    places = zip(welcome.plan.assignments, welcome.shards, strict=False)  # there are none where the shards hold nothing
     return [
         (roles.shard(i), place)
         for i, (held, place) in enumerate(places)

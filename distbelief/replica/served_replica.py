@@ -61,7 +61,7 @@ class KeptScript(Protocol):
 
 @dataclass(frozen=True)
 class LoopRequest:
-    """Settings of a user's own loop; 0, "" or none leaves one to the job."""
+    """Settings of a user's own loop; 0, "" or None leaves a setting to the job."""
 
     batch_size: int = 0
     epochs: int = 0
@@ -76,8 +76,8 @@ class LoopRequest:
 
 def end_minibatch(script: KeptScript | None) -> Steps[bool]:
     """Have a script end its minibatch; returns whether it has written to its parameters there."""
-    # work after its step (a scheduler of minibatches, say) belongs to its state; without this its step returns only
-    # with the next minibatch
+    # the script's work after a step, such as a scheduler's, belongs to its state, but without this request that step
+    # would return only with the next minibatch
     if script is None or not script.in_step:
         return False
     computed: Computed | None = yield Compute(PAUSE)
@@ -196,7 +196,7 @@ class Training(Protocol):
         """Send a new incarnation of a shard the pushes that the last one had not acknowledged."""
 
     def waits(self) -> str:
-        """Describe in one sentence what it waits for; "" for nothing."""
+        """Describe in one sentence what the replica waits for; "" for nothing."""
 
     @property
     def clock(self) -> int:
@@ -257,7 +257,7 @@ class ServedReplica(ABC):
         self._training: Training | None = None
 
     def slots(self, settings: Settings) -> int:
-        """Return the number of gradient vectors of each model: two where it does not wait for pushes."""
+        """Return the number of gradient vectors of each model: two where the replica does not wait for pushes."""
         return settings.landings
 
     @abstractmethod
@@ -288,8 +288,8 @@ class ServedReplica(ABC):
 
     def _enter(self, plan: Plan) -> Steps[Training]:
         """Reach the shards, and begin a training; initialise the shards where that is ordered."""
-        # Another shard may die while this replica reaches those of a welcome: a newer welcome comes before any
-        # training. The training will fetch all that it needs, so earlier requests are dropped.
+        # Another shard may die while this replica connects to the shards that a welcome names. Then a newer welcome
+        # comes before any training. The training will fetch all that it needs, so earlier requests are dropped.
         training: Training | None = None
         initialise = self.siblings.ending = False
         while self.welcome is not None or (plan.settings.strategy.one_moment and self.links.lost):
@@ -359,7 +359,8 @@ class ServedReplica(ABC):
         self.welcome = None
         yield from self.siblings.welcome(welcome)
         for shard in (yield from self.links.reach(welcome)):
-            # pushes come first, so that repeated fetches have them; listed before, since `owed` makes more requests
+            # pushes are sent first, so that repeated fetches include them; open requests are listed before, since
+            # `owed` makes more
             unanswered = self.links.again(shard)
             yield from training.owed(shard)
             yield from unanswered
@@ -376,7 +377,7 @@ class ServedReplica(ABC):
         """Note a message of the coordinator or the supervisor, or a loss."""
         match arrival.event:
             case partitioning.Crossed():
-                pass  # it only wakes: the waiting step looks again
+                pass  # the message only wakes this role: the waiting step looks again
             case partitioning.Boundary() as crossing if self.split is not None:
                 self.split.arrive(crossing)
             case _ if self.siblings.takes(arrival):
@@ -388,7 +389,7 @@ class ServedReplica(ABC):
             case dealing.Deal() | dealing.Drain() | dealing.Recall() | checkpointing.Hold() | checkpointing.Go() if (
                 self._training is None
             ):
-                pass  # about work before a rewind: a welcome is on its way
+                pass  # these are about work before a rewind: a welcome is on its way
             case membership.Finish():
                 self.ending = True
                 self.wanted_away |= arrival.sender == roles.SUPERVISOR

@@ -82,7 +82,7 @@ class Siblings:
         return bool(self._awaited)
 
     def waits(self) -> str:
-        """Name the partitions that it waits for; "" for none."""
+        """Name the partitions that this one waits for; "" for none."""
         if self._gone:
             return f"to be started anew with {roles.named(sorted(self._gone))}, which is gone"
         away = self._awaited or {*self._unheard}
@@ -153,7 +153,7 @@ class Siblings:
             case partitioning.AtRound() | partitioning.PartNorm() | grouping.PartSquares() as part:
                 self._parts[who] = part
             case initialising.Ready(shards=lives) if who in self.followers:
-                if lives == self._lives:  # else these shards have died since
+                if lives == self._lives:  # otherwise some of these shards have died since
                     self.done(who)
             case membership.Leave(for_good=left) if who in self.followers:
                 self.left |= {who} if left else set()
@@ -163,9 +163,9 @@ class Siblings:
             case (
                 grouping.Halted() | initialising.Restored() | checkpointing.SnapshotDone() | membership.Anew() as answer
             ) if who in self.followers:
-                if type(answer) is self._answer:  # else it is of an earlier group, or needs no order
+                if type(answer) is self._answer:  # otherwise the answer is of an earlier group, or was not ordered
                     self.done(who)
-            # it ended by order, or died, and then this one is about to be ended too; or only the link broke
+            # the other partition ended by order, or died (then this one will be ended too), or only the link broke
             case events.Lost(reason=reason):
                 self._gone[who] = reason
             case _:

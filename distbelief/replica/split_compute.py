@@ -136,7 +136,7 @@ class ModelPart(Part):
     def give(self, crossing: Crossing) -> torch.Tensor:
         """Return the tensor that leaves; refuse one of another shape than the trace's."""
         tensor = self.passes.give(crossing)
-        # the taker builds its tensor by the traced shape, and would not notice another
+        # the taker builds its tensor by the traced shape, and would not notice a different one
         if crossing.direction is Pass.FORWARD and tensor.shape != (expected := self.shape(crossing)):
             transfer = self.transfer(crossing)
             raise UsageError(
@@ -223,7 +223,7 @@ class SplitCompute:
         return Send(self.siblings.role_of(partition), Crossed())
 
     def waits(self) -> str:
-        """Describe the crossing that it waits for; "" for none."""
+        """Describe the crossing that this partition waits for; "" for none."""
         if self._waits_for is None:
             return ""
         path, (source, target) = self._part.transfer(self._waits_for).path, self._part.ends(self._waits_for)
@@ -309,7 +309,7 @@ class SplitCompute:
                 return ()
             if over:
                 raise apart(self.siblings.role, self.siblings.role_of(source))
-            if not self._crossings.ended(source):  # else it ended before it could see that this one sleeps
+            if not self._crossings.ended(source):  # otherwise the giver ended before it could see that this one sleeps
                 return None
 
     def _key(self, crossing: Crossing) -> CrossingKey:

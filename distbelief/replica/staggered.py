@@ -54,7 +54,7 @@ class StaggeredTraining(DownpourTraining):
         return False
 
     def _exchange(self) -> Steps[None]:
-        """Send the parts that are due after this step, and mix in the answers that are."""
+        """Send the parts that are due after this step, and mix in the answers that are due."""
         yield from self._mix(self._replica.step)
         yield from self._send([number for number, phase in enumerate(self._phases) if phase == self._steps])
         yield from self._mix(self._replica.step)
@@ -62,7 +62,7 @@ class StaggeredTraining(DownpourTraining):
             self._close()
 
     def _send(self, numbers: list[int]) -> Steps[None]:
-        """Send the parts of some shards, and fetch what comes of them."""
+        """Send the parts of some shards, and fetch the results."""
         vectors = self._replica.vectors
         for number in numbers:
             role, part = self.server.parts[number]
@@ -73,7 +73,7 @@ class StaggeredTraining(DownpourTraining):
                     yield from self.wait()
                 self._pushes.open(self._slot, *self._uncounted, [shard for shard, _ in self.server.parts])
                 self._opened = True
-            while self._pushes.owes(role):  # it may still read the part before
+            while self._pushes.owes(role):  # the shard may still read the part before
                 yield from self.wait()
             vectors.change(self._slot, part)
             vectors.carry_buffers(self._slot, 0, part)

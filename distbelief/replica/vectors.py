@@ -37,7 +37,7 @@ class Vectors(Protocol):
         """
 
     def change(self, slot: int, part: Range | None = None) -> None:
-        """Write what local steps have changed into a slot, or a part of it: the fetched less the present values."""
+        """Write the change by local steps into a slot, or a part of it: the fetched values less the present ones."""
 
     def mix(self, part: Range, alpha: float) -> None:
         """Move the parameters in a range to the fetched ones: `alpha` is the weight of the present values."""
@@ -124,6 +124,6 @@ class Parameters:
         return max(self._floors.values())
 
     def behind(self, tick: int = 0) -> list[str]:
-        """Return the shards with a lower floor than another, or than a tick."""
+        """Return the shards whose floor is lower than another shard's, or than a tick."""
         newest = max(self.newest, tick)
         return [shard for shard, floor in self._floors.items() if floor < newest]

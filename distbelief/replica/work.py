@@ -22,7 +22,7 @@ REPORTS = 1000
 
 
 def report_seconds(replicas: int) -> float:
-    """Return the seconds of computing between two reports of each of so many replicas.
+    """Return how many seconds each of so many replicas computes between two reports.
 
     >>> report_seconds(8), report_seconds(2000)
     (0.25, 2.0)
@@ -78,7 +78,7 @@ class WorkQueue:
     @property
     def runs_out(self) -> bool:
         """True where it is time to ask for more."""
-        return not self.requested and len(self._portions) < 2  # one is in reserve, so that a request costs no wait
+        return not self.requested and len(self._portions) < 2  # one in reserve saves a wait
 
     @property
     def returns(self) -> bool:
@@ -160,8 +160,9 @@ NONE_LATE = _OwedPush(0, 0, 0, {})
 
 
 # A push is done when every shard has acknowledged it, and counts for the coordinator only then: a minibatch whose push
-# reached some shards is dealt again if the replica dies. Pushes are done in their order, whatever the order of their
-# acknowledgements: a report is a count of steps, by which the coordinator takes the first of those that it dealt.
+# reached some shards is dealt again if the replica dies. Pushes are done in the order of their clocks, whatever the
+# order of acknowledgements: a report only counts steps, and the coordinator takes that many from the beginning of what
+# it dealt.
 #
 # Shards and partitions acknowledge alike, but a slot is free once the shards have read it.
 class Pushes:
@@ -299,7 +300,7 @@ class Pushes:
         return done
 
     def take(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
-        """Return steps, samples, pushes since the last call, and for dropped pushes the steps before and their own."""
+        """Return steps, samples, pushes since the last call, and for each dropped push the steps before and in it."""
         done = self._steps, self._samples, self._pushes, tuple(self._dropped)
         self._steps = self._samples = self._pushes = 0
         self._dropped.clear()

@@ -129,7 +129,7 @@ class VirtualClock:
             if moment >= queue[-1][0]:
                 queue.append((moment, order, function, argument, queue))
                 return
-            queue = None  # this call is out of order: it goes into the heap by itself
+            queue = None  # this call is out of order: it goes into the heap, apart from the queue
         call = (moment, order, function, argument, queue)
         if queue is not None:
             queue.append(call)
@@ -169,7 +169,7 @@ class VirtualClock:
             if not queue:
                 heappop(coming)
             elif queue[0][1] == order + 1 and queue[0][0] == self.time:
-                coming[0] = queue[0]  # it is next: no other call has an earlier moment, or the same and came before
+                coming[0] = queue[0]  # it is next: no call was made between these two
             else:
                 heapreplace(coming, queue[0])
             self.events += 1

@@ -319,7 +319,7 @@ class DirectEndpoint(SharedEndpoint):
                 raise
             shared.give()
             if due:
-                self._seen[to] = shared.known  # not the newest number: another may have changed it since this turn
+                self._seen[to] = shared.known  # not the newest: others may have made changes since
             else:
                 del self._due[to]
 
@@ -344,7 +344,7 @@ class DirectEndpoint(SharedEndpoint):
         return True
 
     def waits(self) -> str:
-        """Return what lock or turn it waits for, and which process has that; "" for none."""
+        """Return the lock or turn that this replica waits for, and the process that has it; "" for none."""
         for shared in (self._shards[to] for to in self._due):
             policy = shared.shard.policy
             if holder := shared.held_by():

@@ -296,7 +296,7 @@ class Driver:
             self._validate(player.role)
         for effect in effects:
             if player.host is not None and player.ended:
-                return  # a message that it sent has killed it, in simulation
+                return  # in simulation, a role may die as it sends a message
             if type(effect) is Send:
                 player.send(effect.to, effect.message, effect.payload)
             elif (perform := PERFORMS.get(type(effect))) is not None:
@@ -313,13 +313,13 @@ class Driver:
     def _perform_end(self, player: Player, _: End) -> None:
         if player.past is None:
             self._end(player)
-        else:  # roles that should have been stopped may come back for that message
+        else:  # roles that should have stopped may come back to receive `Stop`
             assert player.host is not None
             player.host.ended = True
             self.clock.call_later(FAREWELL_SECONDS, self._end, player)
 
     def _perform_write(self, player: Player, effect: Save | Commit | Discard) -> None:
-        # messages that are ready must not wait for the disk
+        # messages that are ready must not wait for the write to the disk
         player.endpoint.flush()
         done = next(player.past, None) if player.past is not None else None
         if done is not None:
@@ -400,7 +400,7 @@ class Driver:
             except StopIteration:
                 self._end_story(player)
                 return
-            # messages and waits are most of all effects: compare classes, which is faster than isinstance
+            # most effects are messages and waits: compare classes, which is faster than isinstance
             kind = type(effect)
             answer = None
             doing = WORK if kind is Send or kind is Receive else DOING.get(kind, ASIDE)
@@ -440,7 +440,7 @@ class Driver:
             self._sink(self.clock.now(), player.role, timed)
 
     def _end_story(self, player: Player) -> None:
-        if player.caller is not None and player.caller.waits:  # the coordinator has not had its last messages
+        if player.caller is not None and player.caller.waits:  # the coordinator may still lack its last messages
             player.caller.then = lambda: self._end(player)
         else:
             self._end(player)
@@ -460,7 +460,7 @@ class Driver:
         return None
 
     def _reduce(self) -> None:
-        # a copy, because a client that goes on may begin its next reduction
+        # a copy, because a client that goes on may begin another reduction
         for player in tuple(self._reducing):
             done = False if player.ended else player.reduce(self.clock.glance, self.clock.now)
             if done is None:

@@ -68,7 +68,7 @@ def packed(value: object, where: str) -> Any:
         return value
     if type(value) is int and -(1 << 63) <= value < 1 << 64:
         return value
-    if isinstance(value, float):  # numpy's float64 is one
+    if isinstance(value, float):  # numpy's float64 is a float
         return float(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
         plain = value.detach().cpu().contiguous()

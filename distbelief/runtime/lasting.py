@@ -209,7 +209,7 @@ class Caller:
     def _seek(self, lost: Lost) -> None:
         if self.away is None:
             self.away, self._gone = self._clock.now(), lost
-        if self._last:  # this was noted while the link was being opened
+        if self._last:  # the loss was noted while the link was being opened
             self._give_up()
             return
         self._clock.call_later(SEEK_SECONDS, self._try, None)
@@ -217,7 +217,7 @@ class Caller:
     def _try(self, _: None) -> None:
         if self.away is None or self.ended:
             return
-        if not self._reach():  # if this is not the coordinator, the link is lost again
+        if not self._reach():  # if another process answers at that address, the link is lost again
             self._endpoint.send(COORDINATOR, Resume(self._session.heard))
         elif self._clock.now() > self.away + AWAY_SECONDS:
             self._give_up()
@@ -284,7 +284,7 @@ class LastingHost:
         incarnation, session = self._sessions.get(to, (-1, None))
         if session is not None:
             session.say(message)
-            # a role that is away gets it when it comes back
+            # a role that is away gets the message when it comes back
             if not self._replays and to not in self._awaited and self._endpoint.incarnation_of(to) == incarnation:
                 self._endpoint.send(to, message, payload)
 
@@ -292,7 +292,7 @@ class LastingHost:
         """Yield the events that the coordinator handles for an arrival, each once it is in the journal.
 
         Raises:
-            RemoteProtocolError: a role has received another number of messages than can be.
+            RemoteProtocolError: a role says that it has received an impossible number of messages.
         """
         sender, event = arrival.sender, arrival.event
         incarnation = self._endpoint.incarnation_of(sender) if isinstance(event, Message) else -1
@@ -302,7 +302,7 @@ class LastingHost:
         if self._kinds and self._journal.long and sender != STORE:
             self._journal.begin(self._remember())
         before = self._sessions.get(sender, (incarnation,))[0]
-        if before < incarnation and before > self._over.get(sender, -1):  # its death was not reported
+        if before < incarnation and before > self._over.get(sender, -1):  # nobody has reported the death of this life
             yield self._noted(Arrival(sender, Lost(f"{sender} came again, as incarnation {incarnation}", before)), -1)
         if type(event) is Resume:
             self._resume(sender, incarnation, event.heard)

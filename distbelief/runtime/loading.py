@@ -121,7 +121,8 @@ class Ahead:
             self._loaded._try_put_index()  # torch asks the feed only as a minibatch arrives; then it may be empty
         while True:
             minibatch, samples = next(self._loaded)
-            # they come in the order of the feed; some may be from before the job went back to a checkpoint
+            # workers answer in the order of the feed; some minibatches may be from before the job went back to a
+            # checkpoint
             if self._feed.given.popleft() == wanted.batch:
                 return minibatch, samples
 

@@ -263,7 +263,7 @@ class Replica:
         if local is not None:
             self._local = local if isinstance(local, Optimizer) else _named(local)
             self._settings = self._settings.with_optimizers(local_optimizer=self._local)
-        # of a compiled model take the plain one: its parameters have the names under which they are saved and loaded
+        # take the plain model of a compiled one: its parameters have the names under which they are saved and loaded
         model = getattr(model, "_orig_mod", model)
         self._check_model(model, optim)
         stepped, kept = self._settings.local or optim or self.stepped, model
@@ -735,7 +735,7 @@ class Replica:
 
     @property
     def _why_alone(self) -> str:
-        """Why a change of the parameters by the script cannot be followed; "" if it can."""
+        """Reason why a change of the parameters by the script cannot be followed; "" if it can."""
         strategy = self._settings.strategy
         pushing = strategy.pushing
         if self._settings.replicas > 1 or self.index:
@@ -770,7 +770,7 @@ class Replica:
         self._play_on()
 
     def _moment(self) -> tuple[int, Sequence[ServerOptimizer]]:
-        """Return the script's epoch, between two the next, without epochs -1; and its optimizers."""
+        """Return the script's epoch (between two epochs the next, without epochs -1), and its optimizers."""
         return self._epoch + self._between if self._epochs else -1, self._optimizers
 
     # split models

@@ -80,7 +80,7 @@ class StepTimes:
 
     def go_on(self, answer: object = None, sender: str = "") -> None:
         """Note that an effect is answered, and that the replica goes on with its work."""
-        if not self.doing or self.doing == SHARE:  # a share goes on through several effects
+        if not self.doing or self.doing == SHARE:  # one share may yield several effects
             return
         before, self.doing = self.doing, WORK
         elapsed = self._pass(before)
@@ -114,7 +114,7 @@ class StepTimes:
     def _pass(self, doing: str) -> float:
         """Add the time since the last change to a use; return it."""
         now = self._now()
-        if elapsed := now - self._since:  # in simulated time it is mostly 0
+        if elapsed := now - self._since:  # in simulated time the remainder is mostly 0
             self._since = now
             self._spent[doing] += elapsed
         return elapsed
@@ -138,7 +138,7 @@ BecomeRole = Callable[[str, int, Shard], None]
 
 
 def cannot(what: str) -> Callable[..., NoReturn]:
-    """Return a function that refuses: the caller must never ask this worker for it."""
+    """Return a function that refuses to do what this worker must never be asked for."""
 
     def refuse(*_: object) -> NoReturn:
         raise LocalProtocolError(f"this worker cannot {what}")
@@ -173,7 +173,7 @@ class Shown(Protocol):
     """A role as a status shows it."""
 
     def waits(self) -> str:
-        """Return what it waits for, as text; "" for nothing."""
+        """Return what the role waits for, as text; "" for nothing."""
         ...
 
     def standing(self) -> dict[str, object]:
@@ -275,7 +275,7 @@ class Player:
         return self.since if self.waits else None
 
     def interrupts(self, now: Callable[[], float]) -> Callable[[], bool]:
-        """Return a function that a waiting worker calls again and again, and which is true once it must give up.
+        """Return a function that a waiting worker calls repeatedly; it returns True once the worker must give up.
 
         From its first call on, the client counts as waiting.
         """

@@ -64,7 +64,7 @@ class Pump:
             try:
                 while not self._stopping:
                     self._endpoint.poll(None)
-            except BaseException as error:  # raised in the thread that waits for this one
+            except BaseException as error:  # the thread that waits for this one raises the error
                 self._error = error
             self._stopped.release()
 

@@ -39,7 +39,7 @@ class _OnShards(dict[Any, Any]):
 class ServerOptimizer(torch.optim.Optimizer):
     """Optimizer that a script steps instead of its own.
 
-    With local steps it sets the rate of these: the replica's own optimizer is `vectors.local`.
+    With local steps it sets the rate of the local optimizer: the replica's own optimizer is `vectors.local`.
 
     Each push carries the rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it), as a factor of the
     rate with which the job began, and every other number that the script changes in a group.
@@ -176,7 +176,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     @property
     def _why_not(self) -> str:
-        """Why pushes carry no other change than one rate; "" where they do."""
+        """Reason why pushes carry no change except that of one rate; "" where they carry others."""
         strategy = self._settings.strategy
         if strategy.held_by is not Holder.SHARDS:
             return f"with strategy {strategy.name} only the job may change it"

@@ -278,7 +278,7 @@ class SplitModel(nn.Module):
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
             raise UsageError("a split model is called with a tensor that requires a gradient: detach it")
 
-    # methods of whole models
+    # methods that only a whole model has
 
     def train(self, mode: bool = True) -> SplitModel:
         """Return the model, which is always in training.
@@ -333,7 +333,7 @@ class _HandedOut(torch.autograd.Function):
 def _placed(here: Cut, inputs: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
     """Return a call's arguments in the order of the model's forward, as many as it was traced with.
 
-    More of them are left out if they are defaults, with which the model was traced too.
+    Further arguments are left out if they have their defaults, with which the model was traced.
     """
     try:
         call = here.signature.bind(*inputs, **named)

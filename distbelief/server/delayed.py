@@ -54,7 +54,7 @@ class DelayedNesterov(torch.optim.Optimizer):
         if state["arrived"] < period:
             p.add_(state["momentum"], alpha=-lr * share * momentum)
             return
-        # more have arrived than the period is long where a replica has left in it
+        # where a replica has left within the period, more changes than its new length have arrived
         state["momentum"].mul_(momentum).add_(state["changes"], alpha=1.0 / float(state["arrived"]))
         p.add_(state["momentum"], alpha=-lr * (1.0 - share * (period - 1)) * momentum)
         state["changes"].zero_()

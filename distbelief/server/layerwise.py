@@ -2,8 +2,8 @@
 
 A layer may be cut across shards or partitions, so a step has two halves. `squares` returns the squared norms of the
 parts that are here, in float64, and changes nothing; `finish` takes those of the whole layers. The rate is not folded
-into the momentum, which therefore needs no correction when the rate changes (Goyal et al. 2017, remark 2). LARS of the
-paper folds it in, and so does this one with `correction` off.
+into the momentum, which therefore needs no correction when the rate changes (Goyal et al. 2017, remark 2). The paper's
+LARS folds it in, and so does this one with `correction` off.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Layers:
     def squares(self) -> Squares:
         """Return the squared norms of the parts that are here of cut layers."""
         self._squares = self._optimizer.squares()
-        rows = self._squares.tolist()  # all at once: it may be on a device
+        rows = self._squares.tolist()  # all norms at once, since they may be on a device
         return tuple((number, *rows[row]) for number, row in self._rows.items())
 
     def step(self, norms: Squares) -> None:

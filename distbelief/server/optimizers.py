@@ -121,7 +121,7 @@ def _spare_dynamo() -> None:
     # the import takes 1.2 s and 70 MB in every process that steps parameters, and serves only compiled models
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is not None and "torch._dynamo" not in sys.modules:
-        function.__dynamo_disable = function  # torch keeps its wrapper here, and makes none where it finds one
+        function.__dynamo_disable = function  # torch makes no wrapper where this attribute has one
 
 
 def check(settings: Optimizer) -> None:
@@ -204,7 +204,7 @@ def step_without(
         parameter, elements = before.part
         parameter[elements].copy_(before.values)
         for key, value in _state(optimizer, before.part).items():
-            value.copy_(before.state[key]) if key in before.state else value.zero_()  # new state of this step
+            value.copy_(before.state[key]) if key in before.state else value.zero_()  # this step has created the state
         state = optimizer.state[parameter]
         if before.left_out and COUNT in state:
             state.setdefault(MISSED, torch.zeros_like(parameter, dtype=torch.int32))[elements] += 1
@@ -239,6 +239,6 @@ def _step_apart(optimizer: torch.optim.Optimizer, late: Sequence[_Apart]) -> Non
         for part, view in zip(parts, views, strict=True):
             assert part.parameter.grad is not None
             view.grad = part.parameter.grad[part.elements]
-            count = optimizer.state[part.parameter][COUNT]  # it includes this step of the rest
+            count = optimizer.state[part.parameter][COUNT]  # the count includes this step of the other parts
             alone.state[view] = {**_state(optimizer, part), COUNT: count - 1 - missed}
         stepper(alone)()

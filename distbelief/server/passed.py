@@ -168,7 +168,7 @@ class PassedSlice:
         self.lying: Callable[[int], Sequence[torch.Tensor]] = lambda _: ()
         """Returns the gradients of a slot that lie where autograd made them; none where they are in the slot."""
 
-    # which buffer is newest
+    # the word that says which buffer is newest
 
     @property
     def changes(self) -> int:
@@ -327,7 +327,7 @@ class PassedSlice:
             if name in arrays and arrays[name].data_ptr() != room.data_ptr():
                 room.copy_(arrays[name])
             elif name not in arrays and _is_missed(name):
-                room.zero_()  # it is of a change that was never published
+                room.zero_()  # the last change of this place was never published
 
     def _settle(self) -> None:
         """Move new arrays of the optimizer into the memory."""

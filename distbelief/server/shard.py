@@ -227,8 +227,8 @@ class Shard:
         )
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        # These three read the shard's state, which amid an update is not of one moment: pushes were taken and are not
-        # in the parameters, and their sum is no part of a checkpoint.
+        # These three handlers read the shard's state, which is not of one moment during an update: pushes that were
+        # taken are not yet in the parameters, and a checkpoint does not contain their sum.
         if self._pending is not None and isinstance(
             event, checkpointing.Snapshot | checkpointing.Describe | mirroring.BeginMirroring
         ):
@@ -312,7 +312,7 @@ class Shard:
         self.policy.restore(state.policy)
 
     def begin_life(self, incarnation: int) -> list[Effect]:
-        """Begin another incarnation, on memory and state that outlived the process of the last."""
+        """Begin another incarnation, on memory and state that outlived the process of the last one."""
         self.version, self._began = Version(incarnation, self.version.updates), self.version.updates
         note = records.Note(f"{self.role} goes on from shared memory: nothing that was applied is lost")
         return [WriteRecord(note), self._restored(loaded=True)]
@@ -356,7 +356,7 @@ class Shard:
         if event.replaces and others:
             why = f"{others[0]} trains them too: only one replica alone may"
             return [Send(sender, membership.Refused(f"the script has written to its parameters, and {why}"))]
-        # only the first initialises a range: messages of a replica that died may come after its successor's
+        # only the first values initialise a range: messages of a dead replica may come after its successor's
         if payload is not None and (part in self._blank or event.replaces):
             self._blank.discard(part)
             self.held.fill(payload, frozen)
@@ -366,7 +366,7 @@ class Shard:
         # Check first that the push can be applied; then the ledger judges whether it is new. A new push is applied,
         # gathered or held, as the policy decides. One that comes again was sent to the incarnation before, or its
         # acknowledgement was lost: it is acknowledged, and not applied.
-        held_range = self._held_range or self.own  # `own`, without the call
+        held_range = self._held_range or self.own  # the value of `own`, without the cost of the call
         model = self._model(held_range, sender, event, payload)
         held = held_range.slice.of(model)
         assert payload is not None
@@ -379,7 +379,7 @@ class Shard:
             )
         taking = self.ledger.judge(sender, event.partition, event.incarnation, event.clock).taking
         if taking is REFUSE:
-            return []  # its sender has ended
+            return []  # this incarnation of its sender has ended
         copies: list[Effect] = []
         answers: list[Effect] = []
         if taking is APPLY:
@@ -399,7 +399,7 @@ class Shard:
                     scale = verdict.scale * event.rate
                     held.gather(sender, event.slot, payload, scale, average=False, covered=covered)
                     self.count_push(staleness)
-                    version = Version(incarnation, updates + 1)  # the next update includes this push
+                    version = Version(incarnation, updates + 1)  # this push counts as part of the next update
                     copies = self._copy(GATHERED, sender, event, payload, staleness, scale)
                     return [*copies, *self.mirror.after([acknowledgement(sender, event, version)]), *self._settle()]
                 factor *= verdict.scale
@@ -412,9 +412,9 @@ class Shard:
             if self.policy.floor > floor:
                 answers = self.let_go()
         elif self._is_held(Key(sender, event.incarnation, event.clock)):
-            return []  # it is acknowledged with its update
+            return []  # a held push is acknowledged once it is in an update
         else:
-            # a shard that replaces another learns here the tick of a replica
+            # from this, a shard that replaces another learns the replica's tick
             self.policy.applied(sender, event.tick)
             answers = self.let_go()
         dropped = taking is ACKNOWLEDGE and self.ledger.dropped(sender, event.incarnation, event.clock)
@@ -484,7 +484,7 @@ class Shard:
                 f"{', '.join(pushing.ENCODINGS)}; install the same distbelief everywhere"
             )
         if event.partition != roles.partition_of(sender):
-            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, which it is not")
+            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, but is another")
         covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
         moving = self.own.moving
         return RemoteProtocolError(

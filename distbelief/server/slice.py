@@ -245,7 +245,7 @@ class TorchSlice:
 
     def set_options(self, options: Sequence[GroupOption]) -> None:
         if options != self._options and self._optimizer is not None:
-            self._options, self._factor = options, math.nan  # unequal to any factor: the next step sets the rates
+            self._options, self._factor = options, math.nan  # NaN equals no factor: the next step sets the rates
             for group, job_options in zip(self._optimizer.param_groups, self._job_options, strict=True):
                 group.update(job_options)
 
@@ -445,7 +445,7 @@ class TorchSlice:
         return not extras and not any(piece.master for piece in self._trained)
 
     def apply_to(self, other: TorchSlice, sender: str, slot: int, payload: Payload, factor: float) -> None:
-        """Become what another slice would be after `apply`, where a step `adds`; the other does not change."""
+        """Take the values that another slice would have after `apply`, where a step `adds`; leave that slice alone."""
         # one pass reads the other's parameters and the gradient, and writes here, without a copy first
         gradients, values = self._typed(sender, slot, payload)
         for piece, before, gradient, rate in zip(self._trained, other._trained, gradients, self._rates, strict=True):
@@ -464,7 +464,7 @@ class TorchSlice:
         return [StepPart(_data(self._trained[parameter.piece]), parameter.within) for parameter in self._parameters]
 
     def add_to(self, other: TorchSlice, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """Do as `apply_to`, of a model without buffers, with gradients that lie where autograd made them."""
+        """Do as `apply_to`, for a model without buffers, with gradients left where autograd made them."""
         for mine, before in zip(self._parameters, other._parameters, strict=True):
             gradient = mine.of(gradients)
             torch.add(before.tensor, gradient, alpha=-self._rates[mine.piece] * factor, out=mine.tensor)

@@ -180,7 +180,7 @@ class Standby:
     def _repeat(self, sender: str, event: mirroring.Numbered, payload: Payload | None) -> list[Effect]:
         """Repeat a change of the shard, and confirm it."""
         if self.following is None or event.incarnation != self.following.incarnation:
-            return []  # late, from an incarnation that is gone
+            return []  # late messages from an incarnation that is gone
         self._repeats[type(event)](self.following, sender, event, payload)
         slot = event.slot if isinstance(event, Bulk) else -1
         return [Send(self._shard, mirroring.Confirmed(self.incarnation, event.number, slot))]

@@ -42,7 +42,7 @@ class Indices:
         return replace(self, start=max(self.start, 0), stop=min(self.stop, shape.fixed[self.dimension]))
 
     def common(self, other: Indices) -> Indices | None:
-        """Return the indices that both contain in the same dimension, if any."""
+        """Return the indices that two pieces share, if they divide the same dimension."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Indices(self.dimension, start, stop) if start < stop else None
 

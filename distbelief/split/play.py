@@ -158,7 +158,7 @@ class Passes:
             total = self.begins.get(result.value)
             if self.program.loss == OwnValue(result.value):
                 total = torch.full_like(tensor, self.batches[number].weight)
-            # sums begin with the gradient of the last user, as in the whole model
+            # sums begin with the gradient of the last consumer, as in the whole model
             for transfer in reversed(result.transfers):
                 if transfer.shape.differentiable:
                     gradient = self._arrived.pop(Crossing(transfer.number, number, Pass.BACKWARD))

@@ -102,7 +102,7 @@ class Rewriter:
         """Compute a whole node at one partition."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda value: self.whole(self._values[value], partition))
         if node.op == "get_attr":
-            self._values[node] = Value(node)  # placed at the first partition that needs it
+            self._values[node] = Value(node)  # this node is placed at the first partition that needs it
             return
         computed = self._call(node, partition, None, args, kwargs)
         self._values[node] = Value(node, {partition: computed})
@@ -342,7 +342,7 @@ class Rewriter:
         return self._known(call, partition, node.meta["path"], shape)
 
     def _share(self, node: fx.Node, part: NodeShare | None) -> float:
-        """Return a part's share of a node's operations, by its output, or equal shares for summands."""
+        """Return a part's share of a node's operations: its share of the output, or an equal one for a summand."""
         whole = self._traced.shapes.get(node)
         if part is None or whole is None:
             return 1.0

@@ -201,7 +201,7 @@ class _Tidied:
     def _item(self, new: fx.Node, key: Argument, values: tuple[object, object]) -> Any:
         leaves = pytree.tree_leaves(values[0])
         tensors = any(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        # with real tensors, a number beside them may depend on their values
+        # with real tensors, a computed number may depend on their values
         numbers = self._observed.real and any(isinstance(leaf, int | float) for leaf in leaves)
         if not tensors and not numbers:
             return self._constant(*values)

@@ -267,7 +267,7 @@ def _told(model: nn.Module, failure: BaseException) -> str:
         if not path.is_relative_to(OURS) and not {"torch", "<string>"} & set(path.parts):
             where = f" at {frame.filename}:{frame.lineno}: {frame.line}"
     reason = str(failure).strip().split("\n")[0]
-    if isinstance(failure, UsageError):  # its message names the remedy already
+    if isinstance(failure, UsageError):  # this error's message already names the remedy
         return f"{kind} cannot be traced{where}: {reason}"
     return (
         f"{kind} cannot be traced{where} ({type(failure).__name__}: {reason}); put code that depends on values, "

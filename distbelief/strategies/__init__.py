@@ -42,7 +42,7 @@ def find(name: str) -> type[Strategy]:
     if bare := [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]:
         raise UsageError(f"strategy {name!r}: its field {bare[0]!r} has no default; give it one")
     if clashing := [field.name for field in fields(kind) if field.init and hasattr(Traits, field.name)]:
-        raise UsageError(f"strategy {name!r}: its field {clashing[0]!r} has the name of a trait; call it otherwise")
+        raise UsageError(f"strategy {name!r}: its field {clashing[0]!r} has the name of a trait; rename it")
     know(name, kind)
     return kind
 

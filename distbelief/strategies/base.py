@@ -194,7 +194,7 @@ def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, l
     if choice not in PATHS:
         raise unknown("path", choice, PATHS)
     why = strategy.served_because(settings, carrier)
-    if not why and strategy.needs_memory(settings, carrier):  # the strategy has no other path
+    if not why and strategy.needs_memory(settings, carrier):  # served is the only path of this strategy
         return DIRECT
     why = why or lacking
     if choice == DIRECT and why:

@@ -114,7 +114,7 @@ class Cast:
     def scripted(self, role: str, incarnation: int, stage: Stage, loop: ScriptedLoop) -> PlayedRole:
         """Return a replica whose loop is a user's script."""
         flat = loop.flat
-        task = Task(model=lambda: flat.module, train=list)  # never used: the script has model and data
+        task = Task(model=lambda: flat.module, train=list)  # this is never used: the script brings model and data
         context = Context(
             role,
             incarnation,

@@ -144,7 +144,7 @@ class Context:
         return SplitCompute(siblings, self.part, self._crossings(self.part))
 
     def _crossings(self, part: Part) -> Crossings | None:
-        """Return the memory for what crosses between this replica's partitions: its range of that which all share."""
+        """Return the memory for what crosses between this replica's partitions: its range of what all share."""
         if self.stage.crossings is None or not in_order():
             return None
         partitions = self.settings.partitions

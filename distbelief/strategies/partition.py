@@ -71,10 +71,10 @@ def check_model(task: Task, settings: Settings) -> None:
             with torch.device("meta"):
                 model = task.model()
             _check_model(task, model, settings)
-        except Exception:  # any error of a model that has no values
+        except Exception:  # a model without values may raise any error
             with contextlib.suppress(DataError, TrainingError):
                 model = build_on_disk(task, settings.seed).model
-                layout_of(model)  # refuses a model that cannot be trained, split or not
+                layout_of(model)  # this refuses a model that cannot be trained at all
                 _check_model(task, model, settings)
 
 

@@ -42,7 +42,7 @@ class Constrained(nn.Module):
         self._shape, self._size, self._values = stored.shape, stored.size, stored.values
         places = None if stored.positions is None else torch.from_numpy(stored.positions)
         ids = None if stored.ids is None else torch.from_numpy(stored.ids.astype(np.int64))
-        # not in the state dict: they come from the file, and never change
+        # not in the state dict: positions come from the file, and never change
         self.register_buffer("positions", places, persistent=False)
         self.register_buffer("ids", ids, persistent=False)
 

@@ -286,7 +286,7 @@ class FlatModule:
 
     @property
     def only_reads(self) -> bool:
-        """Return whether no module writes to parameters as it computes, as an embedding with `max_norm` does."""
+        """Return whether the model computes without writing to its parameters; an embedding with `max_norm` writes."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
 
     def bind(
@@ -312,7 +312,7 @@ class FlatModule:
         names = [entry.tensor.name for entry in self.trained_entries]
         self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
-        # local steps are made on a copy: the fetched values stay, for the change since then
+        # local steps are made on a copy: the fetched values stay, so that the change can be computed
         self._copied = self._staged or self.local is not None
         self._working = (
             [torch.zeros_like(g, device=self.device) for g in gradients] if self._staged else self._gradients
@@ -375,7 +375,7 @@ class FlatModule:
         """Write the values of the model into a gradient slot, to initialise the shards."""
         self.write(self._gradients[slot])
         if self._users is not None:
-            self._users.keep("frozen")  # other tensors are fetched again
+            self._users.keep("frozen")  # all other tensors are fetched again
 
     def swap(self, landing: int, parts: Sequence[Range] = ()) -> None:
         """Compute with parameter vector `landing` from now on; if `parts` are given, only these have changed.
@@ -468,7 +468,7 @@ class FlatModule:
                     view.zero_()
             elif first:
                 try:
-                    view.copy_(parameter.grad.detach())  # attached, its history would grow
+                    view.copy_(parameter.grad.detach())  # if it stayed attached, its autograd history would grow
                 except RuntimeError as error:
                     if parameter.grad.layout is torch.strided:
                         raise
@@ -534,11 +534,11 @@ class FlatModule:
             group["lr"] = own
 
     def change(self, slot: int, part: Range | None = None) -> None:
-        """Write the fetched less the present values of the trained parameters into a slot, or a part of it.
+        """Write the fetched values of the trained parameters less the present ones into a slot, or a part of it.
 
         The slot does not cover parameters without a gradient since the fetch, or with parts ever.
         """
-        # the shards' optimizer descends along it, from the fetched values towards the present ones
+        # the shards' optimizer descends along this change, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
         vectors = self.trained_entries, self._slots[slot], fetched, self._trained
         for entry, view, before, parameter in zip(*vectors, strict=True):

@@ -42,7 +42,7 @@ class Built(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Return that reason as a clause for a sentence about partitions, or ""."""
+        """Return `why_in_memory` as a clause for a sentence about partitions, or ""."""
         why = self.why_in_memory
         return f"; each partition built more than its own part in memory, and dropped the rest, as {why}" if why else ""
 
@@ -78,10 +78,10 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
         if not files.refused:
             return Built(model, files.why_in_memory(model))
     except Exception:
-        if not files.refused:  # an error of the model itself, which would come again
+        if not files.refused:  # the model's own error would be raised again
             raise
     finally:
-        torch._dynamo.reset()  # it would never again compile code that it saw under such a mode
+        torch._dynamo.reset()  # torch.compile would never again compile code that it saw under such a mode
     random.setstate(chance[0])
     numpy.random.set_state(chance[1])
     torch.set_default_dtype(dtype)
@@ -122,7 +122,7 @@ class _InFiles(TorchDispatchMode):
         arguments = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, _plain((args, kwargs)))}
         try:
             result = func(*args, **(kwargs or {}))
-        except Exception as error:  # the model's function may catch it and continue
+        except Exception as error:  # the model's function may catch the error and continue
             if arguments.keys() & self._files.keys():
                 self.refused = f"its function had an error of {_named(func, error)} with a tensor in a file"
             raise
@@ -130,7 +130,7 @@ class _InFiles(TorchDispatchMode):
             try:
                 arguments |= self._move(func, result, arguments)
             except Exception as error:
-                self.refused = f"a tensor of {_named(func, error)} cannot be set to a file"
+                self.refused = f"a tensor of {_named(func, error)} cannot be moved to a file"
                 raise
         self._come_to(arguments.values())
         return result

@@ -135,7 +135,7 @@ def owners_of(settings: Settings, samples: int, data: Data | None = None) -> Ten
     owners = torch.empty(samples, dtype=torch.int64)
     for replica in range(settings.replicas):
         first = cut_numbers(replica, settings.replicas, batches).start * settings.batch_size
-        owners[cut[first:]] = replica  # up to the part of the next replica, which overwrites the rest
+        owners[cut[first:]] = replica  # to the end: the next replica overwrites what is not this one's
     return owners
 
 

@@ -39,7 +39,7 @@ def check_rows(layout: Layout, settings: Settings) -> None:
         if optimizer.name not in SPARSE or extra:
             what = f"option {extra}" if optimizer.name in SPARSE else f"--optimizer {optimizer.name}"
             raise UsageError(
-                f"{what}: the gradients of {entry.tensor.name!r} are sparse, and torch has no such rule that leaves "
+                f"{what}: the gradients of {entry.tensor.name!r} are sparse, and no such rule of torch leaves "
                 f"other rows alone; use plain {' or '.join(SPARSE)}, or make the embedding with sparse=False"
             )
         if settings.clip_norm:

@@ -123,7 +123,7 @@ class UsersTensors:
         """Return the parameters whose values are no longer those copied into them."""
         self._steps += 1
         if (marks := self._marked()) != self._marks:
-            self._targets = []  # a tensor may have other memory
+            self._targets = []  # a tensor may have moved to other memory
         elif not (self._small or self._steps <= FIRST or self._steps % EVERY == 0):
             return []
         written = [self._tensors[at].name for at in self._parameters if not _same(self.now[at], self._values[at])]
@@ -133,7 +133,7 @@ class UsersTensors:
 
     def keep(self, *kinds: Kind) -> None:
         """Take the current values of some kinds of tensors as copied values."""
-        # there are none before the first copy
+        # there are no marks before the first copy
         for tensor, now, value in zip(self._tensors, self.now, self._values, strict=False):
             if tensor.kind in kinds:
                 value.copy_(now.detach())

@@ -302,5 +302,5 @@ def _metric_sum(task: Task, name: str, output: object, targets: object, samples:
     except (Exception, SystemExit) as error:
         raise TrainingError(f"{subject} raised {type(error).__name__}: {error}; {remedy}") from error
     if name == ACCURACY and not 0 <= value <= samples * (1 + 1e-6):
-        raise TrainingError(f"{subject} is {value:g} for {samples} samples, and counts those that are right; {remedy}")
+        raise TrainingError(f"{subject} is {value:g} for {samples} samples, but must count the right ones; {remedy}")
     return value

@@ -178,7 +178,7 @@ class _Check:
             while (done := self.side.fabric.reduce()) is None:
                 assert monotonic() < end, f"{self.algorithm}: nobody learns that a rank has left"
             assert not done, f"{self.algorithm}: a round is done without a rank that has left"
-            self.side.leave()  # for the ranks that wait for this one
+            self.side.leave()  # so that no rank waits for this one
         self.meet()
 
     def _quickly(self, act: Callable[[], bool | None] | Callable[[], None], what: str) -> bool | None:

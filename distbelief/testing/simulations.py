@@ -40,7 +40,7 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
 
     def sent(sender: str, to: str, message: Message) -> None:
         before(sender, to, message)
-        again = to == roles.COORDINATOR and id(message) in known  # repeated for a new coordinator
+        again = to == roles.COORDINATOR and id(message) in known  # a new coordinator reports it again
         if network.says(sender, message) and not again:
             if to == roles.COORDINATOR:
                 known[id(message)] = message
@@ -152,7 +152,7 @@ def draw_revivals(chance: random.Random, restarts: int) -> tuple[Crash, ...]:
 
 
 def draw_outages(chance: random.Random, replicas: int, shards: int, dying: Sequence[str]) -> tuple[Outage, ...]:
-    """Draw up to three outages for a sweep; often roles that will die are on one side, so that both faults meet.
+    """Draw up to three outages for a sweep. They often cut off roles that will die, so that both faults meet.
 
     >>> draw_outages(random.Random(6), 3, 2, ["replica 2"])[0].side
     ('replica 2',)

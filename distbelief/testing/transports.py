@@ -306,7 +306,7 @@ def _counts(make_pair: MakePair) -> None:
         assert sent == received, f"{sent} bytes of {message} were counted by the sender, {received} by the receiver"
         assert mapped in (0, size), f"{mapped} bytes behind {message} were found in memory"
         whole = len(wire.encode(message)) + size - mapped
-        beside = sent - whole  # bytes that a carrier adds
+        beside = sent - whole  # bytes that the carrier adds to the message
         assert beside == 0 if size else beside >= 0, f"{message} was counted as {sent} bytes: it has {whole}"
     bench.close()
 
@@ -391,7 +391,7 @@ def _possessions() -> list[str]:
         try:
             held.append(os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0])
         except OSError:
-            continue  # the descriptor that lists them
+            continue  # the descriptor of the listing itself
     maps = Path("/proc/self/maps").read_text().splitlines()
     held += [line.split(maxsplit=5)[5] for line in maps if "memfd:" in line or "/dev/shm/" in line]
     held += [name for name in os.listdir("/dev/shm") if "distbelief" in name or f"_{os.getpid()}_" in name]

@@ -294,7 +294,7 @@ class VirtualHost:
             self._clock.call_at(self._clock.time + left / self.speed(len(self._working)), self._end_first, self._plans)
 
     def _end_first(self, plan: int) -> None:
-        if plan == self._plans:  # otherwise work has begun or ended since, and a later plan counts
+        if plan == self._plans:  # otherwise this plan is out of date: work has begun or ended since
             self._pass()
             self._virtual, _, thread = heapq.heappop(self._working)
             self._plan()

@@ -64,7 +64,7 @@ class Link:
         self.views: dict[tuple[str, int, int, int], torch.Tensor] = {}
         self.error = ""  # why nothing more can be sent
         self.closed = False
-        self.dropped = False  # true if it is closed, or the next poll will close it: nothing from it is delivered
+        self.dropped = False  # true once it is closed, or will be by the next poll: it delivers nothing more
         self._epoll = epoll
         self._spare = spare
 

@@ -305,7 +305,7 @@ class SocketEndpoint(NetworkEndpoint):
             self._strangers[link.fd] = link
             if len(self._strangers) > STRANGERS_LIMIT:
                 oldest = next(iter(self._strangers.values()))
-                self._read(oldest)  # its introduction may have arrived unread
+                self._read(oldest)  # the peer's introduction may have arrived unread
                 if not oldest.role:
                     self._lose(oldest, "too many links wait for their introduction")
 
@@ -318,7 +318,7 @@ class SocketEndpoint(NetworkEndpoint):
         for link in list(self._strangers.values()):
             if link.deadline > now:
                 break
-            self._read(link)  # its introduction may have arrived in time, while this process was busy
+            self._read(link)  # the peer's introduction may have arrived in time, while this process was busy
             if link.role:
                 continue
             self._lose(link, f"no introduction within {HELLO_SECONDS} s")

@@ -182,7 +182,7 @@ class TcpEndpoint(SocketEndpoint):
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:
-        return connection  # it has the listener's options
+        return connection  # an accepted connection has the listener's options
 
     def _borrow(self, link: Link) -> None:
         """Reserve addresses for the peer's pushes; only pages that it fills take memory."""

@@ -74,7 +74,7 @@ class TlsEndpoint(TcpEndpoint):
         assert isinstance(connection, TlsSocket)
         if not connection.peer:
             connection.greet()
-        return connection.recv_into(self._scratch)  # all of a record, as epoll does not see decrypted bytes
+        return connection.recv_into(self._scratch)  # read a whole record, as epoll does not see decrypted bytes
 
     def _meet(self, link: Link, message: Message) -> None:
         assert isinstance(link.socket, TlsSocket)

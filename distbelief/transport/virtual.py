@@ -401,7 +401,7 @@ class VirtualEndpoint(Endpoint):
         if self.ended:
             return
         self.ended = True
-        # these callers have a link to this role, which still has one to their earlier incarnation
+        # these callers have linked to this role, which still has a link to their earlier incarnation
         peers = (*(link.peer for link in self.links.values()), *self.callers)
         for peer in {id(peer): peer for peer in peers}.values():
             peer._hear_of_end(self, f"{self.role} ended", self.links[peer.role].last)

@@ -335,9 +335,9 @@ REFUSED = {
     "train digits downpour --hostfile nowhere": "--hostfile nowhere cannot be read",
     "train digits downpour --dry-run": "--dry-run True: needs several hosts",
     "train digits downpour --hosts a:2 --leave-within nan": "--leave-within nan: is a number of seconds, 0 or more",
-    "train digits downpour --hosts a:2 --listen 0.0.0.0": "--listen 0.0.0.0: is of one host, and there are several",
+    "train digits downpour --hosts a:2 --listen 0.0.0.0": "--listen 0.0.0.0: is for one host, but there are several",
     "train digits downpour --on ray --hosts a:2": "--hosts a:2: with --on ray the hosts are the nodes of the cluster",
-    "train digits downpour --hosts a:2 --tickets /tmp": "--tickets /tmp: is of a command that srun, torchrun or mpirun",
+    "train digits downpour --hosts a:2 --tickets /tmp": "--tickets /tmp: is for a command that srun, torchrun or",
     "train digits downpour --on rya": "unknown engine 'rya'; did you mean 'ray'?",
     "split digits --split stages --chunks 2": "--chunks 2: is for a split by time, and stages is none",
     "split digits --seconds 0": "--seconds 0: must be more than 0",
@@ -743,12 +743,12 @@ NO_TEXT = os.fsdecode(b"r\xe9sultat")
 def test_words_that_are_no_text_are_refused_by_name(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*words, NO_TEXT]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"distbelief: {NO_TEXT!r}: is no UTF-8, or the locale has another encoding; ")
+    assert said.startswith(f"distbelief: {NO_TEXT!r}: is not UTF-8, or the locale has another encoding; ")
     assert said.count("\n") == 1
 
 
 def test_options_that_are_no_text_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"^Job\(out='r.udce9sultat'\): is no UTF-8"):
+    with pytest.raises(UsageError, match=r"^Job\(out='r.udce9sultat'\): is not UTF-8"):
         db.Job("digits", "downpour", out=NO_TEXT)
 
 

@@ -90,7 +90,7 @@ def test_a_huffman_code_is_within_3_percent_of_the_entropy(bits: int) -> None:
         assert len(Huffman(bits).encode(symbols)) < 1.03 * entropy(symbols) + 2 * TABLE
 
 
-@pytest.mark.parametrize(("count", "told"), [(1000, "has more, or fewer"), (1 << 24, "which cannot hold them")])
+@pytest.mark.parametrize(("count", "told"), [(1000, "has more bytes or fewer"), (1 << 24, "which cannot hold them")])
 def test_a_code_is_not_unpacked_beyond_what_was_asked_for_and_its_bytes_pay_for(count: int, told: str) -> None:
     """Of 16 million zeros in 16 kB, as deflate repeats what it has seen."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)

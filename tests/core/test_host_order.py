@@ -199,7 +199,7 @@ def test_the_faster_way_counts_and_a_pair_that_was_not_measured_is_named() -> No
     assert "SwitchName=s0 LinkSpeed=1000 Nodes=a,b" in topology_of([a, b])
     with pytest.raises(UsageError, match=r"no bandwidth was measured between hosts b and c"):
         topology_of([b, HostReport("c", ways={})])
-    with pytest.raises(UsageError, match="of a single host there is nothing to measure"):
+    with pytest.raises(UsageError, match="between one host and itself there is nothing to measure"):
         topology_of([a])
 
 

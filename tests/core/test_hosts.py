@@ -444,7 +444,7 @@ def test_a_rank_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("downpour --hosts a:2", "--hosts a:2: mpirun has started this command 2 times, and where it did are the"),
+        ("downpour --hosts a:2", "--hosts a:2: mpirun has started this command 2 times, on the hosts of the job"),
         ("downpour --on ssh", "--on ssh: mpirun has started this command 2 times"),
         ("single", "single runs in one process: start it once, without mpirun"),
         ("downpour --tickets {folder}/nowhere", "no ticket can be written to"),

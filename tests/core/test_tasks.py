@@ -392,7 +392,7 @@ def test_metrics_by_name_are_means_over_the_samples() -> None:
             correct,
             r"metric 'accuracy' \(correct\) of task 'mine:task' raised ValueError: counts correct classes: .*=None",
         ),
-        (lambda *_: 5, r"metric 'accuracy' .* is 5 for 4 samples, and counts those that are right; .*=None"),
+        (lambda *_: 5, r"metric 'accuracy' .* is 5 for 4 samples, but must count the right ones; .*=None"),
         ({"mine": lambda *_: "many"}, r"metric 'mine' .* raised ValueError: could not convert string to float"),
     ],
 )

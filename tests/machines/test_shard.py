@@ -277,7 +277,7 @@ VALUES = numbers(MOVING, 0)
             VALUES,
             r"what covers \[128, \d+\), \[0, 128\); it holds",
         ),
-        (changed(partition=1), VALUES, "replica 0 pushed for partition 1, which it is not"),
+        (changed(partition=1), VALUES, "replica 0 pushed for partition 1, but is another"),
         (pushing.Fetch(0, 0, 128), None, r"names \[0, 128\), which is not what shard 0 holds"),
         (initialising.Initialise(0, 4, MOVING), VALUES[4:], "which is not what shard 0 holds"),
         (membership.Leave(), None, "a shard does not take Leave"),

@@ -93,7 +93,7 @@ def test_of_more_than_may_be_served_at_once_who_has_taken_longest_goes(
 
 
 def test_no_word_is_longer_than_its_limit() -> None:
-    for length, why in ((8, "the link was closed"), (9, "a word of 9 bytes is over the limit of 8")):
+    for length, why in ((8, "the link was closed"), (9, "a message of 9 bytes is over the limit of 8")):
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:

@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[object, str, object, str]] = {
         "^this job needs some 17 processes and threads, and this machine begins 0 .*: raise what it allows .*replicas",
     ),
     "a folder": (os, "getcwd", refuse, r"^there is no working folder \(getcwd: Operation not permitted\): go to one"),
-    "text": (os, "getcwd", lambda: os.fsdecode(b"/caf\xe9"), "^the working folder '/caf.udce9': is no UTF-8"),
+    "text": (os, "getcwd", lambda: os.fsdecode(b"/caf\xe9"), "^the working folder '/caf.udce9': is not UTF-8"),
 }  # fmt: skip
 
 

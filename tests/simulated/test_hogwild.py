@@ -514,7 +514,7 @@ def test_what_makes_no_sense_is_refused(
         (
             Hogwild(optimizer=optim("momentum")),
             {},
-            "--optimizer momentum: the gradients of 'rows.weight' are sparse, and torch has no such rule",
+            "--optimizer momentum: the gradients of 'rows.weight' are sparse, and no such rule of torch",
         ),
         (Hogwild(optimizer=optim("sgd", weight_decay=0.1)), {}, "option weight_decay"),
         (Hogwild(), {"clip_norm": 1.0}, "--clip-norm 1.0: torch clips no sparse gradients"),

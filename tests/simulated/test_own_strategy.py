@@ -56,7 +56,7 @@ def test_the_command_line_has_its_options_and_its_help(tmp_path: Path, capsys: p
         (["damped_downpour:NO_CLASS"], "module 'damped_downpour' has a int by the name 'NO_CLASS'; name a class"),
         (["damped_downpour:Damped"], "name a class of it that is a distbelief.strategies.Strategy"),
         (["damped_downpour:Bare"], "its field 'depth' has no default; give it one"),
-        (["damped_downpour:Taken"], "its field 'host_replicas' has the name of a trait; call it otherwise"),
+        (["damped_downpour:Taken"], "its field 'host_replicas' has the name of a trait; rename it"),
         (["tests/damped_downpour.py:DampedDownpour"], "is a path: write the module as Python imports it here, "
             "tests.damped_downpour:DampedDownpour"),
         (["dampoor"], "unknown strategy 'dampoor'; did you mean 'downpour'. Known: .*module:Class"),

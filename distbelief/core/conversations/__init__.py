@@ -1,1 +1,1 @@
-"""The conversations between roles: one file for each, with its messages and who may say them to whom."""
+"""The conversations between roles: one file for each, with its messages and who may send them to whom."""

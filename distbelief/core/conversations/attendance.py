@@ -34,7 +34,7 @@ class Excused(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Return(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Report of a replica to a restarted shard: the one before had acknowledged its pushes up to `clock`."""
+    """Report to a restarted shard: the one before had acknowledged pushes up to `clock`."""
 
     incarnation: int
     clock: int

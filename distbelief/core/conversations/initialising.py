@@ -74,7 +74,7 @@ SHARD = States(
         Transition(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
         Transition(
             ShardStanding.TOLD, ShardStanding.HERE, (Here,)
-        ),  # its next life, which is heard of before the death of the last
+        ),  # news of a role's next life may come before that of its last death
         Transition(ShardStanding.READY, ShardStanding.HERE, (Here,)),
         Transition(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
         Transition(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),

@@ -13,7 +13,7 @@ from distbelief.sharding.layout import Layout
 
 
 class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Shard that is there and waits for its range: its first message."""
+    """First message of a shard: it has started, and waits for its range."""
 
     incarnation: int = 0
     address: str = ""
@@ -21,7 +21,7 @@ class Here(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class PartPlace(NamedTuple):
-    """Addresses of a partition of a replica, or of a whole one, for roles that add up gradients with it."""
+    """Addresses of a whole replica, or of one partition, for roles that add up gradients with it."""
 
     place: Address
     store: str
@@ -29,7 +29,7 @@ class PartPlace(NamedTuple):
 
 
 class Join(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a replica, or of the evaluator, to take part."""
+    """Request to take part."""
 
     incarnation: int
     layout: Layout
@@ -72,7 +72,7 @@ class Refused(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Rejoin(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a member, or of the evaluator, that has lost links to shards, to be welcomed again."""
+    """Request for another welcome, after the loss of links to shards."""
 
     lost: tuple[tuple[str, int], ...] = ()
     """Shards that it has lost, each with its incarnation."""
@@ -91,7 +91,7 @@ class Finish(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Leave(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request of a replica to leave, since it has nothing more to do."""
+    """Request to leave: the replica has nothing more to do."""
 
     for_good: bool = False
     """True where its script's loop is over, so that it cannot take work again."""
@@ -104,7 +104,7 @@ class Farewell(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Stop(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request to end: from the coordinator to other roles, from the supervisor to the coordinator."""
+    """Request to end the role."""
 
     reason: str
 

@@ -52,13 +52,13 @@ class Stands(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class BeginMirroring(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Request to send the shard's state to its standby, and to acknowledge only what that has confirmed."""
+    """Request to send the shard's state to its standby, and to acknowledge only what the standby has confirmed."""
 
     place: Address
 
 
 class Unmirrored(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """News that an incarnation of the standby is gone: the shard need not wait for its confirmations."""
+    """News that an incarnation of the standby is gone: no confirmations will come."""
 
     incarnation: int
 
@@ -121,7 +121,7 @@ class StateSent(Message, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class CopyUse(StrEnum):
-    """Use of a copy of a gradient by a standby."""
+    """Use that a standby makes of its copy of a gradient."""
 
     APPLY = "apply"
     GATHER = "gather"

@@ -18,7 +18,7 @@ from distbelief.core.roles import Kind
 
 
 class PartitionHere(Message, frozen=True, array_like=True, tag=True, gc=False):
-    """Report of a partition that is there: its first message."""
+    """First message of a partition: it has started."""
 
     place: Address
     """Address at which it listens, and the incarnation of its replica, which all its partitions share."""

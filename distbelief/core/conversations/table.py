@@ -23,7 +23,7 @@ class Says(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """Move from one state to another, on one of these events; none where any event may cause it."""
+    """Move from one state to another, caused by one of these events, or by any event if none is listed."""
 
     before: StrEnum
     after: StrEnum
@@ -43,7 +43,7 @@ class States(Generic[State]):
     Args:
         of: name of the thing.
         meaning: meaning of each state; the first is the initial one.
-        moves: all allowed moves; to stay in a state is none.
+        moves: all allowed moves; staying in a state is not a move.
 
     >>> from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
     >>> CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING)
@@ -60,7 +60,7 @@ class States(Generic[State]):
         }
 
     def move(self, before: State, after: State, on: type | None = None) -> State:
-        """Return the state after a move, on an event if that is known.
+        """Return the state after a move, which the event `on` causes if it is given.
 
         Raises:
             LocalProtocolError: the table has no such move.

@@ -272,7 +272,7 @@ class _Steps:
         with _hooked(self._model, self._names, self._mark):
             end = time.perf_counter() + BURST
             if self.step() < BURST:
-                # it began with another size's data in the caches
+                # this step began with another size's data in the caches
                 self._times.pop()
                 self.busy.pop()
                 self.step()

@@ -72,7 +72,7 @@ def _lines(program: PartitionProgram, segment: Segment, transfers: Sequence[Tran
 
 
 def _module(program: PartitionProgram, path: str) -> str:
-    """Return a module's path, and the part of its first divided tensor here."""
+    """Return a module's path, and the part of its first divided tensor at this partition."""
     for name, piece in program.pieces.items():
         if name.startswith(f"{path}."):
             before = ":, " * piece.dimension

@@ -129,7 +129,7 @@ def run(task: Task | str, candidate: PlanCandidate, request: PlanRequest, second
         )
         try:
             result = Local().run(job)
-        except Interrupted:  # its message is about a job, not the plan
+        except Interrupted:  # the error's message is about a job, not the plan
             raise KeyboardInterrupt from None
     if caught or result["outcome"] == Outcome.INTERRUPTED:
         raise KeyboardInterrupt

@@ -182,7 +182,7 @@ class Pricing:
             place = Simulated(cluster.network, compute, phantom=True, hosts=hosts, handling=handling, topology=topology)
         try:
             result = place.run(job)
-        except Interrupted:  # its message is about a job, not the plan
+        except Interrupted:  # the error's message is about a job, not the plan
             raise KeyboardInterrupt from None
         return terms_of(result, candidate, self._batch_size)
 

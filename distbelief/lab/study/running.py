@@ -70,7 +70,7 @@ class Due:
 
     @property
     def folder(self) -> str:
-        """Return its folder within the study's."""
+        """Return the trial's folder within the study's."""
         slug = "".join(letter if letter.isalnum() else "-" for letter in self.arm.name.lower())
         tuned = f"tuning-{self.value:g}-" if self.tuning else ""
         return f"trials/{slug}/{tuned}seed-{self.seed}"

@@ -40,7 +40,7 @@ def sentences(report: Report) -> list[str]:
     ran = [arm for arm in report.arms if arm.trials > arm.failed]
     alike = [arm for arm in ran if arm.baseline == report.study.baseline]
     target = highest(report.study.targets, alike)
-    # success at the highest target that an arm with the study's baseline reaches
+    # results at the highest target that any arm with the study's baseline reaches
     at = {} if target is None else {arm.name: arm.at(target) for arm in alike}
     main = [_failed(report), _first(report, alike), _elsewhere(report, ran), _why(report, at), _machine(report, ran)]
     more = [_missed(at), _grid_ends(report, ran), _scaling(report), _fewest(at), _throughput(report, alike)]

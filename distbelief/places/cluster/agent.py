@@ -155,7 +155,7 @@ class Agent:
         )
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
-        """Return the spec of a process: the supervisor's part of it, with this host's."""
+        """Return the spec of a process: the part that the supervisor sent, and the part of this host."""
         from distbelief.places.processes.spec import Opening, Spec
 
         packed = self._specs.pop((role, incarnation))
@@ -220,7 +220,7 @@ def introduction(start: launched.Launched) -> AttendMeeting:
 
 
 def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connection] = ()) -> int:
-    """Serve the process that made the ticket: as the agent of this host if that opens a job, else until that is over.
+    """Serve the process that made the ticket: as this host's agent if it opens a job, else until its job is over.
 
     Args:
         far: the connection to it.
@@ -235,7 +235,7 @@ def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connecti
     ours, near = socket.socketpair()
     bridge, line = Bridge(far, near), Channel(Connection(ours.detach()), decode=OF_HOST)
     try:
-        with signals.waitable() as woken:  # a launcher ends all processes: the first handles it
+        with signals.waitable() as woken:  # a launcher signals all its processes, and the first one handles the signal
             match line.hear():
                 case OpenJob() as job:
                     return Agent(line, ends).run(job, woken)
@@ -265,7 +265,7 @@ def main(words: Sequence[str]) -> int:
     os.dup2(2, 1)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed login also closes the input
     sys.path[:0] = [os.getcwd()]
-    forkserver.start()  # it imports torch while this process finds the other
+    forkserver.start()  # the forkserver imports torch while this process looks for the other one
     try:
         far = ticket.reach(held)
     except OSError as error:

@@ -184,7 +184,7 @@ def topology_of(reports: Sequence[HostReport]) -> str:
             )
         bandwidths[_bare(host), _bare(other)] = max(way.bandwidth for way in ways)
     if not bandwidths:
-        raise UsageError("of a single host there is nothing to measure: name more with --hosts")
+        raise UsageError("between one host and itself there is nothing to measure: name more with --hosts")
     return measured_topology([_bare(report) for report in reports], bandwidths)
 
 

@@ -83,7 +83,7 @@ class Cluster(Local):
         """
         return self.ordered.hosts
 
-    @cached_property  # it reads a file, or asks Slurm
+    @cached_property  # cached, since it reads a file or asks Slurm
     def ordered(self) -> OrderedHosts:
         """Hosts in the order of the topology, or as they are written if there is none.
 
@@ -138,13 +138,13 @@ class Cluster(Local):
                 if getattr(self, name) != getattr(Cluster, name):
                     raise UsageError(
                         f"{option(name)} {getattr(self, name)}: {start.launcher} has started this command "
-                        f"{start.size} times, and where it did are the hosts; leave it off, or start it once, without "
+                        f"{start.size} times, on the hosts of the job; leave it off, or start it once, without "
                         f"{start.launcher}"
                     )
             return LAUNCHED
         if self.tickets:
             raise UsageError(
-                f"--tickets {self.tickets}: is of a command that srun, torchrun or mpirun has started several times; "
+                f"--tickets {self.tickets}: is for a command that srun, torchrun or mpirun has started several times; "
                 "leave it off"
             )
         if address is not None:
@@ -211,13 +211,13 @@ class Cluster(Local):
 
     def _check_one_host(self, name: str, instead: str) -> None:
         if getattr(self, name) != getattr(Local, name):
-            raise UsageError(f"{option(name)} {getattr(self, name)}: is of one host, and there are several; {instead}")
+            raise UsageError(f"{option(name)} {getattr(self, name)}: is for one host, but there are several; {instead}")
 
     def _check_memory(self, job: Job, settings: Settings) -> None:
         if job.strategy.needs_memory(settings, self.carrier):
             raise UsageError(
-                f"strategy {job.strategy.name} is of replicas that share one memory, and hosts have each their own: "
-                "train with another, such as downpour"
+                f"strategy {job.strategy.name} is for replicas that share one memory, but hosts have each their own: "
+                "use another, such as downpour"
             )
 
     def plan(self, settings: Settings, everybody: Sequence[str]) -> Placement:
@@ -228,7 +228,7 @@ class Cluster(Local):
         """
         if not self.slots:
             bare = next(host.name for host in self.named if not host.slots)
-            raise UsageError(f"how many slots has host {bare}? Without asking it, that must be written: {bare}:4")
+            raise UsageError(f"how many slots has host {bare}? Hosts are not asked here: write the number, {bare}:4")
         ordered = self.ordered
         sites = [HostSlots(host.name, host.slots, True, ordered.switch_of(at)) for at, host in enumerate(ordered.hosts)]
         return self._place(settings, everybody, sites)
@@ -383,7 +383,7 @@ LAUNCHED, RAY = "launched", "ray"
 ELSEWHERE = {
     "transport": "between hosts it is always tcp: leave it off",
     "bind": "each listens at its own address: leave it off, or choose that with --interface",
-    "advertise": "each is told by its own address: leave it off, or choose that with --interface",
+    "advertise": "each announces its own address: leave it off, or choose that with --interface",
     "listen": "leave it off, and name the other machines as hosts",
     "tls": "links between hosts are encrypted in any case: leave it off",
 }

@@ -92,7 +92,7 @@ class Engine:
         rank = len(self._expected) + 1
         agent = self._expected[rank] = RemoteAgent(host, process)
         assert process.stdin
-        with contextlib.suppress(ConnectionError):  # it has ended already, and its output says why
+        with contextlib.suppress(ConnectionError):  # the process has already ended, and its output says why
             process.stdin.write(msgspec.structs.replace(self._ticket, holder=Launched(rank=rank)).text)
         return agent
 

@@ -94,7 +94,7 @@ class HostProcesses:
         address = self._agents[at].address
         return msgspec.structs.replace(bare, bind=address, advertise=address)
 
-    # the methods of a place
+    # methods of `Place`
 
     def start(self, role: str, incarnation: int) -> None:
         """Start a life of a role on its host; if that is gone, on another with free slots."""

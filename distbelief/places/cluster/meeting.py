@@ -277,7 +277,7 @@ def _find(start: Launched, path: Path) -> socket.socket:
             try:
                 return reach(read_ticket(path, private=True))
             except OSError as error:
-                why = f"nobody answers who wrote {path}: {error}; open the ports between the hosts, or mend the route"
+                why = f"the writer of {path} does not answer: {error}; open the ports between hosts, or mend the route"
         time.sleep(PAUSE)
     raise JobFailed(
         f"process {start.rank} of the {start.size} that {start.launcher} has started does not find the first one: {why}"

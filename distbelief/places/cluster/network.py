@@ -51,7 +51,7 @@ class WayServer:
     def close(self) -> None:
         """Stop serving."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread that waits for a connection
         self._listener.close()
 
     def _serve(self) -> None:
@@ -118,7 +118,7 @@ def attempt(where: str, size: int = 0) -> str:
     except TimeoutError:
         return MUTE
     except OSError as error:
-        return f"its port answers, and bytes do not come: {error.strerror or error}"
+        return f"its port answers, but no bytes come: {error.strerror or error}"
 
 
 def measure_all(others: Mapping[str, str]) -> dict[str, Way]:

@@ -79,7 +79,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
     if ordered.topology is None:
         return list(ordered.notes)
     if settings.mesh.size > MOST_LOADED:
-        return [*ordered.notes, f"what links carry is shown of at most {MOST_LOADED} replicas and partitions"]
+        return [*ordered.notes, f"the load of each link is shown for at most {MOST_LOADED} replicas and partitions"]
     at = {role: ordered.numbers[host] for role, host in where.items() if host != HOME}
     routes, options = Routes(ordered.topology), reduction(settings)
     if shards := [role for role in at if roles.kind(role) is roles.Kind.SHARD]:
@@ -88,7 +88,7 @@ def lines(ordered: OrderedHosts, settings: Settings, where: Mapping[str, int]) -
         return [*ordered.notes, f"strategy {settings.strategy.name} {why}", *loads]
     name, notes = options.algorithm, []
     if name in PLACED:
-        name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; by a ring it would be:"]
+        name, notes = "ring", [f"--algorithm {name} chooses later how gradients are added up; with a ring:"]
     hosts = by_host(settings.replicas, options.per_host) if name.startswith(HIERARCHICAL) else ()
     drawn = schedule(name, settings.replicas, ELEMENTS, hosts)
     return [*ordered.notes, *notes, *draw_on(drawn, routes, [at[role] for role in roles.leads(settings.mesh)])]

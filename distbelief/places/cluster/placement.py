@@ -118,7 +118,7 @@ class Placement:
             self.where[cell], loads[chosen] = chosen, loads[chosen] + 1
 
     def _fullness(self, at: int, more: int = 1) -> float:
-        """Return the fraction of a host's slots in use, with so many more."""
+        """Return the fraction of a host's slots in use, once so many more are taken."""
         return (self._loads[at] + more) / max(self.sites[at].slots, 1e-9)
 
     def _put(self, role: str, at: int) -> None:

@@ -82,7 +82,7 @@ class RemoteAgent:
             os.set_blocking(process.stderr.fileno(), False)
 
     def come(self, far: TlsSocket, attend: AttendMeeting) -> None:
-        """Let it speak on its line, as it has come by its ticket; a thread of the server calls this.
+        """Let the agent, which has connected by its ticket, use its line; a thread of the server calls this.
 
         Raises:
             ConnectionError: it has come before.
@@ -96,11 +96,11 @@ class RemoteAgent:
 
     @property
     def waitables(self) -> list[Any]:
-        """Objects that are ready once it, or the process that starts it, has sent something or ended."""
+        """Objects that are ready once the agent, or the process that starts it, has sent something or ended."""
         return [self.line.connection, *([self._process.stderr] if self._process else [])]
 
     def hear(self) -> None:
-        """Receive its messages, and note why it is gone."""
+        """Receive the agent's messages; once it is gone, note why."""
         self.read_printed()
         if not self.line.hear_all(self.take) or (self._process and self._process.poll() is not None):
             self.gone = self.why()
@@ -134,11 +134,11 @@ class RemoteAgent:
         return lines
 
     def why(self) -> str:
-        """Return the reason for its end, by its output, with the remedy."""
+        """Return the reason for the agent's end, as its output shows it, with the remedy."""
         status = ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)  # its line has ended; its last output is there once it has exited
+                self._process.wait(1.0)  # its line has ended: the last output is there once it has exited
             status = f" (status {self._process.poll()})"
         self.read_printed()
         words = self._last_words or f"its agent ended, and said nothing{status}"
@@ -153,13 +153,13 @@ class RemoteAgent:
             self.line.close()
 
     def dismiss(self, status: int) -> None:
-        """Let it end with a status: the job is over, or its host leaves a job that goes on."""
+        """Let the agent end with a status: the job is over, or the host leaves a job that goes on."""
         self.gone = self.gone or "it has left"
         self.line.say(Dismiss(status))
         self.line.close()
 
     def reap(self, until: float) -> None:
-        """Wait until a moment for its end, then end it; one that stays is not waited for before it is dismissed."""
+        """Wait until a moment for the agent's end, then end it; one that stays must be dismissed first."""
         if self._process is None and not self.gone:
             return
         left = max(0.0, until - time.monotonic())
@@ -187,5 +187,5 @@ class RemoteLife:
         """Process id on its host; 0 until it is known."""
 
     def say(self, word: ChannelMessage) -> None:
-        """Send it a message; do nothing if it has ended."""
+        """Send the role a message; do nothing if it has ended."""
         self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor

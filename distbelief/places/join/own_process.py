@@ -57,7 +57,7 @@ def join(ticket: str | os.PathLike[str] | None = None, *, device: str = "cpu") -
     global _participation
     path = ticket or os.environ.get(TICKET, "")
     current = _participation if _participation is not None and _participation.replica.here else None
-    # a loader's worker runs the lines of a script again, and must not become a replica of its own by them
+    # a loader's worker runs the lines of a script again, and must not become a replica of its own
     inherited = ticket is None or multiprocessing.parent_process() is not None
     if not path or (current is None and inherited and loop.PLAYED in os.environ):
         return loop.join()
@@ -151,7 +151,7 @@ class OwnProcess:
             self._leave_by = time.monotonic() + LEAVE_SECONDS
             if self._turns:
                 self._words.say(Interrupt("Ctrl-C"))
-                self._process.clock.call_later(LEAVE_SECONDS, lambda _: None, None)  # a turn ends by then
+                self._process.clock.call_later(LEAVE_SECONDS, lambda _: None, None)  # ends a turn that still waits
                 return
             self.leave()
         raise KeyboardInterrupt

@@ -62,8 +62,8 @@ def read_ticket(path: str | Path, private: bool = False) -> Ticket:
 
     Args:
         path: the path of the file; "-" for standard input.
-        private: whether to refuse a file that others than this user could have read or written. A file whose name
-            others can guess must be refused then, since this process would take part in a job of theirs.
+        private: whether to refuse a file that others than this user could have read or written. This is needed where
+            others can guess the file's name: they could draw this process into a job of theirs.
 
     Raises:
         UsageError: there is no ticket there.
@@ -173,7 +173,7 @@ class TicketServer:
         while self._open:
             try:
                 visitor, _ = self._listener.accept()
-            except OSError:  # closed, or no more descriptors for the moment
+            except OSError:  # the listener is closed, or no descriptor is free for the moment
                 time.sleep(PAUSE if self._open else 0.0)
                 continue
             self._visitors[visitor] = threading.Thread(target=self._answer, args=(visitor,), name="guest", daemon=True)
@@ -206,7 +206,7 @@ class TicketServer:
             self._take(connection)
             kept = self._keeps
         except (OSError, ValueError):
-            return  # the client has to come again, with a valid request
+            return  # the client must connect again, with a valid request
         finally:
             late.cancel()
             if not kept:
@@ -218,7 +218,7 @@ class TicketServer:
 def _cut(connection: socket.socket) -> None:
     """End the traffic on a connection; the thread that serves it closes it."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose state its thread may be using
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, since another thread may be using TLS
 
 
 def say(connection: socket.socket, word: msgspec.Struct) -> None:
@@ -237,7 +237,7 @@ def hear(connection: socket.socket, limit: int) -> bytes:
         head = file.read(_LENGTH.size)
         [length] = _LENGTH.unpack(head) if len(head) == _LENGTH.size else [1]
         if length > limit:
-            raise ConnectionError(f"a word of {length} bytes is over the limit of {limit}")
+            raise ConnectionError(f"a message of {length} bytes is over the limit of {limit}")
         data = file.read(length)
     if len(data) < length:
         raise ConnectionError("the link was closed")

@@ -195,7 +195,7 @@ class Pool:
             while self._first is None or self._done < self.samples:
                 by_connection: dict[object, Channel] = {one.connection: one for one in self._processes}
                 for channel in map(by_connection.__getitem__, wait([one.connection for one in self._processes])):
-                    if channel in self._processes:  # its replica may have ended in this loop
+                    if channel in self._processes:  # the replica of this portion may have ended in this loop
                         self.hear(channel)
         except KeyboardInterrupt:
             raise Interrupted("the prediction was interrupted; nothing of it is left") from None

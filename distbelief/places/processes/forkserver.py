@@ -76,7 +76,7 @@ def start(traces: bool = False, tasks: int = 0) -> None:
     # and keeps them blocked; this process receives its own once they are unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
     try:
-        multiprocessing.resource_tracker.ensure_running()  # it unblocks signals in this process
+        multiprocessing.resource_tracker.ensure_running()  # this unblocks signals in this process
         signal.pthread_sigmask(signal.SIG_BLOCK, LEFT)
         _ensure_running()
     finally:
@@ -170,7 +170,7 @@ def how_it_ended(seconds: float = 0.0) -> str:
         finally:
             os.close(descriptor)
         ended = os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ProcessLookupError, ChildProcessError):  # its status was collected already
+    except (ProcessLookupError, ChildProcessError):  # the status of that process was already collected
         return f"{GONE}its process has ended"
     if ended is None:
         return ""

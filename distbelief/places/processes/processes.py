@@ -64,7 +64,7 @@ class Child:
     @property
     def pid(self) -> int:
         """Return its process id."""
-        assert self.process.pid is not None  # it has been started
+        assert self.process.pid is not None  # the process has been started
         return self.process.pid
 
     def say(self, word: ChannelMessage) -> None:

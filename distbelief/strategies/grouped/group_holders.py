@@ -166,7 +166,7 @@ class GroupHolders(Holders):
         return self.whole
 
     def _broken(self, job: Coordinator, sender: str, event: grouping.Broken) -> list[Effect]:
-        """A member cannot go on: form the group anew, or end the job if that has failed too often."""
+        """Form the group anew, as a member cannot go on, or end the job if that has failed too often."""
         if event.group != self.number or sender not in self.group:
             return []
         self.barren += 1
@@ -259,7 +259,7 @@ class RoundWork(DealtWork):
         effects: list[Effect] = []
         if not self._holders.whole or job.saving.holds or job.evaluations.pending:
             return effects
-        if data.finished:  # the job went back to a checkpoint at the end of the data
+        if data.finished:  # the job has gone back to a checkpoint at the end of the data
             return job.finish(Cause.EPOCHS_DONE, "all epochs are done")
         while data.out <= ROUNDS_LIMIT:
             before = job.until_due(data, data.width(group))

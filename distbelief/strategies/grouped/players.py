@@ -62,7 +62,7 @@ class WholeModel:
 
     @functools.cached_property
     def _vector(self) -> torch.Tensor:
-        """The vector of the parameters, in a file; what the model was built in is freed."""
+        """The vector of the parameters, in a file; the memory in which the model was built is freed."""
         vector = zeros_on_disk(self._layout.total)
         self._flat.bind([], [vector])
         self._flat.swap(0)
@@ -85,7 +85,7 @@ class WholeModel:
     def measure(self) -> Measured:
         """Measure the collected model on the test set."""
         with torch.no_grad():
-            self._flat.swap(0)  # tensors that are cut over partitions are copied together
+            self._flat.swap(0)  # this joins tensors that are cut over partitions
         return measure(self._task, self._flat.module)
 
 
@@ -143,7 +143,7 @@ def replica(context: Context) -> PlayedRole:
     )
     worker = Worker(
         attach,
-        context.computes(0.0),  # the sum is clipped
+        context.computes(0.0),  # not here: the sum is clipped instead
         model.measure if model else lambda: measure(context.task, context.module.module),
         *((carried.form, carried.reduce) if carried else ()),
     )
@@ -153,8 +153,8 @@ def replica(context: Context) -> PlayedRole:
 def carrier(stage: ProcessStage, role: str, settings: Settings) -> Carrier:
     """Return the carrier that adds up a replica's gradients.
 
-    Inside a host this is shared memory, and between hosts torch's process group. That one encrypts nothing, and has its
-    own algorithms: role links carry encrypted gradients, and follow a schedule that is named.
+    Inside a host this is shared memory, and between hosts torch's process group. The process group encrypts nothing,
+    and has its own algorithms. So where links are encrypted or a schedule is named, role links carry the gradients.
     """
     index, options, device = roles.index_of(role), reduction(settings), stage.device or torch.device("cpu")
     # one replica needs no carrier; where links are encrypted guests may join it, unless it is split

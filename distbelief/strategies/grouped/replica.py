@@ -244,7 +244,7 @@ class AllreduceReplica:
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """Return what it waits for, as text."""
+        """Return what this replica waits for, as text."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():
@@ -457,7 +457,7 @@ class AllreduceReplica:
             yield from self._reduce(computed)
             last, due = indices is rounds[-1], self._seconds >= report_seconds(count)
             if self._siblings.follows and (last or due):
-                yield self._report()  # the lead counts it into its own report, of the same rounds
+                yield self._report()  # the lead adds this part's report to its own, which is of the same rounds
             # the partitions update only once all of them have their sums: none may be a round ahead after a death
             self.whole.clip((yield from self._siblings.whole_norm(self.whole.norm(), self._wait)))
             squares = self.whole.squares() if self._cuts else ()
@@ -484,7 +484,7 @@ class AllreduceReplica:
         pieces.begin_round(self.rounds)
         early, self._early = self._early, []
         for sender, piece in early:
-            if piece.group == self._group:  # pieces of earlier groups were on their way when these broke up
+            if piece.group == self._group:  # others are of earlier groups, and were on their way when those broke up
                 pieces.receive(sender, piece)
         ready = self._moments(computed)
         for number, moment in enumerate(ready):
@@ -615,7 +615,7 @@ class AllreduceReplica:
             yield from answer(arrival.sender, arrival.event) or ()
         if self._siblings.takes(arrival):
             yield from self._siblings.doubts()
-        elif answer is None and not isinstance(arrival.event, events.Woke):  # a timer of a round that was broken off
+        elif answer is None and not isinstance(arrival.event, events.Woke):  # the timer's round was broken off
             unwanted(self.role, arrival)
 
     def _table(self) -> dict[type, Callable[..., Iterable[Effect] | None]]:
@@ -631,7 +631,7 @@ class AllreduceReplica:
             dealing.Progress: self._add_report,
             checkpointing.SnapshotDone: lambda _, event: self._errors.append(event.error),
             grouping.PartValues: self._take_values,
-            partitioning.Crossed: lambda *_: None,  # the loop that waits looks again
+            partitioning.Crossed: lambda *_: None,  # the event only wakes the waiting loop, which looks again
             partitioning.Boundary: lambda _, event: self._split.arrive(event) if self._split else None,
             grouping.ReducedPiece: self._take_piece,
             grouping.GroupHello: lambda sender, event: self._greeted.update({sender: event.group}),
@@ -647,7 +647,7 @@ class AllreduceReplica:
     def _take_group(self, _: str, event: grouping.Assemble) -> None:
         self._assemble = event
         if self.rounds == grouping.NOTHING:
-            self._left, self._ending = False, self._leaves_early  # what it has left with is lost with its group
+            self._left, self._ending = False, self._leaves_early  # the parameters with which it left are lost
 
     def _queue(self, _: str, event: Request) -> None:
         self._requests.append(event)
@@ -655,7 +655,7 @@ class AllreduceReplica:
     def _finish(self, sender: str, _: membership.Finish) -> None:
         self._ending = True
         if sender == roles.SUPERVISOR:
-            # it sends `Leave` once more, even if it has left with the others: now it leaves early
+            # this replica leaves early: it sends `Leave` again, even if it has left with the others
             self._leaves_early, self._left = True, False
 
     def _stop(self, sender: str, event: membership.Stop | membership.Farewell) -> None:
@@ -664,7 +664,7 @@ class AllreduceReplica:
         raise _Dismissed
 
     def _add_report(self, _: str, event: dealing.Progress) -> None:
-        """Add what a partition that this one leads reports to the next report."""
+        """Add the report of a partition that this one leads to the next report."""
         self._loss, self._losses = self._loss + event.loss, self._losses + event.losses
 
     def _take_values(self, sender: str, event: grouping.PartValues) -> None:

@@ -159,7 +159,7 @@ class InPlace:
 
 
 class PhantomInPlace:
-    """A phantom of it: the lengths of an update's parts, and the counts of updates."""
+    """Phantom of `InPlace`: the lengths of an update's parts, and the counts of updates."""
 
     def __init__(self, plan: Plan, memory: Memory, index: int) -> None:
         if any(plan.layout.is_sparse(entry) for entry in plan.layout.trained_entries):

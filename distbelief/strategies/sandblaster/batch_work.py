@@ -62,7 +62,7 @@ class BatchWork:
         return not self._resting
 
     def end(self, job: Coordinator) -> list[Effect]:
-        """Go back to the start of the line search: parameters that it tries are not the model."""
+        """Go back to the start of the line search, since the parameters that a search tries are not the model."""
         _dealt(job).abandon()
         return self._operate(job, (Copy(X0, X),))
 
@@ -97,7 +97,7 @@ class BatchWork:
     def _operate(self, job: Coordinator, commands: Sequence[AnyCommand]) -> list[Effect]:
         self._operation += 1
         self._kinds, self._scalars = tuple(kind for command in commands for kind in operations.scalars(command)), {}
-        unready = job.shards.unready  # they get it when they are ready
+        unready = job.shards.unready  # these shards get the operation when they are ready
         self._unanswered.append(operate := operations.Operate(self._operation, tuple(commands)))
         return [Send(shard, operate) for shard in job.shards.roles if shard not in unready]
 
@@ -111,7 +111,7 @@ class BatchWork:
         ]
         if done.note:
             effects.append(WriteRecord(records.Note(f"iteration {done.iteration}: {done.note}")))
-        if done.iteration == work.epochs:  # the search failed: the parameters are as before
+        if done.iteration == work.epochs:  # the search failed, so the parameters are those before it
             return effects
         work.advance(done.iteration - 1, done.state)
         effects += job.epoch_done(work)
@@ -123,7 +123,7 @@ class BatchWork:
 
     def _operated(self, job: Coordinator, sender: str, event: operations.Operated) -> list[Effect]:
         if event.number != self._operation or not self._kinds or not job.may(May.DEAL):
-            return []  # it is older than the last return to a checkpoint, or the job ends
+            return []  # the answer is older than the last return to a checkpoint, or the job ends
         if sender not in job.shards.roles or len(event.scalars) != len(self._kinds):
             raise RemoteProtocolError(
                 f"{sender} answers with {len(event.scalars)} scalars, {len(self._kinds)} are wanted of each shard"

@@ -59,7 +59,7 @@ class WorkUnits:
         self._unheld: deque[int] = deque(range(0 if members else count))
         self._held: dict[str, list[int]] = {}
         self._holders: dict[int, list[str]] = {}
-        self._open: deque[int] = deque()  # dealt, and may be copied
+        self._open: deque[int] = deque()  # work units that are dealt, and may be dealt again, as copies
 
     def deal(self, who: str) -> int | None:
         """Return the next work unit for a replica; None where it has enough, or there is none."""
@@ -176,8 +176,8 @@ class BatchWindows:
         if self._size and self._size < 2 * self._shared + 1:
             raise UsageError(
                 f"--batch-size {descent.batch_size} is {self._size} portions of {portion_size} (--portion-size); "
-                f"{self._shared} are shared with the batch before and as many with the next, so it needs at least one "
-                "more"
+                f"{self._shared} are shared with the batch before it, and as many with the next one: "
+                "it needs at least one more"
             )
 
     @property

@@ -34,7 +34,7 @@ class _Sent:
 class WorkUnitReplica(ServedReplica):
     """A replica that computes work units."""
 
-    def slots(self, settings: Settings) -> int:  # the same for all
+    def slots(self, settings: Settings) -> int:  # the same for all settings
         """Return 2: one gradient vector is computed while the other is sent."""
         return 2
 
@@ -72,7 +72,7 @@ class WorkUnitTraining:
 
     @property
     def clock(self) -> int:
-        """The evaluation for which it computes."""
+        """The evaluation for which the replica computes now."""
         return self._evaluation
 
     def train(self) -> Steps[None]:
@@ -169,7 +169,7 @@ class WorkUnitTraining:
 
     def _look(self) -> Steps[None]:
         """Take all that has arrived, without waiting."""
-        # after a welcome the next training begins: events behind it are for that one
+        # a welcome begins the next training: events that arrive after it are for that training
         while self._replica.welcome is None and (arrival := (yield GLANCE)) is not None:
             self.take(arrival)
         yield from self._answer()
@@ -241,7 +241,7 @@ class WorkUnitTraining:
             self._orders.append(event)
 
     def waits(self) -> str:
-        """Return what it waits for, as text."""
+        """Return what this replica waits for, as text."""
         sent = [unit for unit in self._sent if unit]
         if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"

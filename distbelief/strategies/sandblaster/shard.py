@@ -37,7 +37,7 @@ def shard(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int
 
 
 def standby(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> Standby:
-    """Return the standby of such a shard; the arguments are those of every standby."""
+    """Return the standby of a shard of batch methods; the arguments are those of every standby."""
     return Standby(index, make, incarnation, WorkUnitSums)
 
 
@@ -68,7 +68,7 @@ class WorkUnitSums:
 
     def _operate(self, shard: Shard, sender: str, event: operations.Operate, payload: Payload | None) -> list[Effect]:
         answers, mirror = any(map(operations.scalars, event.commands)), shard.mirror
-        if event.number <= self._newest.number:  # sent again, in case the incarnation before had not done it
+        if event.number <= self._newest.number:  # repeated, in case the incarnation before lacked it
             return mirror.after([Send(sender, self._newest)]) if answers and event.number == self._newest.number else []
         scalars: list[float] = []
         floor = shard.policy.floor
@@ -156,7 +156,7 @@ class WorkUnitSums:
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
         """Take over the state of another shard."""
         if whole.summing is None:
-            raise RemoteProtocolError(f"the standby of {shard.role} was sent the state of one that does not descend")
+            raise RemoteProtocolError(f"the standby of {shard.role} was sent the state of another kind of shard")
         at = whole.summing
         shard.policy.floor, self._newest = whole.floor, operations.Operated(at.operation, at.scalars)
         self._into, self._ordered, self._taken, self._next = at.into, at.ordered, set(at.taken), at.next
@@ -184,7 +184,7 @@ class WorkUnitSums:
 
 
 def _vectors(shard: Shard) -> VectorSlice:
-    return cast(VectorSlice, shard.held)  # `make` of such a shard builds these
+    return cast(VectorSlice, shard.held)  # the shard's `make` builds a `VectorSlice`
 
 
 def _took(shard: Shard, work_unit: int, part: int, payload: Payload) -> Callable[[int, int], Message]:

@@ -180,7 +180,7 @@ class Descend:
         decay = self.descent.weight_decay
         if self._whole:
             change: Terms = ((1.0, G), (-1.0, G0))
-        else:  # only what two batches share shows the curvature
+        else:  # the curvature shows only in what two batches share
             head = 1.0 / self._weights[0]
             change = (
                 ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name))

@@ -122,7 +122,7 @@ class TorchVectorSlice(TorchSlice):
     def _combine(self, command: operations.Combine) -> None:
         terms = [(factor, self.vector(name)) for factor, name in command.terms]
         for i, into in enumerate(self.vector(command.into, create=True)):
-            # the target's own term first, in place: later it is overwritten
+            # the target's own term comes first, in place: the other terms overwrite the target
             kept = sum(factor for factor, tensors in terms if tensors[i] is into)
             into.mul_(kept) if kept else into.zero_()
             for factor, tensors in terms:

@@ -104,7 +104,7 @@ MUTANTS = [
         "            lock.bind(LOCK)\n", "            pass\n",
         (HALVING + "test_one_plan_at_a_time_measures",)),
     Mutant("a-run-of-a-plan-is-interrupted-as-a-job", "ctrl-c", "lab/plan/halving.py",
-        "        except Interrupted:  # its", "        except InterruptedError:  # its",
+        "        except Interrupted:  # the error", "        except InterruptedError:  # the error",
         (HALVING + "test_who_interrupts_a_run_interrupts_the_plan[False]",)),
     Mutant("a-run-of-a-plan-that-is-interrupted-late-leaves-its-folder", "ctrl-c", "lab/plan/halving.py",
         "with signals.handled(lambda *_: caught.append(0)), tempfile", "with signals.raised(), tempfile",

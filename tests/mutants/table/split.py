@@ -70,7 +70,7 @@ MUTANTS = [
         "        partition.check_model(task, settings)\n", "        assert partition\n",
         (f"{PARTITIONS}::test_a_split_that_a_model_cannot_have_is_refused_before_a_process_is_started",)),
     Mutant("a-model-without-values-has-the-last-word", REFUSED, "strategies/partition.py",
-        "        except Exception:  # any error of a model that has no values\n",
+        "        except Exception:  # a model without values may raise any error\n",
         "        except ZeroDivisionError:\n",
         (f"{PARTITIONS}::test_what_only_replicas_can_build_is_left_to_them",)),
     Mutant("more-shards-than-parameters-are-started", REFUSED, "strategies/partition.py",

@@ -150,7 +150,7 @@ MUTANTS = [
             TLS_TESTS + "test_a_handshake_that_trickles_gains_no_time",
         ), seconds=10),
     Mutant("who-has-spoken-is-dropped-unheard", STRANGERS, "transport/sockets.py",
-        "                self._read(oldest)  # its introduction may have arrived unread\n", "",
+        "                self._read(oldest)  # the peer's introduction may have arrived unread\n", "",
         (LINKS + "test_many_who_come_at_once_and_have_spoken_are_all_heard",), seconds=40),
     Mutant("there-may-be-65-strangers", STRANGERS, "transport/sockets.py",
         "if len(self._strangers) > STRANGERS_LIMIT:", "if len(self._strangers) > STRANGERS_LIMIT + 1:",
