@@ -281,7 +281,7 @@ class Accruing(StrategyOptions):
         local.check(norms=settings.partitions == 1, of="local-")
         if outer.decay_exempt:
             raise UsageError(
-                "--decay-exempt with --local-optimizer: gradients decay where they are stepped: set it there"
+                "--decay-exempt of the shards' optimizer: parameters decay in local steps: set it in --local-optimizer"
             )
         default = Settings(strategy=Pushing())
         for name, why in WITHOUT_LOCAL.items():

@@ -33,7 +33,7 @@ from distbelief.core.records import Note
 from distbelief.core.settings import FEWEST_STEPS, SPEED
 from distbelief.replica.served_replica import ModelView, ServedReplica, ServerView, end_minibatch
 from distbelief.replica.split_compute import apart
-from distbelief.replica.work import Pushes, WorkQueue, gradient, report_seconds
+from distbelief.replica.work import NextPush, Pushes, WorkQueue, gradient, report_seconds
 from distbelief.sharding.layout import Range
 
 
@@ -71,14 +71,9 @@ class DownpourTraining:
         self._pushes_again = self._local and self._policy.leaves_behind and replica.split is None
         """True where a push that is dropped as too late is made again."""
         self._pushes = Pushes(replica.incarnation, shards, slots, replica.siblings.follows, self._pushes_again)
-        # the next push: its slot, steps and samples so far, and the versions of its parameters
-        self._slot = self._steps = self._accrued_samples = 0
+        self._slot, self._next = 0, NextPush()
         self._goal = min(FEWEST_STEPS, self._pushing.push_steps) if self._pushing.paced else self._pushing.push_steps
         """Steps of a push."""
-        # number of its minibatches, and of minibatches without a step before it
-        self._covered, self._held_steps, self._held_samples = 0, 0, 0
-        self._computing = 0.0
-        """Seconds of its steps."""
         self._changes: tuple[float, tuple[GroupOption, ...]] = (1.0, ())
         self._based = server.based(0)
         # the tick, the vector that the model computes with, and whether a fetch into the other is in flight
@@ -175,7 +170,7 @@ class DownpourTraining:
 
     def _exchange(self) -> Steps[None]:
         """Push what is accrued, if that is due after this step."""
-        if self._steps >= self._goal:
+        if self._next.steps >= self._goal:
             yield from self._push()
 
     def _step_in_turn(self, batch: Batch) -> Steps[bool]:
@@ -265,7 +260,7 @@ class DownpourTraining:
     def _give_back(self) -> None:
         """Give back unbegun work, where that was ordered."""
         # not amid a push of several steps, whose size would depend on the moment of the order
-        if self._recalled and not 0 < self._steps + self._under_way < self._goal:
+        if self._recalled and not 0 < self._next.steps + self._under_way < self._goal:
             self._recalled = False
             self.work.give_back()
 
@@ -285,37 +280,37 @@ class DownpourTraining:
     def _accrue(self, computed: Computed) -> Steps[None]:
         """Add the step's gradient to the next push, and step the local model."""
         clipping = yield from self._clipping()
-        if not self._steps:  # a push is as stale as its oldest gradient
+        if not self._next.steps:  # a push is as stale as its oldest gradient
             self._based = self.server.based(computed.model)
-        samples = computed.samples + self._held_samples
+        samples = computed.samples + self._next.held_samples
         if self._local:
             self._replica.vectors.descend(computed.rate * self._local_factor(), clipping)
-            self._computing = computed.seconds + (self._computing if self._steps else 0.0)
+            self._next.seconds = computed.seconds + (self._next.seconds if self._next.steps else 0.0)
         else:
             yield from self._free_slot(computed.model)
             self._changes = computed.rate, computed.options
             # the shards weight a push of one step as a whole: so a round of one replica keeps its bits
             several = self._policy.rounds and self._goal > 1
             weight = samples / self.server.plan.settings.batch_size if several else 1.0
-            self._replica.vectors.accrue(self._slot, not self._steps, weight * clipping, computed.model)
+            self._replica.vectors.accrue(self._slot, not self._next.steps, weight * clipping, computed.model)
             if self._pushing.local_lr:
                 self._replica.vectors.descend(self._pushing.local_lr, clipping)
         self._under_way = False
-        self._steps += 1
-        self._covered += 1 + self._held_steps
-        self._accrued_samples += samples
-        self._held_steps = self._held_samples = 0
+        self._next.steps += 1
+        self._next.covered += 1 + self._next.held_steps
+        self._next.samples += samples
+        self._next.held_steps = self._next.held_samples = 0
         self.work.spend(computed.seconds)
 
     def _weight(self) -> float:
         """Return the weight of a push in a round; 0 stands for its number of samples."""
-        return self._accrued_samples**2 / max(self._computing, 1e-9) if self._weighs_speed else 0.0
+        return self._next.samples**2 / max(self._next.seconds, 1e-9) if self._weighs_speed else 0.0
 
     def _local_factor(self) -> float:
         """Return the factor on the rate of a local step, by the samples of the whole job as far as they are known."""
         # since this replica's fetch, each other replica has computed about as many samples as this one
         plan = self.server.plan
-        return plan.local_factor(self.server.held.samples + self._accrued_samples * plan.settings.replicas)
+        return plan.local_factor(self.server.held.samples + self._next.samples * plan.settings.replicas)
 
     def _free_slot(self, model: int) -> Steps[None]:
         """Wait until no shard reads the slot of the next push."""
@@ -348,8 +343,8 @@ class DownpourTraining:
 
     def _hold_over(self, computed: Computed) -> None:
         """Count a minibatch without a step into the next push."""
-        self._held_steps += 1
-        self._held_samples += computed.samples
+        self._next.held_steps += 1
+        self._next.held_samples += computed.samples
         self.work.spend(computed.seconds)
 
     def _push(self, model: int = 0) -> Steps[None]:
@@ -372,16 +367,16 @@ class DownpourTraining:
         self._replica.vectors.carry_buffers(slot, model)
         clock, sent = self._pushes.clock + 1, {}
         single = len(self._models) == 1
-        steps = self._steps if single else int(not self._mid_minibatch)  # a minibatch's first push counts
+        steps = self._next.steps if single else int(not self._mid_minibatch)  # a minibatch's first push counts
         for (role, part), payload in zip(pushed.parts, pushed.outgoing[slot], strict=True):
-            sent[role] = Send(role, self._message(role, part, clock, steps, self._accrued_samples), payload)
-        covered = (self._covered, self._accrued_samples) if single else (0, 0)  # else at the minibatch's end
+            sent[role] = Send(role, self._message(role, part, clock, steps, self._next.samples), payload)
+        covered = (self._next.covered, self._next.samples) if single else (0, 0)  # else at the minibatch's end
         self._mid_minibatch = not single  # a minibatch of several models counts when it ends
         busy = slot * len(self._models) + model
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock) if split else {})
         self._tick += self._policy.attended
         self._stepped.add(model)
-        self._steps = self._covered = self._accrued_samples = 0
+        self._next.steps = self._next.covered = self._next.samples = 0
         self._slot = (slot + 1) % self.server.slots
 
     def _message(self, role: str, part: Range, clock: int, steps: int, samples: int) -> pushing.Push:
@@ -418,17 +413,17 @@ class DownpourTraining:
     def _discards(self) -> bool:
         """True where the rest of the job counts as not computed: it would make a smaller round than any other."""
         ends = self._replica.ending and not self._replica.wanted_away
-        return bool(self._steps) and self._policy.rounds and ends
+        return bool(self._next.steps) and self._policy.rounds and ends
 
     def _flush(self) -> Steps[None]:
         """Push the rest of an epoch."""
-        if self._steps:
+        if self._next.steps:
             yield from self._push()
 
     def _drain(self, epoch: int) -> Steps[None]:
         """Push the rest of an epoch, wait for all acknowledgements and parameters, and report."""
         if self._discards:
-            self._steps = self._covered = self._accrued_samples = self._held_steps = self._held_samples = 0
+            self._next = NextPush()
             yield from self._replica.finish()
         else:
             yield from self._flush()
@@ -438,8 +433,8 @@ class DownpourTraining:
             yield from self.wait()
         self._pushes.repeat_late()
         self._in_flight = False  # fetched parameters may be old at the next step
-        self._pushes.pass_over(self._held_steps, self._held_samples)
-        self._held_steps = self._held_samples = 0
+        self._pushes.pass_over(self._next.held_steps, self._next.held_samples)
+        self._next.held_steps = self._next.held_samples = 0
         yield self._progress(wants=False)
 
     # parameters down
@@ -464,9 +459,9 @@ class DownpourTraining:
         while True:
             while self._pushes.waiting:  # with a standby, parameters may come before the acknowledgement
                 yield from self.wait()
-            self._covered, self._accrued_samples = self._pushes.late
-            self._steps = self._covered
-            if not self._steps:
+            self._next.covered, self._next.samples = self._pushes.late
+            self._next.steps = self._next.covered
+            if not self._next.steps:
                 return
             yield from self._push()
             yield from self.server.fetch(0, self.server.moving, self._tick)
@@ -510,12 +505,12 @@ class DownpourTraining:
         # without the second condition the bound would be off by up to `fetch_every`: fresh parameters may be too old
         # some steps later
         if self._policy.rounds or self._local:
-            return not self._steps
+            return not self._next.steps
         return step % self._pushing.fetch_every == 0 or self.server.held.floor < tick - self._policy.bound
 
     @property
     def _next_tick(self) -> int:
-        return self._tick + (self._steps + 1 == self._goal)
+        return self._tick + (self._next.steps + 1 == self._goal)
 
     # membership
 
@@ -578,7 +573,7 @@ class DownpourTraining:
     def _report_held(self) -> list[Send]:
         """Answer a checkpoint, once no push is on its way."""
         # progress first: the checkpoint's position counts all applied pushes
-        if self._policy.turns and (self._under_way or self._steps):
+        if self._policy.turns and (self._under_way or self._next.steps):
             return []
         if self._hold is not None and not self._pushes.waiting and not self._mid_minibatch:
             number, self._hold = self._hold, None
@@ -603,7 +598,7 @@ class DownpourTraining:
     def waits(self) -> str:
         if self._replica.split is not None and (crosses := self._replica.split.waits()):
             return crosses
-        if self._holding and self._steps >= self._goal:
+        if self._holding and self._next.steps >= self._goal:
             return "for a checkpoint to be made"
         if answers := self._links.waits_for_answers():
             return answers

@@ -56,9 +56,9 @@ class StaggeredTraining(DownpourTraining):
     def _exchange(self) -> Steps[None]:
         """Send the parts that are due after this step, and mix in the answers that are due."""
         yield from self._mix(self._replica.step)
-        yield from self._send([number for number, phase in enumerate(self._phases) if phase == self._steps])
+        yield from self._send([number for number, phase in enumerate(self._phases) if phase == self._next.steps])
         yield from self._mix(self._replica.step)
-        if self._steps >= self._goal:
+        if self._next.steps >= self._goal:
             self._close()
 
     def _send(self, numbers: list[int]) -> Steps[None]:
@@ -95,8 +95,8 @@ class StaggeredTraining(DownpourTraining):
 
     def _close(self) -> None:
         """End a push: the next one counts its steps."""
-        self._uncounted = self._covered, self._accrued_samples
-        self._steps = self._covered = self._accrued_samples = 0
+        self._uncounted = self._next.covered, self._next.samples
+        self._next.steps = self._next.covered = self._next.samples = 0
         self._tick += self._policy.attended
         self._opened = False
 
@@ -104,11 +104,11 @@ class StaggeredTraining(DownpourTraining):
         """Send the rest of a push, and then all that has changed since."""
         every = range(len(self._phases))
         if self._opened:
-            yield from self._send([number for number in every if self._phases[number] > self._steps])
+            yield from self._send([number for number in every if self._phases[number] > self._next.steps])
             self._close()
         steps, samples = self._uncounted
-        self._uncounted = steps + self._covered, samples + self._accrued_samples
-        self._covered = self._accrued_samples = self._steps = 0
+        self._uncounted = steps + self._next.covered, samples + self._next.samples
+        self._next.covered = self._next.samples = self._next.steps = 0
         yield from self._mix(math.inf)
         if self._uncounted[0]:
             yield from self._send(list(every))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from distbelief.core.conversations.dealing import Progress, StreamStart
@@ -147,6 +148,21 @@ def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str
             f"{role}: the {what} is {loss} at step {step}{where}; lower --lr (it is {settings.optimizer.lr:g}),"
             " clip with --clip-norm, or look for a division by zero in the model"
         )
+
+
+@dataclass(slots=True)
+class NextPush:
+    """What a push will have that is still accruing."""
+
+    steps: int = 0
+    samples: int = 0
+    covered: int = 0
+    """Minibatches, those without a step too."""
+    held_steps: int = 0
+    """Minibatches since the last step, without one of their own."""
+    held_samples: int = 0
+    seconds: float = 0.0
+    """Seconds of computing its local steps."""
 
 
 class _OwedPush:

@@ -43,7 +43,7 @@ MUTANTS = [
         "self._staged or (self.local is not None and not self.owned)", "self._staged",
         (f"{LOCAL}::test_rounds_of_local_steps_are_diloco",)),
     Mutant("local-steps-follow-the-replicas-own-samples", "local-rate", "replica/downpour.py",
-        "self._accrued_samples * plan.settings.replicas)", "self._accrued_samples)",
+        "self._next.samples * plan.settings.replicas)", "self._next.samples)",
         (f"{LOCAL}::test_the_rate_of_local_steps_follows_the_samples_of_the_job_and_gradients_are_clipped",)),
     Mutant("momentum-repeats-each-change", "delayed-nesterov", "server/delayed.py",
         'if state["arrived"] < period:', "if False:",

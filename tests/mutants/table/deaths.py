@@ -88,7 +88,7 @@ MUTANTS = [
         "        yield from self._look()\n        drained", "        drained",
         (f"{INTERRUPTS}[a push of many steps]",)),
     Mutant("a-round-of-a-job-that-ends-is-smaller", INTERRUPTED, "replica/downpour.py",
-        "return bool(self._steps) and self._policy.rounds and ends", "return False and ends",
+        "return bool(self._next.steps) and self._policy.rounds and ends", "return False and ends",
         (f"{AS_IF_NOT}[one replica in rounds]",)),
     Mutant("who-interrupts-a-job-waits-for-a-measure", INTERRUPTED, "coordination/coordinator.py",
         "self.evaluations.pending and self.closing.cause is not Cause.INTERRUPTED", "self.evaluations.pending",
