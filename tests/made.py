@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,3 +47,12 @@ def numbers(layout: Layout, part: Range, seed: int) -> torch.Tensor:
 def sends(effects: Iterable[Effect], kind: type[Message] = Message) -> list[Any]:
     """What of effects sends a message of a kind."""
     return [one for one in effects if isinstance(one, Send) and isinstance(one.message, kind)]
+
+
+def processor() -> str:
+    """What decides how this machine rounds: torch, its instruction set, and the processor's model and flags."""
+    # instruction sets that torch does not name (AMX) change its matrix products too
+    lines = dict.fromkeys(Path("/proc/cpuinfo").read_text().splitlines())
+    facts = [line for line in lines if line.startswith(("model\t", "flags"))]
+    digest = blake2b("\n".join(facts).encode(), digest_size=4).hexdigest()
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {digest}"

@@ -11,6 +11,7 @@ from typing import Any
 import jobs
 import pytest
 import torch
+from made import processor
 from safetensors.torch import load_file
 
 from distbelief.core.optimizer import optim
@@ -25,7 +26,7 @@ from distbelief.strategies import (
 )
 
 RECORDED = Path(__file__).with_name("recorded.json")
-PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+PROCESSOR = processor()
 WAYS: dict[str, Any] = {
     "downpour": Downpour(1, 2, optim("adam", lr=0.01), push_every=2),
     "synchronous": Synchronous(1, 2, optim("adagrad", lr=0.05), standby=1),

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
+from made import processor
 from safetensors.torch import load_file
 
 from distbelief.core import roles
@@ -60,7 +61,7 @@ RENAMED = {
 """What messages are called now, and what they were called when they were recorded."""
 SAID = {(row.message, by, to) for one in CONVERSATIONS for row in one.says for by in row.by for to in row.to}
 """Each message that may be said, and what may say it to what, by the tables of the conversations."""
-PROCESSOR = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+PROCESSOR = processor()
 
 # no logarithms in the times, which another C library may round otherwise
 STEADY = ComputeModel(spread="constant", slow={1: 1.7}, straggle_chance=0.1)
@@ -79,6 +80,10 @@ WAYS: dict[str, Any] = {
     "synchronous": Synchronous(3, 2),
     "synchronous, backup": Synchronous(3, 2, optim("lamb", lr=0.01), backup_workers=1),
     "synchronous with standbys": Synchronous(3, 2, optim("adagrad", lr=0.05), standby=1),
+    "local steps": Downpour(3, 2, optim("delayed-nesterov"), push_every=2, local_optimizer=optim("adamw"), standby=1),
+    "local steps, staggered": Synchronous(
+        3, 2, optim("nesterov", lr=0.7), push_every=3, local_optimizer=optim("adamw"), stagger=True, stagger_delay=1
+    ),
     "allreduce, ring": Allreduce(3, optim("adam", lr=0.01), algorithm="ring", bucket_mb=0.0005),
     "allreduce, auto": Allreduce(4, accumulate=2),
     "allreduce, hierarchical": Allreduce(4, algorithm="hierarchical:tree", per_host=2),
