@@ -54,7 +54,7 @@ class LocalStepsOptions(BenchOptions):
     """Seeds of each loss."""
     batch_size: int = 8
     """Samples in a minibatch."""
-    pad: float = 0.12
+    pad: float = 0.04
     """Seconds of a step of real jobs."""
 
 
@@ -83,9 +83,7 @@ def gradients(**more: Any) -> Strategy:
 
 def diloco(steps: int, **more: Any) -> Strategy:
     """Rounds of the changes of local steps."""
-    return Synchronous(
-        REPLICAS, 4, optim("nesterov", lr=0.7), push_every=steps, local_optimizer=optim("adamw", 2e-3), **more
-    )
+    return Synchronous(REPLICAS, 4, optim("average"), push_every=steps, local_optimizer=optim("adamw", 2e-3), **more)
 
 
 def simulated(strategy: Strategy, cluster: Simulated, options: LocalStepsOptions, seed: int = 0, **more: Any) -> Json:
@@ -155,7 +153,7 @@ def command(words: str, rate: int) -> Json:
 
 
 GRADIENTS = "synchronous --optimizer adamw --lr 2e-3"
-LOCAL = "synchronous --optimizer nesterov --lr 0.7 --local-optimizer adamw --local-lr 2e-3 --push-every"
+LOCAL = "synchronous --optimizer average --local-optimizer adamw --local-lr 2e-3 --push-every"
 
 
 def cluster_of(rate: int, options: LocalStepsOptions) -> Simulated:
