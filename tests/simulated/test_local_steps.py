@@ -21,6 +21,7 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.record.summary import Summary
+from distbelief.server.optimizers import build
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.tasks import Task
 from distbelief.testing.accounting import Accounting, life
@@ -389,3 +390,28 @@ def test_a_fresh_replica_is_no_quorum_of_one(plain: SimpleNamespace) -> None:
     assert min(again) > 0
     theirs = expected(plain, accounting, Momentum(1.0), torch.optim.SGD, 0.05)
     torch.testing.assert_close(vector(run), theirs, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("outer", "period", "positions"),
+    [
+        (optim("nesterov", 0.7), 0, (0.867, 0.5443, -0.01913, -0.869217)),
+        (optim("momentum", 1.0, momentum=0.5), 0, (0.9, 0.65, 0.225, -0.3875)),  # SlowMo
+        (optim("delayed-nesterov", 0.7), 2, (0.965, 0.8005, 0.6955, 0.24995)),
+        (optim("delayed-nesterov", 0.7, share=0.25), 2, (0.965, 0.824125, 0.6955, 0.3263375)),
+        (optim("delayed-nesterov", 0.7, share=0.5), 2, (0.965, 0.84775, 0.6955, 0.402725)),
+        (optim("delayed-nesterov", 0.7, share=1.0), 2, (0.965, 0.895, 0.6955, 0.5555)),
+        (optim("delayed-nesterov", 0.7), 4, (0.9825, 0.9475, 0.895, 0.6675)),
+        (optim("delayed-nesterov", 0.7), 1, (0.867, 0.5443, -0.01913, -0.869217)),
+    ],
+    ids=str,
+)
+def test_changes_are_followed_as_by_hand(outer: Optimizer, period: int, positions: tuple[float, ...]) -> None:
+    theta = torch.ones(1, dtype=torch.float64)
+    optimizer, made = build(outer, [{"params": [theta]}]), []
+    for change in (0.1, 0.2, 0.3, 0.4):
+        theta.grad = torch.full_like(theta, change)
+        optimizer.param_groups[0].update({"period": period} if period else {})
+        optimizer.step()
+        made.append(float(theta))
+    assert made == pytest.approx(positions, abs=1e-12)
