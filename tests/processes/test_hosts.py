@@ -204,7 +204,7 @@ def test_a_host_that_cannot_be_used_is_told_of(
     woken, wake = multiprocessing.Pipe(duplex=False)
     with woken, wake, pytest.raises(JobFailed, match=told):
         opening.open_hosts(RemoteShell(shell), list(names), "", "", woken)
-    assert not {*jobs.processes_in(tmp_path)} - {os.getpid()}
+    jobs.wait_until(lambda: not {*jobs.processes_in(tmp_path)} - {os.getpid()})
 
 
 def test_a_host_of_another_version_is_refused(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_one_split_replica_ends_where_the_whole_one_does(tmp_path: Path, transpo
     assert other["test_accuracy"] == pytest.approx(result["test_accuracy"], abs=0.01)
     [replica] = other["per_replica"]
     times = replica.pop("times")
-    assert replica == {"id": 0, "steps": 42, "samples": 2 * jobs.SAMPLES, "pushes": 42, "lost": 0}
+    assert replica == {"id": 0, "steps": 42, "samples": 2 * jobs.SAMPLES, "pushes": 42, "lost": 0, "participation": 1.0}
     assert min(times["compute"], times["wait"]) > 0
     crossed = jobs.run(tmp_path / "simulated", parts, jobs.PLAIN, epochs=2)["bytes"]["sent"]["partitions"]
     way = "shared_memory" if transport == "shared" else "sent"
@@ -195,7 +195,7 @@ def test_partitions_say_when_they_hold_their_parts_and_why_that_may_take_long(
     assert sorted(watch.of(records.PartBuilt), key=lambda one: one.role) == [
         records.PartBuilt(role, 4) for role in parts
     ]
-    assert any(one.text.startswith("4 partitions share the ") for one in watch.of(records.Note))
+    assert any(one.text.startswith("4 partitions take turns on the ") for one in watch.of(records.Note))
 
 
 class Ragged(torch.nn.Module):

@@ -233,7 +233,7 @@ assert all(map(torch.equal, kept, model.parameters()))"""
 AFTER = {
     "raises": (
         "1 / 0",
-        r"^replica 1: .*script.py, line 14, raised ZeroDivisionError.* after the training.* kept in .*run",
+        r"^replica 1: .*script.py, line 14, raised ZeroDivisionError.* after its part of the training.* kept in .*run",
     ),
     "ends itself": ("sys.exit(3)", r"ended itself with sys.exit\(3\); that came after its part of the training"),
     "is killed": ("import os; os.kill(os.getpid(), 9)", ""),
@@ -263,7 +263,7 @@ def test_a_script_ends_as_a_main_program_does(tmp_path: Path) -> None:
     """With what it has registered for its end, and all that it has written; also one that raises."""
     log = "import atexit; log = open(sys.argv[1] + str(replica.index), 'w'); log.write('one')"
     log += "; atexit.register(log.write, 'two'); replica.index and 1 / 0"
-    with pytest.raises(DistbeliefError, match=r"replica 1: .*after the training"):
+    with pytest.raises(DistbeliefError, match=r"replica 1: .*after its part of the training"):
         loop(tmp_path, inside=f"{MEET}; {STEP}", last=log)
     assert [(tmp_path / f"seen{index}").read_text() for index in range(2)] == ["onetwo"] * 2
 
