@@ -225,7 +225,7 @@ def _phantom(cluster: Simulated) -> Simulated:
 
 
 def _speeds(options: LocalStepsOptions) -> Measured:
-    slow = ComputeModel(spread="constant", slow={0: 4.0, 1: 4.0, 2: 2.0})
+    slow = ComputeModel(step=options.pad, spread="constant", slow={0: 4.0, 1: 4.0, 2: 2.0})
     cluster = Simulated(compute=slow, network=NetworkModel(latency=1e-4, bandwidth=1e9))
     auto: dict[str, Any] = {"push_every": f"auto:{options.steps}", "local_optimizer": optim("adamw", 2e-3)}
     ways: Mapping[str, Strategy] = {

@@ -35,8 +35,7 @@ class Stepping:
     """Options of the optimizer."""
 
     optimizer: str = "sgd"
-    """adadelta, adagrad, adam, adamax, adamw, asgd, lamb, lars, momentum, nadam, nesterov, radam, rmsprop, rprop or
-    sgd."""
+    """adadelta, adagrad, adam, adamax, adamw, asgd, lamb, lars, momentum, nadam, nesterov, radam, rmsprop or sgd."""
     lr: float | None = None
     """Learning rate; without it, the default of the optimizer."""
     weight_decay: float | None = None

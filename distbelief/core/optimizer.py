@@ -69,7 +69,7 @@ class Optimizer(msgspec.Struct, frozen=True):
 LEARNING_RATES = {
     "sgd": 0.1, "momentum": 0.02, "nesterov": 0.02, "adagrad": 0.02, "adadelta": 1.0, "rmsprop": 0.001,
     "adam": 0.001, "adamw": 0.001, "nadam": 0.001, "radam": 0.001, "adamax": 0.002, "lars": 2.0, "lamb": 0.002,
-    "asgd": 0.01, "rprop": 0.01, "average": 1.0, "delayed-nesterov": 0.7,
+    "asgd": 0.01, "average": 1.0, "delayed-nesterov": 0.7,
 }  # fmt: skip
 """Default learning rate of each optimizer."""
 
@@ -82,6 +82,7 @@ MOMENTUM = ("momentum", "nesterov", "adam", "adamw", "nadam", "radam", "adamax",
 UNFIT = {
     "lbfgs": "it computes the loss several times in a step, and a push is computed once: use strategy sandblaster",
     "sparseadam": "it needs sparse gradients, and pushes are dense: use adam",
+    "rprop": "it follows the signs of whole batches' gradients: use rmsprop, which does so for minibatches",
     "adafactor": "it factors the moments of matrices, and a shard steps a flat vector: use adam",
     "muon": "it needs matrices, and a shard steps a flat vector: use adamw",
 }

@@ -405,7 +405,7 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         if counts["lost"]
     ]
     if result["dropped"]:
-        told = "after their round: changes of --local-optimizer were pushed again, minibatches of gradients dealt again"
+        told = "for their round: their minibatches were dealt again, or the changes of local steps pushed again"
         rows.append(("too late", f"{_many(result['dropped'], 'push', 'es')}, {told}"))
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))

@@ -33,7 +33,6 @@ OPTIMIZERS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] 
     "lars": (LARS, {}),
     "lamb": (LAMB, {}),
     "asgd": (torch.optim.ASGD, {}),
-    "rprop": (torch.optim.Rprop, {}),
     "average": (torch.optim.SGD, {}),
     "delayed-nesterov": (DelayedNesterov, {}),
 }
@@ -47,7 +46,7 @@ _HOW = ("foreach", "fused", "capturable", "differentiable")
 """Options of the computation of a step."""
 MISSED, COUNT = "missed", "step"
 """Names in an optimizer's state: the steps that each element has missed, and torch's count of steps."""
-WHOLE_STEPS = ("nadam", "asgd", "rprop", "lars", "lamb", "delayed-nesterov")
+WHOLE_STEPS = ("nadam", "asgd", "lars", "lamb", "delayed-nesterov")
 """Optimizers that leave no parameter out: they step by norms of layers, or by more state than a count of steps."""
 
 

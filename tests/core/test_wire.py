@@ -50,6 +50,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return plans
     if get_origin(hint) is Given:
         return strategy(get_args(hint)[0])
+    if hint == Optimizer | None:
+        return st.none() | optimizers
     if hint == tuple[Optimizer, ...]:
         return st.lists(optimizers, max_size=2).map(tuple)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):

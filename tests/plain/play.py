@@ -147,6 +147,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
     "adamax": torch.optim.Adamax,
+    "asgd": torch.optim.ASGD,
 }
 
 

@@ -337,7 +337,7 @@ def tensors() -> None:
 
 CLOSE = {"within": 1e-6, "because": "the shards step one flat vector by torch's fused kernels, which round otherwise"}
 RATES = {"sgd": 0.1, "momentum": 0.05, "nesterov": 0.05, "adagrad": 0.05, "adadelta": 1.0, "rmsprop": 0.005}
-RATES |= {"adam": 0.01, "adamw": 0.01, "nadam": 0.01, "radam": 0.01, "adamax": 0.01}
+RATES |= {"adam": 0.01, "adamw": 0.01, "nadam": 0.01, "radam": 0.01, "adamax": 0.01, "asgd": 0.01}
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 0.9**n),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.95),

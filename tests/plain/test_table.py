@@ -16,7 +16,7 @@ from plain.play import WAYS, Outcome, Plain, play_plain, played
 from plain.scripts import FEATURES, MOMENTUM
 from plain.table import Cell, cells, difference, wrong
 
-from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES
+from distbelief.core.optimizer import LAYERWISE, LEARNING_RATES, OUTER
 from distbelief.transport.inline import InlineEndpoint
 
 SECTIONS = ("tensors", "optimizer", "gradients", "data", "saving", "control")
@@ -54,7 +54,7 @@ def test_every_scheduler_and_optimizer_is_in_it() -> None:
     known = {name: getattr(torch.optim.lr_scheduler, name) for name in torch.optim.lr_scheduler.__all__}
     schedulers = {name for name, one in known.items() if issubclass(one, torch.optim.lr_scheduler.LRScheduler)}
     assert schedulers - {"LRScheduler"} <= {name.partition(" ")[0] for name in scripts.SCHEDULERS}
-    assert {*scripts.RATES, *LAYERWISE} == {*LEARNING_RATES}
+    assert {*scripts.RATES, *LAYERWISE, *OUTER} == {*LEARNING_RATES}
 
 
 @pytest.mark.parametrize(("way", "says"), [("served", "Push"), ("synchronous", "Push"), ("direct", "Here")])

@@ -31,7 +31,6 @@ ORACLES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
     "adamax": torch.optim.Adamax,
     "asgd": torch.optim.ASGD,
-    "rprop": torch.optim.Rprop,
 }
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,

@@ -723,7 +723,7 @@ def stepping_locally(strategy: Any, steps: int, chance: random.Random) -> Any:
     if not isinstance(strategy, Synchronous):
         own |= {"fetch_every": 1, "prefetch": 0, "warm_start_steps": 0, "staleness_scaling": "none"}
         own |= {} if isinstance(strategy, Softsync) else {"optimizer": Optimizer("sgd", 0.5)}
-    if chance.random() < 0.5 and not isinstance(strategy, Bounded) and not getattr(strategy, "backup_workers", 0):
+    if chance.random() < 0.5 and hasattr(strategy, "stagger") and not getattr(strategy, "backup_workers", 0):
         several = strategy.shards > 1
         own |= {"stagger": True, "stagger_delay": chance.randint(0, steps - 1) * several}
         own |= {"stagger_mix": chance.choice((0.0, 0.5)) * several}

@@ -26,8 +26,6 @@ SLOW_LINK = Simulated(network=NetworkModel(latency=5e-3, bandwidth=1e5, jitter=3
 
 FLAT = [name for name in OPTIMIZERS if name not in (*LAYERWISE, *OUTER)]
 """Those of gradients that know no layers; the others have their oracles in test_large.py and test_local_steps.py."""
-DECAYING = [name for name in FLAT if name != "rprop"]
-"""Those with a weight decay."""
 
 
 def server(run: Observed) -> dict[str, torch.Tensor]:
@@ -80,7 +78,7 @@ def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, name: str, shards
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [*zip(DECAYING, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)]
+    ("name", "schedule"), [*zip(FLAT, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)]
 )
 def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
     plain: SimpleNamespace, name: str, schedule: str
@@ -98,7 +96,7 @@ def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
 
 
 @pytest.mark.parametrize("shards", [2, 3, 7, 103])
-@pytest.mark.parametrize("name", DECAYING)
+@pytest.mark.parametrize("name", FLAT)
 def test_any_number_of_shards_gives_the_parameters_of_one(plain: SimpleNamespace, name: str, shards: int) -> None:
     task, optimizer = plain.classes(plain.mlp), Optimizer(name, LEARNING_RATES[name], {"weight_decay": 0.01})
     assert_same(train(task, optimizer=optimizer, shards=shards), train(task, optimizer=optimizer, shards=1))

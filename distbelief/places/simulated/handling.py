@@ -25,7 +25,7 @@ from distbelief.errors import UsageError
 STATES = {
     "sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 1, "adam": 2, "adamw": 2,
     "nadam": 2, "radam": 2,
-    "adamax": 2, "lars": 1, "lamb": 2, "asgd": 1, "rprop": 2, "average": 0, "delayed-nesterov": 2,
+    "adamax": 2, "lars": 1, "lamb": 2, "asgd": 1, "average": 0, "delayed-nesterov": 2,
 }  # fmt: skip
 """Number of vectors that an optimizer keeps besides the parameters."""
 

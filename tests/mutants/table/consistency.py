@@ -40,7 +40,7 @@ MUTANTS = [
         ".copy_(parameter.detach().reshape(-1)[some]).sub_(before.view(-1)[some])",
         (f"{LOCAL}::test_rounds_of_local_steps_are_diloco",)),
     Mutant("local-steps-are-made-on-what-was-fetched", "local-steps", "tasks/flat.py",
-        "self._staged or (self.local is not None and not self.owned)", "self._staged",
+        "self._staged or self.local is not None", "self._staged",
         (f"{LOCAL}::test_rounds_of_local_steps_are_diloco",)),
     Mutant("local-steps-follow-the-replicas-own-samples", "local-rate", "replica/downpour.py",
         "self._next.samples * plan.settings.replicas)", "self._next.samples)",
