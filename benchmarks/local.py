@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,11 @@ def _utilisation(options: LocalStepsOptions) -> Measured:
         result = real(f"{LOCAL} {options.steps} {way}", rate, options, "--epochs 1 --evaluate-every 0")
         kind = {"stagger": True, "stagger_delay": 5, "stagger_mix": 0.5} if way else {}
         guess = simulated(
-            diloco(options.steps, **kind), _phantom(cluster_of(rate, options)), options, epochs=1, evaluate_every=0
+            diloco(options.steps, **kind),
+            replace(cluster_of(rate, options), phantom=True),
+            options,
+            epochs=1,
+            evaluate_every=0,
         )
         shares = [one["steps"] / REPLICAS * options.pad / one["seconds"] for one in (result, guess)]
         rows.append([f"{rate} Mbit/s{' staggered' * bool(way)}", *(f"{share:.3f}" for share in shares)])
@@ -218,10 +222,6 @@ def _utilisation(options: LocalStepsOptions) -> Measured:
         if rate == 100 and way:
             figures.append(figure("100 Mbit/s, staggered: computing, of the time", shares[0], 0.95))
     return Measured({"utilisation": rows}, figures, [Table("computing, of the time", ("", "real", "virtual"), rows)])
-
-
-def _phantom(cluster: Simulated) -> Simulated:
-    return Simulated(network=cluster.network, compute=cluster.compute, hosts=cluster.hosts, phantom=True)
 
 
 def _speeds(options: LocalStepsOptions) -> Measured:

@@ -142,14 +142,7 @@ def _refused_by_several(settings: Settings) -> str:
         return f"strategy {strategy.name}"
     # a round without a replica would leave that replica between the steps of two models
     changed = [name for name in ("backup_workers", "quorum") if getattr(strategy, name, 0)]
-    cadence = (
-        "push_every",
-        "fetch_every",
-        "local_optimizer",
-        "local_lr",
-        "prefetch",
-        "warm_start_steps",
-    )
+    cadence = ("push_every", "fetch_every", "local_optimizer", "local_lr", "prefetch", "warm_start_steps")
     changed += [name for name in cadence if getattr(strategy.pushing, name) != getattr(Pushing, name)]
     return option(changed[0]) if changed else "--standby 1" if settings.standby else ""
 

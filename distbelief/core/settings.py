@@ -512,7 +512,7 @@ class Settings(SharedOptions):
     optimizer = OfStrategy(Optimizer())
     """Optimizer of the parameters."""
     push_weight = OfStrategy("samples")
-    """What a replica's change weighs in a round."""
+    """Weight of a replica's change in a round."""
     stagger = OfStrategy(False)
     """True where each shard gets its part of a change at a moment of its own."""
     stagger_delay = OfStrategy(0)

@@ -349,18 +349,10 @@ class DownpourTraining:
 
     def _push(self, model: int = 0) -> Steps[None]:
         """Push the accrued gradient of a model to all shards."""
-        # It waits for no answer, only for the end of a checkpoint (which may need the script's state) and for the lead
-        # of a split replica. It waits here and not before the step, so that replicas compute during a checkpoint.
         pushed = self._models[model]
         self._give_back()
-        # a gradient is pushed in the turn that computed it: later its staleness would be unknown
-        holds = not (self._mid_minibatch or self._policy.turns)
-        split = self._replica.split is not None
-        while (self._holding and holds) or (split and not self._siblings.may_push(self._pushes.clock + 1)):
-            if self._replica.due_script is not None and self._holding:
-                yield from self._replica.save_script()
-            yield from self.wait()
-        slot = self._slot
+        yield from self._wait_to_push()
+        slot, split = self._slot, self._replica.split is not None
         if self._local and not self._pushes.late[0]:
             yield from self._free_slot(model)
             self._replica.vectors.change(slot)
@@ -376,8 +368,19 @@ class DownpourTraining:
         yield from self._pushes.make(busy, *covered, sent, self._siblings.push(clock) if split else {})
         self._tick += self._policy.attended
         self._stepped.add(model)
-        self._next.steps = self._next.covered = self._next.samples = 0
+        self._next.clear()
         self._slot = (slot + 1) % self.server.slots
+
+    def _wait_to_push(self) -> Steps[None]:
+        """Wait for the end of a checkpoint, which may need the script's state, and for the lead of a split replica."""
+        # a push waits here, and not before its step, so that replicas compute during a checkpoint; but a gradient is
+        # pushed in the turn that computed it: later its staleness would be unknown
+        holds = not (self._mid_minibatch or self._policy.turns)
+        split = self._replica.split is not None
+        while (self._holding and holds) or (split and not self._siblings.may_push(self._pushes.clock + 1)):
+            if self._replica.due_script is not None and self._holding:
+                yield from self._replica.save_script()
+            yield from self.wait()
 
     def _message(self, role: str, part: Range, clock: int, steps: int, samples: int) -> pushing.Push:
         """Make the message of a push to a shard."""

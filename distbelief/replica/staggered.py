@@ -67,10 +67,7 @@ class StaggeredTraining(DownpourTraining):
         for number in numbers:
             role, part = self.server.parts[number]
             if not self._opened:
-                while self._holding:
-                    if self._replica.due_script is not None:
-                        yield from self._replica.save_script()
-                    yield from self.wait()
+                yield from self._wait_to_push()
                 self._pushes.open(self._slot, *self._uncounted, [shard for shard, _ in self.server.parts])
                 self._opened = True
             while self._pushes.owes(role):  # the shard may still read the part before
@@ -96,7 +93,7 @@ class StaggeredTraining(DownpourTraining):
     def _close(self) -> None:
         """End a push: the next one counts its steps."""
         self._uncounted = self._next.covered, self._next.samples
-        self._next.steps = self._next.covered = self._next.samples = 0
+        self._next.clear()
         self._tick += self._policy.attended
         self._opened = False
 
@@ -108,7 +105,7 @@ class StaggeredTraining(DownpourTraining):
             self._close()
         steps, samples = self._uncounted
         self._uncounted = steps + self._next.covered, samples + self._next.samples
-        self._next.covered = self._next.samples = self._next.steps = 0
+        self._next.clear()
         yield from self._mix(math.inf)
         if self._uncounted[0]:
             yield from self._send(list(every))

@@ -152,7 +152,7 @@ def check_loss(role: str, loss: float, batch: Batch | None, step: int, what: str
 
 @dataclass(slots=True)
 class NextPush:
-    """What a push will have that is still accruing."""
+    """Contents of a push that is still accruing."""
 
     steps: int = 0
     samples: int = 0
@@ -163,6 +163,10 @@ class NextPush:
     held_samples: int = 0
     seconds: float = 0.0
     """Seconds of computing its local steps."""
+
+    def clear(self) -> None:
+        """Begin the next push; minibatches that are held over go into it."""
+        self.steps = self.samples = self.covered = 0
 
 
 class _OwedPush:

@@ -59,7 +59,7 @@ class Child:
         """Pipe into which it prints; None if it prints to the streams of this process."""
         self.open = True
         self.over = self.killed = False
-        """Whether it has played its role to the end, and whether this process has killed it."""
+        """Flags: it has played its role to the end; this process has killed it."""
 
     @property
     def pid(self) -> int:
