@@ -93,7 +93,7 @@ class Follower:
         read, position = read_further(self.folder.metrics, sums.position, AT_ONCE)
         for seconds, record in read:
             sums.summary.take(seconds, record)
-            sums.timeline.take(seconds, record)
+            sums.timeline.take(seconds, record, sums.summary)
         moved, sums.position = position != sums.position, position
         return moved
 
@@ -102,11 +102,3 @@ class Follower:
         while self.read():
             pass
         return self
-
-
-def result(folder: RunFolder) -> Json:
-    """Read `result.json`; empty if there is none or it is corrupt."""
-    try:
-        return msgspec.json.decode(folder.result.read_bytes(), type=Json)
-    except (OSError, msgspec.DecodeError):
-        return {}

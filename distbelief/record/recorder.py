@@ -99,7 +99,7 @@ class Recorder:
                 self.summary = deepcopy(self._settled)
                 self.summary.job = self.job
         self.summary.take(seconds, record)
-        self.timeline.take(seconds, record)
+        self.timeline.take(seconds, record, self.summary)
         self._write(line(seconds, record))
         if self.folder and (isinstance(record, records.Started) or time.monotonic() >= self._kept + KEEP_SECONDS):
             self._keep_timeline(self.folder)

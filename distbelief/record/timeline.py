@@ -13,7 +13,7 @@ import msgspec
 
 from distbelief.core import records, roles
 from distbelief.core.messages import WAYS
-from distbelief.record.summary import many
+from distbelief.record.summary import Summary, many
 
 WIDTH = 2.0
 """Seconds of the shortest bins: replicas and shards give accounts as often."""
@@ -24,7 +24,7 @@ SHOWN = 64
 LATEST = 200
 """Most marks, and most events, that are kept; older ones are dropped."""
 BACK = 5.0
-"""Seconds by which a record may come late; one that is further back begins another attempt of the job."""
+"""Seconds by which a record may come late; one that is further back is of an attempt that has not started yet."""
 
 
 class Amounts(msgspec.Struct, array_like=True):
@@ -179,12 +179,22 @@ MARKS: dict[type[records.Record], str] = {
     records.Joined: "joined",
     records.Succeeded: "succeeded",
     records.Vacant: "is replaced",
+    records.Rewound: "went back to a checkpoint",
 }
-"""Marks of records with a role."""
+"""Marks of records, besides those of roles that are gone."""
+
+
+class Measure(msgspec.Struct, array_like=True):
+    """Measure of the model; `accuracy` is 0 to 1, None where the task has none."""
+
+    seconds: float
+    samples: int
+    accuracy: float | None
+    loss: float | None
 
 
 class Timeline(msgspec.Struct):
-    """Timeline of a run, over all its attempts."""
+    """Timeline of a run, over all its attempts, in seconds of training."""
 
     amounts: Bins[Amounts] = msgspec.field(default_factory=lambda: Bins[Amounts](FINE))
     uses: dict[str, Bins[Uses]] = {}
@@ -196,18 +206,24 @@ class Timeline(msgspec.Struct):
     dropped: int = 0
     """Number of happenings before those that are kept."""
     dropped_marks: int = 0
+    measures: list[Measure] = []
+    """All up to `LATEST`; beyond that every second, fourth, ..."""
     seconds: float = 0.0
     """Time of the last record."""
-    _offset: float = 0.0
-    """Seconds of the attempts before."""
+    _offset: float | None = None
+    """Difference to the attempt's seconds; None before the first one has started."""
+    _measured: int = 0
+    _stride: int = 1
+    """Distance between kept measures."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
 
-    def take(self, seconds: float, record: records.Record) -> None:
-        """Add a record from `seconds` after its attempt began."""
-        now = self._offset + seconds
+    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
+        """Add a record from `seconds` after its attempt began; the sums include it."""
+        if isinstance(record, records.Started):
+            self._offset = self.seconds - seconds
+        now = self.seconds if self._offset is None else self._offset + seconds
         if now < self.seconds - BACK:
-            self._offset += self.seconds - now
             now = self.seconds
         self.seconds = max(self.seconds, now)
         role = getattr(record, "role", "")
@@ -222,13 +238,13 @@ class Timeline(msgspec.Struct):
                 ways = {way: sum(getattr(record, way).values()) for way in WAYS}
                 self.amounts.add(self._counted.get(role, now), now, Amounts(**ways))
                 self._counted[role] = now
-            case records.Rewound():
-                self._mark(now, "", "went back to a checkpoint")
-            case records.Gone():
-                self._mark(now, role, "died" if record.died else "left")
-            case _:
-                if what := MARKS.get(type(record)):
-                    self._mark(now, role, what)
+            case records.Tested():
+                self._take_tested(now, record, summary)
+        if what := _mark_of(record):
+            self.marks.append(Mark(now, role, what))
+            while len(self.marks) > LATEST:
+                self.marks.pop(0)
+                self.dropped_marks += 1
         if text := sentence(record):
             self.happenings.append(Happening(now, text, role))
             while len(self.happenings) > LATEST:
@@ -256,11 +272,14 @@ class Timeline(msgspec.Struct):
             bins = self.uses[role] = Bins[Uses](COARSE)
         bins.add(start, stop, uses)
 
-    def _mark(self, now: float, role: str, what: str) -> None:
-        self.marks.append(Mark(now, role, what))
-        while len(self.marks) > LATEST:
-            self.marks.pop(0)
-            self.dropped_marks += 1
+    def _take_tested(self, now: float, record: records.Tested, summary: Summary) -> None:
+        loss = record.loss if math.isfinite(record.loss) else None
+        if self.measures and (self._measured - 1) % self._stride:
+            self.measures.pop()  # this one was kept only while it was the last
+        self.measures.append(Measure(now, summary.samples, record.accuracy, loss))
+        self._measured += 1
+        if len(self.measures) > LATEST:
+            self.measures, self._stride = self.measures[::2], 2 * self._stride
 
 
 def sentence(record: records.Record) -> str:
@@ -284,6 +303,12 @@ def sentence(record: records.Record) -> str:
         case records.Finished():
             return f"{record.outcome}: {record.reason}"
     return ""
+
+
+def _mark_of(record: records.Record) -> str:
+    if isinstance(record, records.Gone):
+        return "died" if record.died else "left"
+    return MARKS.get(type(record), "")
 
 
 def _of_gone(record: records.Gone) -> str:
