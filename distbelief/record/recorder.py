@@ -75,7 +75,7 @@ class Recorder:
         self._file: io.FileIO | None = None
         self._curves = Curves(folder.path, self._warn) if folder else None
         self._torn = self._warned = False
-        self.timeline = Timeline()
+        self.timeline = Timeline.of(self.job)
         self._kept = -math.inf
         """Time at which the timeline was written."""
         if folder:

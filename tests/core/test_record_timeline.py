@@ -17,7 +17,7 @@ from distbelief.record.following import Follower
 from distbelief.record.metrics import line
 from distbelief.record.summary import Summary
 from distbelief.record.timeline import BACK, LATEST, SHOWN, WIDTH, Amounts, Bins, Timeline
-from distbelief.runtime import player
+from distbelief.runtime.player import StepTimes
 
 SPANS = st.lists(
     st.tuples(st.floats(0, 300), st.floats(0, 60), st.integers(0, 9)).map(
@@ -36,7 +36,7 @@ def overlap(start: float, stop: float, begin: float, end: float) -> float:
 
 @given(SPANS, st.sampled_from([2, 4, 16]))
 def test_each_bin_has_the_shares_of_the_spans_that_lie_in_it(spans: list[tuple[float, float, int]], kept: int) -> None:
-    bins = Bins[Amounts](kept)
+    bins = Bins[Amounts](kept, WIDTH)
     at, added = 0.0, []
     for step, length, samples in spans:
         at += step
@@ -76,7 +76,7 @@ def happenings(count: int) -> list[tuple[float, r.Record]]:
 
 
 def test_a_timeline_goes_on_after_it_was_written() -> None:
-    whole, summary = Timeline(), Summary({})
+    whole, summary = Timeline.of({}), Summary({})
     kept: Timeline | None = None
     for index, (seconds, record) in enumerate(happenings(400)):
         summary.take(seconds, record)
@@ -94,7 +94,7 @@ def test_a_timeline_goes_on_after_it_was_written() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    timeline, summary = Timeline(), Summary({})
+    timeline, summary = Timeline.of({}), Summary({})
     timeline.take(0.0, r.Started(200, 1, 10, 6000, 10, 2), summary)
     for number in range(4 * LATEST):
         role = f"replica {number % 200}"
@@ -110,7 +110,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_time_is_that_of_training_and_goes_on_in_the_next_attempt() -> None:
-    timeline, summary = Timeline(), Summary({})
+    timeline, summary = Timeline.of({}), Summary({})
     started = r.Started(1, 1, 10, 6000, 10, 2)
     for seconds, record in [(9.0, r.Note("before")), (10.0, started), (30.0, r.Note("later")), (29.0, r.Note("late"))]:
         timeline.take(seconds, record, summary)
@@ -128,7 +128,7 @@ def test_a_follower_has_what_a_reader_of_all_metrics_has(
 ) -> None:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     written = [line(*each) for each in happenings(60)]
-    whole, summary, timeline = b"".join(written), Summary({}), Timeline()
+    whole, summary, timeline = b"".join(written), Summary({}), Timeline.of({})
     for index, (seconds, record) in enumerate(happenings(60)):
         if index == kept_at:  # the recorder keeps the sums until here
             following.RunSums(len(b"".join(written[:index])), summary, timeline).write(folder.timeline)
@@ -205,15 +205,13 @@ def test_a_full_disk_costs_only_the_kept_sums(tmp_path: Path, monkeypatch: pytes
 def test_the_records_of_times_add_up_to_all_of_the_time(uses: list[tuple[str, float]]) -> None:
     def recorded(seldom: float) -> list[r.StepsTimed]:
         now, noted = 0.0, list[r.StepsTimed]()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(player, "ACCOUNT_SECONDS", seldom)
-            times = player.StepTimes("replica 0", lambda: now, noted.append)
-            for doing, seconds in uses:
-                times.begin(doing)
-                now += seconds
-                loaded = Computed(0.1, 1, 0.75 * seconds, load=0.25 * seconds)
-                times.go_on({"compute": loaded, "wait": Arrival("shard 1", None)}.get(doing))  # type: ignore[arg-type]
-            times.tell()
+        times = StepTimes("replica 0", lambda: now, noted.append, every=seldom)
+        for doing, seconds in uses:
+            times.begin(doing)
+            now += seconds
+            loaded = Computed(0.1, 1, 0.75 * seconds, load=0.25 * seconds)
+            times.go_on({"compute": loaded, "wait": Arrival("shard 1", None)}.get(doing))  # type: ignore[arg-type]
+        times.tell()
         return noted
 
     whole, parts = recorded(math.inf), recorded(2.0)
