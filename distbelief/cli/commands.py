@@ -260,7 +260,8 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 
 
 def _view(command: options.Options, title: str) -> View:
-    return View(quiet=command.showing.quiet, json=command.showing.json and not command.showing.quiet, title=title)
+    showing = command.showing
+    return View(showing.quiet, showing.json and not showing.quiet, title, showing.metrics, showing.track)
 
 
 def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
