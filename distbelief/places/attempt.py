@@ -98,6 +98,8 @@ class Attempt:
                     self.folder.remove()  # it was empty, or did not exist
                 self.folder.unlock()
             raise
+        if self.folder:
+            view.open_page(self.folder.path)
 
     def _describe(self, more: Json) -> Json:
         own = {
