@@ -28,7 +28,7 @@ class MadeRun:
         now = self.seconds if at is None else min(at, self.seconds)
         running = self.run.get("running", True)
         width = 2.0 ** max(0, math.ceil(math.log2(self.whole / 600)))
-        losses = [2.3 * math.exp(-3 * at * width / self.whole) for at in range(int(now / width))]
+        losses = {k * width: 2.3 * math.exp(-3 * k * width / self.whole) for k in range(int(now / width))}
         tests = [[20.0 * k, 20_000 * k, 1 - 0.5 * math.exp(-k / 4), 0.1] for k in range(1, int(now / 20) + 1)]
         marks = [[31.0, "replica 1", "died"], [34.0, "replica 1", "joined"], [60.0, "shard 0", "checkpoint"]]
         marks = [mark for mark in marks if mark[0] <= now]
@@ -42,20 +42,19 @@ class MadeRun:
                 "running": running,
                 "outcome": "" if running else "done",
                 "reason": "" if running else "all epochs are done",
-                "seconds": now,
+                "seconds": self.seconds,
+                "at": at and now,
                 **self.run,
             },
             "numbers": {"samples": int(1000 * now), "rate": 1000.0, "epoch": 2, "epochs": 5, "sent": int(4e5 * now)},
             "target": {"accuracy": 0.97, "loss": None},
             "series": {
-                "width": width,
-                "bins": dict(
-                    numbered([[1000 * width, loss * 0.9, loss, loss * 1.2, 4e5, 3e5, 9e6] for loss in losses])
-                ),
+                f"{start:g}": [width, 1000 * width, loss * 0.9, loss, loss * 1.2, 4e5, 3e5, 9e6]
+                for start, loss in losses.items()
             },
-            "tests": dict(numbered(tests)),
+            "measures": dict(numbered(tests)),
             "members": {name: self._member(name, number, now) for number, name in enumerate(names)},
-            "bands": {"width": 1.0, "of": {name: self._band(number, now) for number, name in enumerate(names)}},
+            "bands": {name: self._band(number, now) for number, name in enumerate(names)},
             "marks": dict(numbered(marks)),
             "events": dict(numbered([[when, f"{who} {what}", "distbelief status"] for when, who, what in marks])),
             "shards": {f"shard {number}": {"version": int(20 * now), "pushes": 20.0} for number in range(2)},
@@ -70,7 +69,7 @@ class MadeRun:
     def _band(self, number: int, now: float) -> Json:
         recent = range(max(0, int(now) - 300), int(now))
         waits = {second: 20 + int(15 * math.sin(second / 9 + number)) for second in recent}
-        return {str(at): [80 - wait, 10, 10, 0, wait, f"shard {at // 20 % 2}"] for at, wait in waits.items()}
+        return {str(at): [1.0, 80 - wait, 10, 10, 0, wait, f"shard {at // 20 % 2}"] for at, wait in waits.items()}
 
 
 def numbered(items: list[Any]) -> list[tuple[str, Any]]:

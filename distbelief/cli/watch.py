@@ -23,19 +23,13 @@ def watch(args: list[str]) -> int:
         raise UsageError("--certificate and --key belong together: name both")
     from distbelief.lab.watch import serving
     from distbelief.lab.watch.control import Control
-    from distbelief.lab.watch.reading import Reading
+    from distbelief.lab.watch.reading import Reading, newest
 
-    run = Path(named[0]) if named else newest()
+    run = Path(named[0]) if named else newest(Path("runs"))
+    if run is None:
+        raise UsageError(f"there is no run under runs/: name its folder, {PROG}")
     serving.serve(run, Reading(run), settings, Control(run) if settings.control else None)
     return 0
-
-
-def newest() -> Path:
-    """Return the newest run folder under runs/."""
-    found = [path.parent for path in Path("runs").glob("*/job.json")]
-    if not found:
-        raise UsageError(f"there is no run under runs/: name its folder, {PROG}")
-    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def need_packages() -> None:

@@ -16,7 +16,7 @@ from distbelief.record.folder import versions
 OVERFLOWS = ("overflows", "counted")
 PARTS = ("compute", "update", "communicate", "wait")
 """Parts of a step."""
-TIMES = ("steps", *PARTS)
+TIMES = ("steps", *PARTS, "load")
 """Fields of a replica's times: the number of timed steps, and the seconds of each part."""
 WINDOW = 60.0
 """Seconds of a window, over one or two of which participation is counted."""
@@ -35,7 +35,7 @@ class ReplicaCounts(msgspec.Struct):
     given_up: int = 0
     """Its own minibatches that no replica computed; -1 if their number is unknown."""
     times: records.StepsTimed | None = None
-    """Times of its lives, except those that died."""
+    """Times of its lives."""
     gone: str = ""
     """Reason of its death; empty if it takes part or has left."""
     recent: int = 0
@@ -201,8 +201,14 @@ class Summary(msgspec.Struct):
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)
         before = replica.times
-        both = {name: getattr(before, name, 0) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
-        replica.times = msgspec.structs.replace(record, **both)
+        if before is None:
+            replica.times = record
+            return
+        both = {name: getattr(before, name) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
+        waited = dict(before.waited)
+        for role, more in record.waited.items():
+            waited[role] = waited.get(role, 0.0) + more
+        replica.times = msgspec.structs.replace(record, **both, waited=waited)
 
     def _take_bytes_counted(self, _: float, record: records.BytesCounted) -> None:
         for way in WAYS:
@@ -361,7 +367,7 @@ class Summary(msgspec.Struct):
                     "lost": replica.lost,
                     "participation": self.participation(index),
                     **({"given_up": replica.given_up} if replica.given_up else {}),
-                    "times": replica.times and {name: getattr(replica.times, name) for name in (*TIMES, "waits_for")},
+                    "times": replica.times and _times(replica.times),
                 }
                 for index, replica in sorted(known.items())
             ],
@@ -402,6 +408,40 @@ def in_words(counted: Json) -> str:
     phrases = {"sent": "sent", "shared_memory": "read in shared memory"}
     megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in phrases.items()}
     return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
+
+
+def many(count: int, noun: str, plural: str = "s") -> str:
+    """Count things.
+
+    >>> many(1, "push", "es"), many(2000, "push", "es")
+    ('1 push', '2,000 pushes')
+    """
+    return f"{count:,} {noun}{plural if count != 1 else ''}"
+
+
+def duration(seconds: float) -> str:
+    """Format a time.
+
+    >>> duration(0.25), duration(9.5), duration(59), duration(3700)
+    ('250.0 ms', '9.50 s', '59.0 s', '1:01:40')
+    """
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 10 or not seconds else f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _times(timed: records.StepsTimed) -> Json:
+    """Return the times of a replica for `result.json`, with the kind of role for which it waited longest."""
+    kinds: dict[str, float] = {}
+    for role, seconds in timed.waited.items():
+        kind = roles.kind(role).value
+        kinds[kind] = kinds.get(kind, 0.0) + seconds
+    longest = max(kinds, key=lambda kind: kinds[kind], default="")
+    return {**{name: getattr(timed, name) for name in TIMES}, "waits_for": longest}
 
 
 def _finite(value: float | None) -> float | None:

@@ -1,10 +1,11 @@
 // The page of a run. The server sends the whole state once and merge patches afterwards; all text is set as text.
 "use strict";
 const $ = name => document.getElementById(name);
-const RETRY = 2000, SILENT = 40000, SAY = 10000, DRAW = 2000, SPAN = 300, EVENTS = 200;
+const RETRY = 2000, SILENT = 40000, SAY = 10000, DRAW = 2000, EVENTS = 200;
+const WAITS = 6;  // where a bin of a band says who was waited for
 const PARTS = ["compute", "update", "communicate", "load", "wait"];
 const DOING = ["computing", "updating", "communicating", "loading data", "waiting"];
-const SIGNS = {died: "✕", joined: "▲", left: "▼", succeeded: "⇄", rewound: "↶", checkpoint: "◆"};
+const SIGNS = {died: "✕", joined: "▲", left: "▼", succeeded: "⇄", "went back to a checkpoint": "↶"};
 let state = {}, last = null, id = "", token = document.querySelector("meta[name=press]").content;
 
 // text
@@ -145,7 +146,7 @@ const show = () => {
     ["samples", whole(numbers.samples)], ["samples/s", whole(numbers.rate)], ["test accuracy", percent(numbers.accuracy)],
     ["test loss", short(numbers.test_loss)], ["training loss", short(numbers.train_loss)],
     ["staleness", short(numbers.staleness)], ["sent", bytes(numbers.sent)], ["received", bytes(numbers.received)],
-    ["shared memory", bytes(numbers.shared)], ["time", known(run.seconds) ? clock(run.seconds) : ""]];
+    ["shared memory", bytes(numbers.shared_memory)], ["time", known(run.seconds) ? clock(run.seconds) : ""]];
   const shown = figures.filter(([, text]) => text);
   if ($("numbers").children.length !== shown.length)
     $("numbers").replaceChildren(...shown.map(() => make("div", {}, make("dt"), make("dd"))));
@@ -183,9 +184,9 @@ const memberRow = name => {
 };
 const showMembers = run => {
   const members = entries(state.members).filter(([name]) => !name.startsWith("shard")).sort(order);
-  const bands = state.bands || {}, width = bands.width || 1, until = run.seconds || 0;
-  const since = Math.max(0, until - SPAN);
-  write($("span"), until > SPAN ? "last 5 minutes" : "from the start");
+  const bands = state.bands || {}, until = run.at ?? run.seconds ?? 0;
+  const since = Math.min(until, ...Object.values(bands).flatMap(band => Object.keys(band).map(Number)));
+  write($("span"), `the last ${clock(until - since)}`);
   rowsOf($("members"), members.map(([name]) => name), memberRow).forEach((row, at) => {
     const [name, one] = members[at], [, doing, rate, stale, share, heard, band] = row.cells;
     const since_ = known(one.waited) && one.waits_for ? ` for ${short(one.waited)} s` : "";
@@ -193,27 +194,27 @@ const showMembers = run => {
     doing.title = one.gone || (one.waits_for ? `waits for ${one.waits_for}${since_}` : "");
     write(rate, short(one.rate)); write(stale, short(one.staleness));
     write(share, percent(one.participation)); write(heard, known(one.heard) ? `${short(one.heard)} s` : "");
-    drawBand(band.firstChild, name, numbered((bands.of || {})[name]), width, since, until);
+    drawBand(band.firstChild, name, numbered(bands[name]), since, until);
   });
 };
-const drawBand = (canvas, name, bins, width, since, until) => {
+const drawBand = (canvas, name, bins, since, until) => {
   const ratio = window.devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight, sums = [0, 0, 0, 0, 0];
   canvas.width = wide * ratio; canvas.height = high * ratio;
   const pen = canvas.getContext("2d"), place = seconds => (seconds - since) / Math.max(1, until - since) * wide;
   const reasons = {};
   pen.scale(ratio, ratio);
-  for (const [bin, parts] of bins) {
-    const left = Math.max(0, place(bin * width)), right = Math.min(wide, place((bin + 1) * width));
+  for (const [start, parts] of bins) {
+    const left = Math.max(0, place(start)), right = Math.min(wide, place(start + parts[0]));
     if (right <= left) continue;
     let floor = high;
     PARTS.forEach((part, at) => {
-      const tall = (parts[at] || 0) / 100 * high;
-      sums[at] += parts[at] || 0;
+      const tall = parts[at + 1] / 100 * high;
+      sums[at] += parts[at + 1] * parts[0];
       pen.fillStyle = colour(part);
       pen.fillRect(left, floor - tall, right - left + .5, tall);
       floor -= tall;
     });
-    if (parts[5]) reasons[parts[5]] = (reasons[parts[5]] || 0) + (parts[4] || 0);
+    if (parts[WAITS]) reasons[parts[WAITS]] = (reasons[parts[WAITS]] || 0) + parts[WAITS - 1] * parts[0];
   }
   const marks = numbered(state.marks).map(([, mark]) => mark).filter(mark => mark[1] === name && mark[0] >= since);
   pen.fillStyle = colour("ink"); pen.font = "bold 12px system-ui"; pen.textAlign = "center";
@@ -232,7 +233,7 @@ const showShards = () => {
   const shards = entries(state.shards).sort(order);
   rowsOf($("shards"), shards.map(([name]) => name), name => rowOf(name, "", "", "last")).forEach((row, at) => {
     const [, version, pushes, holder] = row.cells, one = shards[at][1];
-    write(version, whole(one.version)); write(pushes, short(one.pushes)); write(holder, one.holder || "");
+    write(version, whole(one.version)); write(pushes, short(one.pushes)); write(holder, one.waits_for || "");
   });
 };
 const showStaleness = () => {
@@ -281,31 +282,32 @@ const drawCharts = () => {
   const left = drawn + DRAW - performance.now();
   if (drawn && left > 0) { due = setTimeout(drawCharts, left); return; }
   drawn = performance.now();
-  const series = state.series || {}, width = series.width || 1, bins = numbered(series.bins);
+  const bins = numbered(state.series);
   if (state.run && state.run.running) bins.pop();  // it is not over
   let sum = 0;
-  const ends = bins.map(([bin, row]) => [(bin + 1) * width, sum += row[0] || 0]);
+  const ends = bins.map(([start, row]) => [start + row[0], sum += row[1]]);
   const at = over_ === "seconds" ? ends.map(end => end[0]) : ends.map(end => end[1]);
   const column = number => bins.map(([, row]) => known(row[number]) ? row[number] : null);
-  const tests = numbered(state.tests).map(([, test]) => test), tested = tests.map(test => test[over_ === "seconds" ? 0 : 1]);
+  const speed = number => bins.map(([, row]) => row[number] / row[0]);
+  const tests = numbered(state.measures).map(([, test]) => test), tested = tests.map(test => test[over_ === "seconds" ? 0 : 1]);
   const line = (name, x, y, shade, more = {}) =>
     ({name, x, y, mode: "lines", line: {color: colour(shade), width: 1.7}, hoverinfo: "x+y+name", ...more});
   const edge = {line: {width: 0}, showlegend: false, hoverinfo: "skip", yaxis: "y2"};
   const target = state.target || {}, goal = (y, yref) => ({type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, yref,
     line: {dash: "dash", width: 1, color: colour("dim")}});
   const shapes = [[target.accuracy, "y"], [target.loss, "y2"]].filter(one => one[0]).map(one => goal(...one));
-  plot("learning", [line("least", at, column(1), "communicate", edge),
-    line("most", at, column(3), "communicate", {...edge, fill: "tonexty", fillcolor: `${colour("communicate")}33`}),
-    line("training loss", at, column(2), "communicate", {yaxis: "y2"}),
+  plot("learning", [line("least", at, column(2), "communicate", edge),
+    line("most", at, column(4), "communicate", {...edge, fill: "tonexty", fillcolor: `${colour("communicate")}33`}),
+    line("training loss", at, column(3), "communicate", {yaxis: "y2"}),
     line("test loss", tested, tests.map(test => test[3]), "load", {yaxis: "y2", line: {color: colour("load"), dash: "dot"}}),
     line("test accuracy", tested, tests.map(test => test[2]), "compute", {mode: "lines+markers", marker: {size: 5}})],
     {shapes, yaxis2: {overlaying: "y", side: "right", showgrid: false, rangemode: "tozero"}, yaxis: {tickformat: ".0%"}},
     `test accuracy ${percent(state.numbers?.accuracy) || "unknown"}, training loss ${short(state.numbers?.train_loss)}`);
-  plot("rate", [line("samples a second", at, column(0).map(n => n / width), "compute")], {showlegend: false},
+  plot("rate", [line("samples a second", at, speed(1), "compute")], {showlegend: false},
     `${whole(state.numbers?.rate)} samples a second`);
   plot("bytes", ["sent", "received", "shared memory"].map((name, n) =>
-    line(name, at, column(4 + n).map(count => count / width), ["compute", "communicate", "load"][n])), {},
-    `${bytes(state.numbers?.sent)} sent, ${bytes(state.numbers?.shared)} through shared memory in all`);
+    line(name, at, speed(5 + n), ["compute", "communicate", "load"][n])), {},
+    `${bytes(state.numbers?.sent)} sent, ${bytes(state.numbers?.shared_memory)} through shared memory in all`);
 };
 const plot = (name, data, more, text) => {
   const axis = {gridcolor: colour("grid"), zerolinecolor: colour("line"), automargin: true};
