@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed
 from distbelief.places.messages import Standing
+from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
+from distbelief.record.live import told_of
 from distbelief.record.summary import Summary, in_words
 from distbelief.transport.secure import check_user
 
@@ -170,6 +174,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         "seconds": summary.seconds,
         "rate": summary.rate,
         "bytes": summary.bytes,
+        "wrong": [msgspec.to_builtins(found) for found in diagnose(summary) if found.level is Level.WRONG],
         "members": members,
     }
 
@@ -226,6 +231,7 @@ def _ended(folder: RunFolder) -> Json:
         "run": str(folder.path),
         "running": False,
         **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
+        "wrong": [found for found in result.get("diagnosis", []) if found["level"] == Level.WRONG],
     }
 
 
@@ -235,15 +241,17 @@ def lines(found: Json) -> list[str]:
     >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})
     ['runs/x: not running; done: all epochs are done']
     """
+    wrong = [f"wrong: {told_of(one)}" for one in found.get("wrong", [])]
     if not found["running"]:
-        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}"]
+        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}", *wrong]
     if not found["members"]:
         return [f"{found['run']}: running; {found['reason']}"]
     whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
     moved = in_words(found["bytes"])
     told = [
         f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"
-        f"{moved and f', {moved}'}"
+        f"{moved and f', {moved}'}",
+        *wrong,
     ]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "share", "to do", "waits for"]]
     for one in found["members"]:

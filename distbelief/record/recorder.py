@@ -19,6 +19,7 @@ from distbelief.core import records
 from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.record.diagnosis import diagnose
 from distbelief.record.folder import RunFolder, write_atomically, written_whole
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
 from distbelief.record.summary import Mean, Summary
@@ -169,7 +170,7 @@ class Recorder:
 
     def result(self) -> Json:
         """Return the contents of `result.json`, as if the run ended now."""
-        return self.summary.result()
+        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary))}
 
     def finish(self, write: bool = True) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""

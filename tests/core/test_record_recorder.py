@@ -68,7 +68,7 @@ def played(folder, records=RUN, job=JOB, **options):
 def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     folder = RunFolder.create(tmp_path, "x")
     result = played(folder)
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0,
@@ -143,7 +143,7 @@ def test_what_held_a_target_before_all_went_back_holds_nothing():
 
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (
         0.0,
         0.0,
