@@ -280,7 +280,7 @@ class Applied(Record, frozen=True, tag=True, gc=False):
 
 
 class StepsTimed(Record, frozen=True, tag=True, gc=False):
-    """Seconds of a replica by use, from its first gradient to its last."""
+    """Seconds of a replica by use, from the last gradient of its record before to its last one now."""
 
     role: str
     steps: int
@@ -292,8 +292,10 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     """Seconds in copying, sending, receiving and adding up."""
     wait: float
     """Seconds without an arrival."""
-    waits_for: str = ""
-    """Kind of role that ended the longest wait: shard, replica or coordinator."""
+    load: float = 0.0
+    """Seconds in loading data."""
+    waited: dict[str, float] = {}
+    """Seconds of waits by the role that ended them."""
     overflows: int = 0
     """In fp16, computations repeated; in fixed point, values that were clipped."""
     counted: int = 0

@@ -214,11 +214,11 @@ def _idle(e: Evidence) -> Found | None:
 
 def _starved(e: Evidence) -> Found | None:
     """Find replicas that wait for their data."""
-    shares = {i: share for i, one in e.times.items() if (share := _load(one) / _whole(one)) > STARVED}
+    shares = {i: share for i, one in e.times.items() if (share := one.load / _whole(one)) > STARVED}
     if not shares:
         return None
     most = max(shares, key=lambda i: shares[i])
-    load, step = (seconds / e.times[most].steps for seconds in (_load(e.times[most]), e.times[most].compute))
+    load, step = (seconds / e.times[most].steps for seconds in (e.times[most].load, e.times[most].compute))
     who = roles.named([roles.replica(i) for i in shares], NAMES)
     sentence = f"{who} wait for data: loading a minibatch takes {_ms(load)}, and computing it {_ms(step)}"
     return Found(sentence, {"share": shares[most], "load": load, "compute": step, "starved": len(shares)}, [])
@@ -308,12 +308,8 @@ def _disk(e: Evidence) -> Found | None:
     return Found(sentence, {"free": have.free_disk, "room": room}, ["--keep-checkpoints 1", "--out"])
 
 
-def _load(times: StepsTimed) -> float:
-    return float(getattr(times, "load", 0.0))
-
-
 def _whole(times: StepsTimed) -> float:
-    return (times.compute + times.update + times.communicate + times.wait + _load(times)) or 1.0
+    return (times.compute + times.update + times.communicate + times.wait + times.load) or 1.0
 
 
 def _percent(share: float) -> str:

@@ -63,10 +63,6 @@ class Live:
         self._summary = Summary({})
         self._loss = Mean()
         self._recent, self._recent_loss = Mean(), ""
-        self._staleness: dict[str, float] = {}
-        """Mean staleness of the replicas' latest pushes, by shard."""
-        self.ask: Callable[[], object] = bool
-        """Function called before a picture or a line of progress; it reports the state of shards by `stands`."""
         self._unsaved = ""
         self._tested: set[int] = set()
         self._joined: list[str] = []
@@ -111,26 +107,12 @@ class Live:
             self._silent = True
 
     @property
-    def curious(self) -> bool:
-        """Return whether the state of shards is shown."""
-        return not (self._silent or self._json)
-
-    def stands(self, shard: str, facts: Json) -> None:
-        """Note the state of a shard; `facts["of"]` has its facts about each replica."""
-        latest = [push["staleness"] for push in facts.get("of", {}).values() if push.get("staleness") is not None]
-        if latest:
-            self._staleness[shard] = sum(latest) / len(latest)
-
-    @property
     def _unit(self) -> str:
         return self._summary.started.unit if self._summary.started else "epoch"
 
     def _stale(self) -> str:
-        """Format the mean staleness: of the whole job at its end, of the latest pushes before."""
-        self.ask()
+        """Format the mean staleness of all pushes so far."""
         mean = self._summary.staleness()["mean"]
-        if mean is None and self._staleness:
-            mean = sum(self._staleness.values()) / len(self._staleness)
         return "" if mean is None else f"staleness {mean:.2f}"
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from distbelief.record.folder import versions
 OVERFLOWS = ("overflows", "counted")
 PARTS = ("compute", "update", "communicate", "wait")
 """Parts of a step."""
-TIMES = ("steps", *PARTS)
+TIMES = ("steps", *PARTS, "load")
 """Fields of a replica's times: the number of timed steps, and the seconds of each part."""
 WINDOW = 60.0
 """Seconds of a window, over one or two of which participation is counted."""
@@ -35,7 +35,7 @@ class ReplicaCounts(msgspec.Struct):
     given_up: int = 0
     """Its own minibatches that no replica computed; -1 if their number is unknown."""
     times: records.StepsTimed | None = None
-    """Times of its lives, except those that died."""
+    """Times of its lives."""
     gone: str = ""
     """Reason of its death; empty if it takes part or has left."""
     recent: int = 0
@@ -221,8 +221,14 @@ class Summary(msgspec.Struct):
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)
         before = replica.times
-        both = {name: getattr(before, name, 0) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
-        replica.times = msgspec.structs.replace(record, **both)
+        if before is None:
+            replica.times = record
+            return
+        both = {name: getattr(before, name) + getattr(record, name) for name in (*TIMES, *OVERFLOWS)}
+        waited = dict(before.waited)
+        for role, more in record.waited.items():
+            waited[role] = waited.get(role, 0.0) + more
+        replica.times = msgspec.structs.replace(record, **both, waited=waited)
 
     def _take_bytes_counted(self, _: float, record: records.BytesCounted) -> None:
         for way in WAYS:
@@ -391,7 +397,7 @@ class Summary(msgspec.Struct):
                     "lost": replica.lost,
                     "participation": self.participation(index),
                     **({"given_up": replica.given_up} if replica.given_up else {}),
-                    "times": replica.times and {name: getattr(replica.times, name) for name in (*TIMES, "waits_for")},
+                    "times": replica.times and _times(replica.times),
                 }
                 for index, replica in sorted(known.items())
             ],
@@ -432,6 +438,16 @@ def in_words(counted: Json) -> str:
     phrases = {"sent": "sent", "shared_memory": "read in shared memory"}
     megabytes = {words: sum(counted.get(way, {}).values()) / 1e6 for way, words in phrases.items()}
     return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
+
+
+def _times(timed: records.StepsTimed) -> Json:
+    """Return the times of a replica for `result.json`, with the kind of role for which it waited longest."""
+    kinds: dict[str, float] = {}
+    for role, seconds in timed.waited.items():
+        kind = roles.kind(role).value
+        kinds[kind] = kinds.get(kind, 0.0) + seconds
+    longest = max(kinds, key=lambda kind: kinds[kind], default="")
+    return {**{name: getattr(timed, name) for name in TIMES}, "waits_for": longest}
 
 
 def _finite(value: float | None) -> float | None:

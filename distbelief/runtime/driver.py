@@ -126,7 +126,7 @@ class Driver:
         """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
-        player.times = StepTimes(role, self.clock.now, worked)
+        player.times = StepTimes(role, self.clock.now, lambda timed: self._sink(self.clock.now(), role, timed), worked)
         endpoint.deliver = player.queue if player.caller is None else functools.partial(self._arrive, player)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
@@ -409,7 +409,7 @@ class Driver:
                 times.begin(doing)
             if kind is Send:
                 if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
-                    self._tell_times(player)
+                    times.tell()
                 say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]  # a Send
             elif kind is Receive:
                 if not effect.wait:  # type: ignore[union-attr]  # a Receive
@@ -434,11 +434,6 @@ class Driver:
         if (now := self.clock.now()) >= player.looks:
             player.looks = now + GLANCE_SECONDS
             self.clock.glance()
-
-    def _tell_times(self, player: Player) -> None:
-        """Record the times of a replica that leaves and makes no more steps."""
-        if (timed := player.times.tell()) is not None:
-            self._sink(self.clock.now(), player.role, timed)
 
     def _end_story(self, player: Player) -> None:
         if player.caller is not None and player.caller.waits:  # the coordinator may still lack its last messages

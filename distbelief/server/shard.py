@@ -764,6 +764,10 @@ class Shard:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
 
+    def account(self) -> records.Applied:
+        """Return the account of all that it has applied."""
+        return records.Applied(self.role, self.version.updates, self.samples, dict(self.staleness))
+
     def standing(self) -> dict[str, object]:
         rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}
         for role, (version, staleness) in self._latest.items():

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 DEADLINES = Deadlines()
 CROWD = 8
 """Most partitions per core before a note says that they take long."""
+ACCOUNTS = (records.BytesCounted, records.Applied)
+"""Records that processes make at their time, whatever they do."""
 TICK = 1.0
 """Seconds between two looks at the run folder and the processes."""
 
@@ -259,17 +261,13 @@ class Running:
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        """Check the run folder, ask the shards for their standing and look for stopped processes, once a tick."""
+        """Check the run folder and look for stopped processes, once a tick."""
         if now < self._looked + TICK:
             return
         self._looked = now
         self._keep_folder()
         if self.supervisor.started:
             self._resources.look(now, self.processes.children)
-        if self.supervisor.started and self.attempt.live.curious:
-            for child in self.processes.children:
-                if roles.kind(child.role) is roles.Kind.SHARD:
-                    child.say(Ask())
         self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
 
     @functools.cached_property
@@ -296,11 +294,12 @@ class Running:
         return status.state(children, said, self.attempt.recorder.summary)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
-        """Handle a message from a process. A standing only answers a question, and is no sign of progress."""
+        """Handle a message from a process. A standing only answers a question, and an account comes at its time:
+        neither is a sign of progress.
+        """
         if isinstance(word, Standing):
             self.status_server.take(word)
-            self.attempt.live.stands(word.role, word.facts)
-        elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no sign of progress either
+        elif isinstance(word, Noted) and word.role != roles.COORDINATOR and isinstance(word.record, ACCOUNTS):
             self.attempt.record(word.moment, word.role, word.record)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR

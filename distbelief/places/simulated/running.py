@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from distbelief.core import roles
-from distbelief.core.records import Finished, Json, cause_of
+from distbelief.core.records import Finished, Json, Record, Stepped, cause_of
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
@@ -21,6 +21,7 @@ from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
+from distbelief.runtime.player import ACCOUNT_SECONDS
 from distbelief.strategies.base import DIRECT, is_alone
 
 
@@ -39,8 +40,9 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         clock = VirtualClock()
         try:
             if not is_alone(job.strategy):
-                simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
-                attempt.live.ask = lambda: _tell_shards(simulation, attempt)
+                accounts = Accounts(attempt.record)
+                simulation = Simulation(job, settings, cluster, accounts.record, attempt, clock, stopped=stopped)
+                accounts.simulation = simulation
                 supervisor = simulation.supervisor
                 simulation.run()
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
@@ -69,10 +71,23 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         return {**result, "events": clock.events}
 
 
-def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
-    """Show the standing of the shards."""
-    for shard in simulation.shards:
-        attempt.live.stands(roles.shard(shard.index), shard.standing())
+class Accounts:
+    """Accounts of a simulation's roles, which follow a record of steps when the last ones are `ACCOUNT_SECONDS` old.
+
+    Args:
+        sink: takes the records, and the accounts.
+    """
+
+    def __init__(self, sink: Callable[[float, str, Record], None]) -> None:
+        self._sink, self._due = sink, ACCOUNT_SECONDS
+        self.simulation: Simulation | None = None
+
+    def record(self, moment: float, role: str, record: Record) -> None:
+        """Pass a record on, and accounts if they are due."""
+        self._sink(moment, role, record)
+        if isinstance(record, Stepped) and moment >= self._due and self.simulation:
+            self._due = moment + ACCOUNT_SECONDS
+            self.simulation.give_accounts()
 
 
 def _cut_short(attempt: Attempt) -> JobFailed:

@@ -473,6 +473,13 @@ class Simulation:
                 endpoint.die()
             self._tell_bytes(role)
 
+    def give_accounts(self) -> None:
+        """Record the bytes of all roles, and all that the shards have applied."""
+        for role in self.network.endpoints:
+            self._tell_bytes(role)
+        for shard in self.shards:
+            self.sink(self.clock.time, shard.role, shard.account())
+
     def _tell_bytes(self, role: str) -> None:
         """Record the bytes that the current incarnation of a role has sent and received."""
         if (counted := self.network.endpoints[role].traffic.tell(role)) is not None:
