@@ -266,8 +266,6 @@ class Resources(Record, frozen=True, tag=True, gc=False):
     free_disk: int
     """Bytes that may still be written where the run folder is."""
     disk: int
-    shards: dict[str, float] = {}
-    """Share of the time in which the process of each shard has used a core, since the last such record."""
 
 
 class Applied(Record, frozen=True, tag=True, gc=False):
@@ -277,6 +275,8 @@ class Applied(Record, frozen=True, tag=True, gc=False):
     updates: int
     samples: int
     staleness: dict[int, int]
+    busy: float = 0.0
+    """Seconds that its process has worked; 0 where unknown."""
 
 
 class StepsTimed(Record, frozen=True, tag=True, gc=False):

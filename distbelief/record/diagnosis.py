@@ -175,7 +175,7 @@ def _momentum(e: Evidence) -> Found | None:
 
 def _staleness(e: Evidence) -> Found | None:
     """Find a slow replica whose pushes are far too stale."""
-    if e.settings.get("staleness_scaling") != "none" or len(e.present) < 2 or not e.shares:
+    if e.settings.get("staleness_scaling") != "none" or len(e.present) < 2 or not e.shares or e.idle:
         return None
     ahead = (max(1.0, e.count("fetch_every") / e.count("push_every")) + 1) / 2 + bool(e.settings.get("prefetch"))
     usual, stale = max(1.0, ahead * len(e.present) - 1), e.sums.staleness()
@@ -232,8 +232,7 @@ def _shards(e: Evidence) -> Found | None:
     wait = min(one.wait / _whole(one) for one in e.times.values())
     # where replicas make the updates, their time for these is that of the shards
     updates = sum(one.update / _whole(one) for one in e.times.values()) / shards
-    served = e.sums.resources.shards if e.sums.resources else {}
-    role, busy = max([("the shards", updates), *served.items()], key=lambda one: one[1])
+    role, busy = max([("the shards", updates), *e.sums.busy.items()], key=lambda one: one[1])
     if wait < WAITS or busy < BUSY:
         return None
     sentence = (

@@ -132,6 +132,8 @@ class Summary(msgspec.Struct):
     """Seconds of evaluations."""
     saving: float = 0.0
     """Seconds of writing checkpoints."""
+    busy: dict[str, float] = {}
+    """Share of the time in which each shard's process works."""
     resources: records.Resources | None = None
     outcome: str = ""
     cause: str = ""
@@ -174,9 +176,11 @@ class Summary(msgspec.Struct):
         self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
         self._began, self._before = seconds, self.seconds
         self.applied, self.outcome, self.cause, self.reason = {}, "", "", ""
-        self._ending = False
+        self._ending, self.busy = False, {}
         for replica in self.replicas.values():
-            replica.gone, replica.joined = "", None
+            replica.gone = ""
+            # the replica that sends the initial parameters joins before the start, and those of earlier attempts are gone
+            replica.joined = None if record.samples or replica.joined is None else self._before
 
     def _take_joined(self, seconds: float, record: records.Joined) -> None:
         if roles.is_replica(record.role):
@@ -215,8 +219,10 @@ class Summary(msgspec.Struct):
     def _take_resources(self, _: float, record: records.Resources) -> None:
         self.resources = record
 
-    def _take_applied(self, _: float, record: records.Applied) -> None:
+    def _take_applied(self, seconds: float, record: records.Applied) -> None:
         self.applied[record.role] = record
+        if record.busy and (lasted := seconds - self._began) > 0:
+            self.busy[record.role] = record.busy / lasted
 
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)

@@ -10,7 +10,6 @@ from distbelief.core import records, roles
 from distbelief.places.attempt import Attempt
 from distbelief.places.cluster.remote_agent import RemoteLife
 from distbelief.places.processes.processes import Child
-from distbelief.places.signals import processor_seconds
 from distbelief.record import limits
 
 PERIOD = 30.0
@@ -30,8 +29,6 @@ class ResourcesMeter:
         self._attempt = attempt
         self._last: records.Resources | None = None
         self._moment = 0.0
-        self._used: dict[int, float] = {}
-        """Processor time of each shard's process until the last record, by process id."""
 
     def look(self, now: float, lives: Iterable[Child | RemoteLife]) -> None:
         """Record the resources, if they have shrunk or the last record is old.
@@ -46,22 +43,11 @@ class ResourcesMeter:
             with contextlib.suppress(OSError):  # the folder may be gone
                 disk, _, free_disk = shutil.disk_usage(self._attempt.folder.path)
         last = self._last
-        lasts = last and free > SHRUNK * last.free_memory and free_disk >= SHRUNK * last.free_disk
+        lasts = last and free >= SHRUNK * last.free_memory and free_disk >= SHRUNK * last.free_disk
         if lasts and now < self._moment + PERIOD:
             return
-        here = {life.pid: life.role for life in lives if isinstance(life, Child)}
-        computing = sum(role == roles.SINGLE or roles.is_replica(role) for role in here.values())
-        shards = {pid: role for pid, role in here.items() if roles.kind(role) is roles.Kind.SHARD}
-        used = {pid: processor_seconds(pid) for pid in shards}
-        shares = {
-            role: (used[pid] - self._used[pid]) / (now - self._moment)
-            for pid, role in shards.items()
-            if pid in self._used
-        }
+        here = [life.role for life in lives if isinstance(life, Child)]
+        computing = sum(role == roles.SINGLE or roles.is_replica(role) for role in here)
         threads = computing * self._attempt.job.threads
-        self._last, self._moment, self._used = (
-            records.Resources(limits.cores(), threads, free, whole, free_disk, disk, shares),
-            now,
-            used,
-        )
+        self._last, self._moment = records.Resources(limits.cores(), threads, free, whole, free_disk, disk), now
         self._attempt.record(now, roles.SUPERVISOR, self._last)
