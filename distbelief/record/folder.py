@@ -32,10 +32,10 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def written_whole(path: Path, mode: int = 0o666, lasts: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends, with `mode` less the umask.
 
-    Readers see the old file or the complete new one, even after a power cut.
+    Readers see the old file or the complete new one; if it `lasts`, even after a power cut.
 
     Raises:
         OSError: the disk is full or cannot be written; the old file stays.
@@ -45,18 +45,20 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with open(temporary, "x+b", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
-            _sync(file.fileno())
+            if lasts:
+                _sync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    sync(path.parent)
+    if lasts:
+        sync(path.parent)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, lasts: bool = True) -> None:
     """Write `data` to `path` as `written_whole` does."""
-    with written_whole(path) as file:
+    with written_whole(path, lasts=lasts) as file:
         file.write(data)
 
 
@@ -102,6 +104,7 @@ class RunFolder:
         self.path = path
         self.job = path / "job.json"
         self.metrics = path / "metrics.jsonl"
+        self.timeline = path / "timeline.msgpack"
         self.result = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import shutil
 import sys
 import threading
@@ -21,11 +22,15 @@ from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.diagnosis import diagnose
 from distbelief.record.folder import RunFolder, write_atomically, written_whole
+from distbelief.record.following import Follower, RunSums
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
 from distbelief.record.summary import Mean, Summary
+from distbelief.record.timeline import Timeline
 
 RECENT = 10_000
 """Most records that may come while a checkpoint is sealed; after more records it has no sums."""
+KEEP_SECONDS = 10.0
+"""Least seconds between two writes of the timeline."""
 SUMS = "sums.msgpack"
 """Checkpoint's file with the sums of the run until then; without it all metrics are read."""
 SUMS_LIMIT = 64 << 20
@@ -71,8 +76,13 @@ class Recorder:
         self._file: io.FileIO | None = None
         self._curves = Curves(folder.path, self._warn) if folder else None
         self._torn = self._warned = False
+        self.timeline = Timeline()
+        self._kept = -math.inf
+        """Time at which the timeline was written."""
         if folder:
             try:
+                if folder.metrics.exists():
+                    self.timeline = Follower(folder, self.job).read_all().timeline
                 self._file = folder.metrics.open("ab", buffering=0)
                 if self._file.tell():
                     self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
@@ -90,7 +100,10 @@ class Recorder:
                 self.summary = deepcopy(self._settled)
                 self.summary.job = self.job
         self.summary.take(seconds, record)
+        self.timeline.take(seconds, record)
         self._write(line(seconds, record))
+        if self.folder and (isinstance(record, records.Started) or time.monotonic() >= self._kept + KEEP_SECONDS):
+            self._keep_timeline(self.folder)
         if self.folder:
             self._recent.append((seconds, record, self.summary.samples))
             if len(self._recent) > RECENT:
@@ -99,6 +112,12 @@ class Recorder:
                 self._keep_sums(self.folder, record.number)
         if self._curves:
             self._curves.take(seconds, record, self.summary)
+
+    def _keep_timeline(self, folder: RunFolder) -> None:
+        """Write the timeline, from which readers go on by the metrics."""
+        self._kept = time.monotonic()
+        with contextlib.suppress(OSError):  # the metrics have it all
+            RunSums(folder.metrics.stat().st_size, self.summary, self.timeline).write(folder.timeline)
 
     def _keep_sums(self, folder: RunFolder, number: int) -> None:
         """Write the sums of the run at a checkpoint into its folder."""
@@ -180,6 +199,8 @@ class Recorder:
                 write_atomically(self.folder.result, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
             except OSError as error:
                 self._warn(f"{self.folder.result} cannot be written: {error.strerror}; the result is only shown")
+        if self.folder:
+            self._keep_timeline(self.folder)
         if self._file:
             self._file.close()
             self._file = None

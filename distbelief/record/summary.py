@@ -446,6 +446,30 @@ def in_words(counted: Json) -> str:
     return ", ".join(f"{count:,.1f} MB {words}" for words, count in megabytes.items() if count >= 0.05)
 
 
+def many(count: int, noun: str, plural: str = "s") -> str:
+    """Count things.
+
+    >>> many(1, "push", "es"), many(2000, "push", "es")
+    ('1 push', '2,000 pushes')
+    """
+    return f"{count:,} {noun}{plural if count != 1 else ''}"
+
+
+def duration(seconds: float) -> str:
+    """Format a time.
+
+    >>> duration(0.25), duration(9.5), duration(59), duration(3700)
+    ('250.0 ms', '9.50 s', '59.0 s', '1:01:40')
+    """
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 10 or not seconds else f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def _times(timed: records.StepsTimed) -> Json:
     """Return the times of a replica for `result.json`, with the kind of role for which it waited longest."""
     kinds: dict[str, float] = {}
