@@ -21,6 +21,7 @@ from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
 from distbelief.record.live import told_of
 from distbelief.record.summary import Summary, in_words
+from distbelief.record.timeline import Timeline
 from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
@@ -132,13 +133,19 @@ def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socke
     return None
 
 
-def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> Json:
+def state(
+    children: Iterable[tuple[str, int, int]],
+    said: Iterable[Standing],
+    summary: Summary,
+    timeline: Timeline | None = None,
+) -> Json:
     """Return the state of a job.
 
     Args:
         children: the role, process id and incarnation of every process.
         said: the states that they reported.
         summary: the summary of the job so far.
+        timeline: the timeline of the job so far.
     """
     told = {standing.role: standing for standing in said}
     known: dict[str, Json] = {}
@@ -174,7 +181,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         "seconds": summary.seconds,
         "rate": summary.rate,
         "bytes": summary.bytes,
-        "wrong": [msgspec.to_builtins(found) for found in diagnose(summary) if found.level is Level.WRONG],
+        "wrong": [msgspec.to_builtins(found) for found in diagnose(summary, timeline) if found.level is Level.WRONG],
         "members": members,
     }
 

@@ -5,6 +5,7 @@ Each rule is a pure function of the sums of a job's records. A rule that is not 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -16,15 +17,18 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.core.records import Cause, StepsTimed
-from distbelief.record.summary import Summary
+from distbelief.record.summary import Mean, Summary
+from distbelief.record.timeline import Timeline
 
 NAMES = 8
 """Most names of replicas in one sentence."""
 # thresholds, each with its reason
 GRACE = 5.0  # seconds of training: roles start one after another, and the first steps are slow
 SURE = 10.0  # pushes at the usual rate: who makes so many by chance makes none once in 22,000 times
-RISES = 0.5  # part of its fall that the loss loses again: minibatches of tiny tasks lose a tenth by chance
-LAST = 3  # losses in a row that have risen: one bad evaluation says nothing
+RISES = 0.5  # part of its fall that the loss loses again: a new phase of the learning rate may cost some
+NOISE = 0.15  # of the best loss: a loss that has hardly fallen is only noise
+LOSSES = 20  # losses in a mean: those of single minibatches differ by half
+LAST = 3  # means in a row that have risen: one bad stretch says nothing
 STALE = 1.0  # mean staleness of two asynchronous replicas: pushes of fewer are not stale
 HEAVY = 0.5  # momentum below which most of an update is new
 FAR = 5.0  # times the usual staleness: exponential step times exceed it in one push of 150
@@ -77,9 +81,9 @@ class Found(NamedTuple):
 class Evidence:
     """Facts that several rules read, derived from the sums of a job."""
 
-    def __init__(self, sums: Summary) -> None:
+    def __init__(self, sums: Summary, timeline: Timeline | None) -> None:
         assert sums.started is not None
-        self.sums, self.settings, self.started = sums, sums.settings, sums.started
+        self.sums, self.settings, self.started, self.timeline = sums, sums.settings, sums.started, timeline
         self.by_steps = sums.started.unit == "epoch"
         """False for a batch method, whose replicas make no steps of their own."""
         self.stale: float = sums.staleness()["mean"] or 0.0
@@ -94,7 +98,7 @@ class Evidence:
         several = self.started.replicas > 1
         # settings have these names for all strategies
         some = {"lr": self.by_steps, "optimizer": self.by_steps, "replicas": several, "shards": self.started.shards}
-        return bool(some.get(name, name in self.settings or name in ("snapshot_every", "out", "single")))
+        return bool(some.get(name, name in self.settings or name in ("snapshot_every", "out", "threads", "single")))
 
     def count(self, option: str) -> int:
         """Return an option's number, such as 50 of auto:50; 1 without one."""
@@ -117,12 +121,27 @@ class Evidence:
             return ""
         if self.sums.cause == Cause.LOSS_NOT_FINITE:
             return "is not finite"
-        losses = [row["train_loss"] for row in self.sums.history if row["train_loss"] is not None]
-        if len(losses) <= LAST:
+        if len(losses := self.losses) <= LAST:
             return ""
         best, last = min(losses[:-LAST]), min(losses[-LAST:])
-        risen = last - best > RISES * max(losses[0] - best, abs(best))
+        risen = last - best > max(RISES * (losses[0] - best), NOISE * abs(best))
         return f"has risen from {best:.3g} to {last:.3g}" if risen else ""
+
+    @property
+    def losses(self) -> list[float]:
+        """Training losses in the order of time, each the mean of some; the first one is of the earliest steps."""
+        if self.timeline is None:
+            return [row["train_loss"] for row in self.sums.history if row["train_loss"] is not None]
+        means, mean, weight = list[float](), Mean(), 0.0
+        for one in self.timeline.amounts.between(0.0, math.inf):
+            if one.sums.losses:
+                means = means or [one.sums.least]
+                mean.add(one.sums.loss / one.sums.losses, round(one.sums.losses))
+                weight += one.sums.losses
+            if weight >= LOSSES and (value := mean.take()) is not None:
+                means.append(value)
+                weight = 0.0
+        return means
 
     @cached_property
     def shares(self) -> dict[int, float]:
@@ -229,10 +248,11 @@ def _shards(e: Evidence) -> Found | None:
     shards = e.started.shards
     if len(e.times) < 3 or not shards or e.scarce:
         return None
-    wait = min(one.wait / _whole(one) for one in e.times.values())
-    # where replicas make the updates, their time for these is that of the shards
-    updates = sum(one.update / _whole(one) for one in e.times.values()) / shards
-    role, busy = max([("the shards", updates), *e.sums.busy.items()], key=lambda one: one[1])
+    wait = min(_waited(one, roles.Kind.SHARD) / _whole(one) for one in e.times.values())
+    works = e.sums.busy
+    if e.sums.job.get("path") == "direct":  # replicas make the updates, one at a time
+        works = {"the shards": sum((one.update + one.communicate) / _whole(one) for one in e.times.values()) / shards}
+    role, busy = max(works.items(), key=lambda one: one[1], default=("", 0.0))
     if wait < WAITS or busy < BUSY:
         return None
     sentence = (
@@ -247,11 +267,14 @@ def _network(e: Evidence) -> Found | None:
     if not e.times or sent <= shared or not e.by_steps or e.count("partitions") > 1 or _shards(e):
         return None
     share = min((one.wait + one.communicate) / _whole(one) for one in e.times.values())
-    if share < (NETWORK if "staleness_scaling" in e.settings else ROUNDS):
+    awaited = min(_waited(one, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(one) for one in e.times.values())
+    if share < (NETWORK if "staleness_scaling" in e.settings else ROUNDS) or awaited < WAITS:
         return None
     step = median(one.compute / one.steps for one in e.times.values())
-    sentence = f"the network takes {_percent(share)} of the time: {sent / 1e6:.2g} MB for each step of {_ms(step)}"
     remedies = [f"--push-every {2 * e.count('push_every')}", f"--accumulate {2 * e.count('accumulate')}"]
+    if not any(map(e.offers, remedies)):  # its replicas share one memory
+        return None
+    sentence = f"the network takes {_percent(share)} of the time: {sent / 1e6:.2g} MB for each step of {_ms(step)}"
     return Found(sentence, {"share": share, "bytes_per_step": sent, "compute": step}, remedies)
 
 
@@ -284,8 +307,10 @@ def _cores(e: Evidence) -> Found | None:
     if not e.scarce or (have := e.sums.resources) is None:
         return None
     sentence = f"{have.computing} threads compute gradients on {have.cores} cores"
-    found = {"computing": have.computing, "cores": have.cores}
-    return Found(sentence, found, [f"--replicas {have.cores}"], Level.ADVICE)
+    fewer = [f"--replicas {have.cores}"]
+    if have.computing > e.started.replicas * e.count("partitions"):
+        fewer = ["--threads 1"]
+    return Found(sentence, {"computing": have.computing, "cores": have.cores}, fewer, Level.ADVICE)
 
 
 def _memory(e: Evidence) -> Found | None:
@@ -311,6 +336,10 @@ def _whole(times: StepsTimed) -> float:
     return (times.compute + times.update + times.communicate + times.wait + times.load) or 1.0
 
 
+def _waited(times: StepsTimed, *kinds: roles.Kind) -> float:
+    return sum(seconds for role, seconds in times.waited.items() if roles.kind(role) in kinds)
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -327,16 +356,17 @@ RULES: Mapping[str, Rule] = {
 """Rules by name, in the order in which their findings are told."""
 
 
-def diagnose(summary: Summary) -> list[Diagnosis]:
+def diagnose(summary: Summary, timeline: Timeline | None = None) -> list[Diagnosis]:
     """Return what is probably wrong with a job, advice last.
 
     Args:
         summary: the job's, at any moment.
+        timeline: the job's at the same moment; without one, a rising loss is seen from evaluation to evaluation.
     """
     failed = summary.cause == Cause.LOSS_NOT_FINITE
     if summary.started is None or not summary.seconds or (summary.lasted < GRACE and not failed):
         return []
-    evidence, told = Evidence(summary), list[Diagnosis]()
+    evidence, told = Evidence(summary, timeline), list[Diagnosis]()
     for name, rule in RULES.items():
         if found := rule(evidence):
             remedy = " or ".join(filter(evidence.offers, found.remedies))

@@ -189,7 +189,7 @@ class Recorder:
 
     def result(self) -> Json:
         """Return the contents of `result.json`, as if the run ended now."""
-        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary))}
+        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary, self.timeline))}
 
     def finish(self, write: bool = True) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""

@@ -179,7 +179,7 @@ class Summary(msgspec.Struct):
         self._ending, self.busy = False, {}
         for replica in self.replicas.values():
             replica.gone = ""
-            # the replica that sends the initial parameters joins before the start, and those of earlier attempts are gone
+            # those of earlier attempts are gone; the replica that sends the initial parameters joins before the start
             replica.joined = None if record.samples or replica.joined is None else self._before
 
     def _take_joined(self, seconds: float, record: records.Joined) -> None:

@@ -291,7 +291,8 @@ class Running:
 
     def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, said, self.attempt.recorder.summary)
+        recorder = self.attempt.recorder
+        return status.state(children, said, recorder.summary, recorder.timeline)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Handle a message from a process. A standing only answers a question, and an account comes at its time:
