@@ -300,5 +300,5 @@ print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if na
 def test_a_line_is_flat_json():
     assert json.loads(line(1.25, r.Applied("shard 0", 3, 30, {0: 2, 1: 1}))) == {
         "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2,
-            "1": 1},
+            "1": 1}, "busy": 0.0,
     }  # fmt: skip
