@@ -15,7 +15,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.core.records import Json
-from distbelief.errors import JobFailed
+from distbelief.errors import JobFailed, UsageError
 from distbelief.places.messages import Standing
 from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
@@ -212,6 +212,21 @@ def status(run: str | Path) -> Json:
             raise JobFailed(f"the job in {run} does not answer: {error}") from None
         except (OSError, ValueError) as error:
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
+
+
+def supervisor(run: str | Path) -> int:
+    """Return the id of the supervisor's process, of a job of this user that runs on this machine.
+
+    Raises:
+        UsageError: there is none.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(ASK_SECONDS)
+        try:
+            asked.connect(_address(run))
+            return check_user(asked)
+        except OSError as error:
+            raise UsageError(f"no job of yours runs in {run} on this machine: {error}") from error
 
 
 def _ended(folder: RunFolder) -> Json:

@@ -65,7 +65,7 @@ class Follower:
         sums, size = _read(self.folder.timeline), path.stat().st_size if path.exists() else 0
         if sums is None or sums.position > size:
             # the first line may be torn, and is then skipped
-            sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline())
+            sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline.of(self.job))
         sums.summary.job = self.job
         return sums
 
@@ -93,7 +93,7 @@ class Follower:
         read, position = read_further(self.folder.metrics, sums.position, AT_ONCE)
         for seconds, record in read:
             sums.summary.take(seconds, record)
-            sums.timeline.take(seconds, record)
+            sums.timeline.take(seconds, record, sums.summary)
         moved, sums.position = position != sums.position, position
         return moved
 
@@ -102,11 +102,3 @@ class Follower:
         while self.read():
             pass
         return self
-
-
-def result(folder: RunFolder) -> Json:
-    """Read `result.json`; empty if there is none or it is corrupt."""
-    try:
-        return msgspec.json.decode(folder.result.read_bytes(), type=Json)
-    except (OSError, msgspec.DecodeError):
-        return {}

@@ -13,18 +13,23 @@ import msgspec
 
 from distbelief.core import records, roles
 from distbelief.core.messages import WAYS
-from distbelief.record.summary import many
+from distbelief.core.records import Json
+from distbelief.record.summary import Summary, many
 
 WIDTH = 2.0
 """Seconds of the shortest bins: replicas and shards give accounts as often."""
+SIMULATED_WIDTH = 2.0**-10
+"""The same in simulated time, where a job may take a tenth of a second."""
 FINE, COARSE = 256, 64
 """Most bins of one width, for a job's amounts and for each replica's uses; even numbers."""
+LATELY, PART = 10.0, 0.02
+"""Seconds that count as lately, and the part of a simulated job's time that does."""
 SHOWN = 64
 """Most replicas whose use of time is kept."""
 LATEST = 200
 """Most marks, and most events, that are kept; older ones are dropped."""
 BACK = 5.0
-"""Seconds by which a record may come late; one that is further back begins another attempt of the job."""
+"""Seconds by which a record may come late; one that is further back is of an attempt that has not started yet."""
 
 
 class Amounts(msgspec.Struct, array_like=True):
@@ -94,7 +99,7 @@ class Bin(msgspec.Struct, Generic[B], array_like=True):
 class Bins(msgspec.Struct, Generic[B]):
     """Bins of a whole run: the older, the wider.
 
-    >>> bins = Bins[Amounts](kept=64)
+    >>> bins = Bins[Amounts](kept=64, width=2.0)
     >>> for second in range(1024): bins.add(second, second + 1, Amounts(samples=3))
     >>> len(bins), bins.between(0, 8)[0].width, sum(bin.sums.samples for bin in bins.between(0, 2000))
     (200, 16.0, 3072.0)
@@ -102,8 +107,10 @@ class Bins(msgspec.Struct, Generic[B]):
 
     kept: int
     """Most bins of one width."""
+    width: float
+    """Seconds of the shortest bins."""
     levels: list[dict[int, B]] = []
-    """Bins by number; bin k of level n begins at `k * WIDTH * 2**n` seconds."""
+    """Bins by number; bin k of level n begins at `k * width * 2**n` seconds."""
     firsts: list[int] = []
     """First number of each level; earlier bins have been merged into the next level."""
 
@@ -112,16 +119,16 @@ class Bins(msgspec.Struct, Generic[B]):
 
     def add(self, start: float, stop: float, sums: B) -> None:
         """Add sums that belong to the time from `start` to `stop`, evenly; to that moment if both are the same."""
-        first, last = int(start / WIDTH), int(stop / WIDTH)
+        first, last = int(start / self.width), int(stop / self.width)
         if first == last and self.levels and (known := self.levels[0].get(last)) is not None:  # most are such
             known.add(sums)
             return
-        last -= last > first and last * WIDTH == stop
+        last -= last > first and last * self.width == stop
         whole = stop - start
         first = max(first, last - 2 * self.kept)  # the rest of a very long record counts there
         for number in range(first, last + 1):
-            begin = start if number == first else number * WIDTH
-            share = (min(stop, (number + 1) * WIDTH) - begin) / whole if whole else 1.0
+            begin = start if number == first else number * self.width
+            share = (min(stop, (number + 1) * self.width) - begin) / whole if whole else 1.0
             self._bin(number, type(sums)).add(sums, share)
         self._thin(0, last)
 
@@ -153,7 +160,7 @@ class Bins(msgspec.Struct, Generic[B]):
         """Return the bins that begin from `start` on and before `stop`, in the order of time."""
         kept = []
         for level in reversed(range(len(self.levels))):
-            width = WIDTH * 2**level
+            width = self.width * 2**level
             bins = self.levels[level]
             kept += [Bin(k * width, width, bins[k]) for k in sorted(bins) if start <= k * width < stop]
         return kept
@@ -179,14 +186,24 @@ MARKS: dict[type[records.Record], str] = {
     records.Joined: "joined",
     records.Succeeded: "succeeded",
     records.Vacant: "is replaced",
+    records.Rewound: "went back to a checkpoint",
 }
-"""Marks of records with a role."""
+"""Marks of records, besides those of roles that are gone."""
+
+
+class Measure(msgspec.Struct, array_like=True):
+    """Measure of the model; `accuracy` is 0 to 1, None where the task has none."""
+
+    seconds: float
+    samples: int
+    accuracy: float | None
+    loss: float | None
 
 
 class Timeline(msgspec.Struct):
-    """Timeline of a run, over all its attempts."""
+    """Timeline of a run, over all its attempts, in seconds of training."""
 
-    amounts: Bins[Amounts] = msgspec.field(default_factory=lambda: Bins[Amounts](FINE))
+    amounts: Bins[Amounts]
     uses: dict[str, Bins[Uses]] = {}
     """Use of time of each replica; of the first `SHOWN`."""
     heard: dict[str, float] = {}
@@ -196,18 +213,34 @@ class Timeline(msgspec.Struct):
     dropped: int = 0
     """Number of happenings before those that are kept."""
     dropped_marks: int = 0
+    measures: list[Measure] = []
+    """All up to `LATEST`; beyond that every second, fourth, ..."""
     seconds: float = 0.0
     """Time of the last record."""
-    _offset: float = 0.0
-    """Seconds of the attempts before."""
+    _offset: float | None = None
+    """Difference to the attempt's seconds; None before the first one has started."""
+    _measured: int = 0
+    _stride: int = 1
+    """Distance between kept measures."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
 
-    def take(self, seconds: float, record: records.Record) -> None:
-        """Add a record from `seconds` after its attempt began."""
-        now = self._offset + seconds
+    @property
+    def lately(self) -> float:
+        """Seconds over which a present rate is a mean; in simulated time a part of the run."""
+        return LATELY if self.amounts.width == WIDTH else PART * self.seconds
+
+    @staticmethod
+    def of(job: Json) -> Timeline:
+        """Return an empty timeline for a job, by the contents of its `job.json`."""
+        return Timeline(Bins[Amounts](FINE, SIMULATED_WIDTH if "cluster" in job else WIDTH))
+
+    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
+        """Add a record from `seconds` after its attempt began; the sums include it."""
+        if isinstance(record, records.Started):
+            self._offset = self.seconds - seconds
+        now = self.seconds if self._offset is None else self._offset + seconds
         if now < self.seconds - BACK:
-            self._offset += self.seconds - now
             now = self.seconds
         self.seconds = max(self.seconds, now)
         role = getattr(record, "role", "")
@@ -222,13 +255,13 @@ class Timeline(msgspec.Struct):
                 ways = {way: sum(getattr(record, way).values()) for way in WAYS}
                 self.amounts.add(self._counted.get(role, now), now, Amounts(**ways))
                 self._counted[role] = now
-            case records.Rewound():
-                self._mark(now, "", "went back to a checkpoint")
-            case records.Gone():
-                self._mark(now, role, "died" if record.died else "left")
-            case _:
-                if what := MARKS.get(type(record)):
-                    self._mark(now, role, what)
+            case records.Tested():
+                self._take_tested(now, record, summary)
+        if what := _mark_of(record):
+            self.marks.append(Mark(now, role, what))
+            while len(self.marks) > LATEST:
+                self.marks.pop(0)
+                self.dropped_marks += 1
         if text := sentence(record):
             self.happenings.append(Happening(now, text, role))
             while len(self.happenings) > LATEST:
@@ -253,14 +286,17 @@ class Timeline(msgspec.Struct):
         if bins is None:
             if len(self.uses) == SHOWN:
                 return
-            bins = self.uses[role] = Bins[Uses](COARSE)
+            bins = self.uses[role] = Bins[Uses](COARSE, self.amounts.width)
         bins.add(start, stop, uses)
 
-    def _mark(self, now: float, role: str, what: str) -> None:
-        self.marks.append(Mark(now, role, what))
-        while len(self.marks) > LATEST:
-            self.marks.pop(0)
-            self.dropped_marks += 1
+    def _take_tested(self, now: float, record: records.Tested, summary: Summary) -> None:
+        loss = record.loss if math.isfinite(record.loss) else None
+        if self.measures and (self._measured - 1) % self._stride:
+            self.measures.pop()  # this one was kept only while it was the last
+        self.measures.append(Measure(now, summary.samples, record.accuracy, loss))
+        self._measured += 1
+        if len(self.measures) > LATEST:
+            self.measures, self._stride = self.measures[::2], 2 * self._stride
 
 
 def sentence(record: records.Record) -> str:
@@ -284,6 +320,12 @@ def sentence(record: records.Record) -> str:
         case records.Finished():
             return f"{record.outcome}: {record.reason}"
     return ""
+
+
+def _mark_of(record: records.Record) -> str:
+    if isinstance(record, records.Gone):
+        return "died" if record.died else "left"
+    return MARKS.get(type(record), "")
 
 
 def _of_gone(record: records.Gone) -> str:

@@ -163,6 +163,12 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.sslsocket_class = TlsSocket
     tls.load_verify_locations(cadata=identity.authority)
+    prove(tls, identity)
+    return tls
+
+
+def prove(tls: ssl.SSLContext, identity: Identity) -> None:
+    """Let a context use a certificate and its key."""
     # `ssl` reads keys only from files, and this key must not be on a disk
     secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)
     try:
@@ -170,13 +176,13 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
         tls.load_cert_chain(f"/proc/self/fd/{secret}")
     finally:
         os.close(secret)
-    return tls
 
 
-def check_user(connection: socket.socket) -> None:
-    """Raise a `PermissionError` if the process at the other end of a Unix socket belongs to another user."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+def check_user(connection: socket.socket) -> int:
+    """Return the id of the process at the other end of a Unix socket; raise a `PermissionError` if another user's."""
+    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise PermissionError(
             f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user"
         )
+    return int(pid)
