@@ -280,15 +280,17 @@ def _network(e: Evidence) -> Found | None:
 
 def _beside(e: Evidence) -> Found | None:
     """Find evaluations or checkpoints that take long; an evaluator with its own process holds nothing up."""
-    tests, saves = (0.0 if e.started.shards else e.sums.evaluating) / e.sums.seconds, e.sums.saving / e.sums.seconds
-    if max(tests, saves) < BESIDE:
+    spent = {what: seconds / e.sums.seconds for what, seconds in e.sums.beside.items()}
+    if e.started.shards:
+        spent.pop("evaluations", None)
+    what = max(spent, key=lambda what: spent[what], default="")
+    if not what or spent[what] < BESIDE:
         return None
-    what = "evaluations" if tests > saves else "checkpoints"
     batches = int(e.settings.get("evaluate_minibatches", 0))
-    longer = f"{2 * batches}minibatches" if batches else str(2 * e.count("evaluate_every"))
-    saved = [f"--checkpoint-every {2 * e.count('checkpoint_every')}", "--snapshot-every 5min"]
-    remedies = [f"--evaluate-every {longer}"] if tests > saves else saved
-    return Found(f"{what} take {_percent(max(tests, saves))} of the time", {what: max(tests, saves)}, remedies)
+    remedies = [f"--checkpoint-every {2 * e.count('checkpoint_every')}", "--snapshot-every 5min"]
+    if what == "evaluations":
+        remedies = [f"--evaluate-every {f'{2 * batches}minibatches' if batches else 2 * e.count('evaluate_every')}"]
+    return Found(f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
 
 
 def _alone(e: Evidence) -> Found | None:

@@ -130,8 +130,8 @@ class Summary(msgspec.Struct):
     reached: TargetReached | None = None
     evaluating: float = 0.0
     """Seconds of evaluations."""
-    saving: float = 0.0
-    """Seconds of writing checkpoints."""
+    beside: dict[str, float] = {}
+    """Seconds of evaluations and of checkpoints after which training went on."""
     busy: dict[str, float] = {}
     """Share of the time in which each shard's process works."""
     resources: records.Resources | None = None
@@ -158,6 +158,8 @@ class Summary(msgspec.Struct):
     _older: float = 0.0
     """Beginning of the window before."""
     _ending: bool = False
+    _last_beside: dict[str, float] = {}
+    """Seconds of evaluations and of checkpoints since the last steps."""
     _began: float = 0.0
     _before: float = 0.0
 
@@ -214,7 +216,7 @@ class Summary(msgspec.Struct):
         self._ending = True
 
     def _take_checkpointed(self, _: float, record: records.Checkpointed) -> None:
-        self.saving += record.took
+        self._last_beside["checkpoints"] = self._last_beside.get("checkpoints", 0.0) + record.took
 
     def _take_resources(self, _: float, record: records.Resources) -> None:
         self.resources = record
@@ -257,6 +259,9 @@ class Summary(msgspec.Struct):
             for each in self.replicas.values():
                 each.older, each.recent = each.recent, 0
         replica.recent += record.samples
+        for what, took in self._last_beside.items():
+            self.beside[what] = self.beside.get(what, 0.0) + took
+        self._last_beside.clear()
         for sums in (self, replica):
             sums.steps += record.steps
             sums.samples += record.samples
@@ -301,6 +306,7 @@ class Summary(msgspec.Struct):
     def _take_tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record)
         self.evaluating += record.took
+        self._last_beside["evaluations"] = self._last_beside.get("evaluations", 0.0) + record.took
         accuracy, loss = (self.settings.get(name, 0.0) for name in ("target_accuracy", "target_loss"))
         held = record.holds(accuracy, loss)
         if held and self.reached is None:

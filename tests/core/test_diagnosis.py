@@ -89,8 +89,8 @@ def cases(of: int) -> dict[str, list[r.Record]]:
             r.BytesCounted("replica 0", {"push": 10**9}, {}, {}),
         ],
         "alone": [*trained(of, falls), *(times(i, compute=1e-3) for i in everyone)],
-        "evaluations": [*trained(of, falls), r.Tested(1, 0.5, 0.9, {}, 50.0)],
-        "checkpoints": [*trained(of, falls), r.Checkpointed(1, "", 50.0)],
+        "evaluations": [r.Tested(1, 0.5, 0.9, {}, 50.0), *trained(of, falls)],
+        "checkpoints": [r.Checkpointed(1, "", 50.0), *trained(of, falls)],
         "machine": [*trained(of, falls), r.Resources(1, 9, 10**6, 10**10, 10**6, 10**12)],
     }
 
@@ -98,12 +98,12 @@ def cases(of: int) -> dict[str, list[r.Record]]:
 def played(strategy: db.Strategy, happened: list[r.Record], seconds: float = 40.0) -> tuple[Records, Summary, Timeline]:
     """The records of a job, spread over so many seconds, and their sums."""
     settings = flat(db.Job("digits", strategy).unchecked)
-    sums, timeline = Summary({"strategy": strategy.name, "settings": settings}), Timeline()
+    sums, timeline = Summary({"strategy": strategy.name, "settings": settings}), Timeline.of({})
     everything = [*started(strategy), *happened]
     timed = [(i * seconds / len(everything), one) for i, one in enumerate(everything)]
     for second, record in timed:
         sums.take(second, record)
-        timeline.take(second, record)
+        timeline.take(second, record, sums)
     return timed, sums, timeline
 
 
@@ -139,7 +139,7 @@ def test_every_beginning_of_a_run_can_be_diagnosed_and_nothing_is_found_in_its_f
         timed, sums, timeline = played(SETTINGS[name], [])
         for seconds, record in timed + [(i * 0.5, one) for i, one in enumerate(happened)]:
             sums.take(seconds, record)
-            timeline.take(seconds, record)
+            timeline.take(seconds, record, sums)
             early = diagnose(sums, timeline) + diagnose(sums)
             assert sums.seconds >= GRACE or sums.cause or not early, case
 
@@ -157,7 +157,7 @@ def test_a_run_of_an_earlier_version_can_be_read() -> None:
     sums.take(9.0, read(b'{"event":"Checkpointed","number":1,"error":""}'))
     sums.take(9.0, read(b'{"event":"Stepped","role":"replica 0","steps":9,"samples":36,"pushes":9,"loss":0.5}'))
     kept = msgspec.to_builtins(sums)
-    for name in ("saving", "busy", "resources", "_ending", "_older"):
+    for name in ("beside", "_last_beside", "busy", "resources", "_ending", "_older"):
         del kept[name]
     for replica in kept["replicas"].values():
         del replica["joined"]
