@@ -17,6 +17,7 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.curves import Curves, TensorBoardEvents
+from distbelief.record.diagnosis import diagnose
 from distbelief.record.folder import RunFolder, read_packed, write_atomically, written_whole
 from distbelief.record.following import TimelineKeeper
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
@@ -169,7 +170,7 @@ class Recorder:
 
     def result(self) -> Json:
         """Return the contents of `result.json`, as if the run ended now."""
-        return self.summary.result()
+        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary, self.timeline))}
 
     def finish(self, write: bool = True) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
