@@ -213,6 +213,19 @@ def test_a_page_that_asks_gets_the_whole_state_and_then_what_has_changed() -> No
         assert "whole" in ask(app, f"/state?after={unknown}").json
 
 
+def test_what_a_page_of_16_replicas_is_sent_in_a_minute_is_small() -> None:
+    run = MadeRun(seconds=600, replicas=16)
+    made = Feed(run)
+    asyncio.run(made.look())
+    sent = 0
+    for _ in range(60):
+        before = made.id
+        run.seconds += 1
+        asyncio.run(made.look())
+        sent += sum(map(len, made.since(before) or ()))
+    assert 60 * 1000 < sent < 300_000
+
+
 def test_a_page_that_missed_too_much_gets_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "KEPT", 2)
     run = MadeRun()
