@@ -264,7 +264,14 @@ def _view(command: options.Options, title: str) -> View:
     showing = command.showing
     if showing.page is not False:
         check_page(showing.page)
-    return View(quiet=showing.quiet, json=showing.json and not showing.quiet, title=title, page=showing.page)
+    return View(
+        quiet=showing.quiet,
+        json=showing.json and not showing.quiet,
+        title=title,
+        metrics=showing.metrics,
+        track=showing.track,
+        page=showing.page,
+    )
 
 
 def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:

@@ -67,6 +67,12 @@ class Showing:
     """Show only the run folder, at the end."""
     json: bool = False
     """Show events as lines of JSON; the last line is the result."""
+    metrics: str = ""
+    """PORT, or HOST:PORT, at which Prometheus reads the metrics of the job; on any network but loopback by TLS, with a
+    certificate of the authority in the run folder. /health says whether the job runs."""
+    track: str = ""
+    """Tool that shows the job as one run: mlflow, mlflow:URI, wandb, aim or aim:REPOSITORY, each with its package of
+    that name; or a sink of another package."""
     page: int | bool = False
     """Show the job in a browser too: at this port of this machine, or at one that is free. The page ends a minute after
     the job."""
@@ -157,7 +163,7 @@ HEADINGS = (
     Heading("faults", "restarts standby checkpoint_every resume faults",
         "on_death snapshot_every keep_checkpoints pad straggle"),
     Heading("time in simulation", "network compute stragglers phantom", "handling"),
-    Heading("output", "quiet json config page", "logs keep sweep"),
+    Heading("output", "quiet json config page", "metrics track logs keep sweep"),
 )  # fmt: skip
 """Headings of the help; options that no heading names go under "how they train"."""
 OWN_HEADING = "how they train"
@@ -183,6 +189,7 @@ def sources(command: str, strategy: str) -> list[Source]:
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = [(Padded, ())]
+    showing: Source = (Showing, ("metrics", "track", "page") if command == "simulate" else ())
     if command == "simulate":
         place = [(VirtualOptions, _hidden(kind))]
     elif not is_alone(kind()):
@@ -190,14 +197,7 @@ def sources(command: str, strategy: str) -> list[Source]:
         place = [(Local, ("compute", *_hidden(kind))), (Cluster, tuple(local)), (Planned, ()), *place]
     stepping: list[Source] = [(Stepping, ())] if _has(kind, "optimizer") else []
     stepping += [(LocalStepping, ())] if _has(kind, "local_optimizer") else []
-    return [
-        (kind, OPTIMIZERS),
-        *stepping,
-        (Job, job),
-        (Configuring, ()),
-        *place,
-        (Showing, ("page",) * (command == "simulate")),
-    ]
+    return [(kind, OPTIMIZERS), *stepping, (Job, job), (Configuring, ()), *place, showing]
 
 
 def _hidden(kind: type[Strategy]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
 from distbelief.record.live import Live
 from distbelief.record.recorder import Recorder
+from distbelief.record.sinks import ShownRun
 from distbelief.server import optimizers
 from distbelief.strategies import by_name
 from distbelief.tasks import Task
@@ -92,6 +93,7 @@ class Attempt:
                 simulated="cluster" in (more or {}),
             )
             self.recorder = Recorder(self.folder, self._description)
+            self._open_sinks(view)
         except BaseException:
             if self.folder:
                 if not (job.resume or self.folder.gone):  # a folder locked by another job belongs to that job
@@ -100,6 +102,28 @@ class Attempt:
             raise
         if self.folder and view.page is not False:
             view.open_page(self.folder.path)
+
+    def _open_sinks(self, view: View) -> None:
+        """Open what shows the job elsewhere.
+
+        Raises:
+            UsageError: it cannot be opened, or the job is simulated.
+        """
+        makers = view.sinks()
+        try:
+            if makers and ("cluster" in self._description or self.folder is None):
+                raise UsageError("--metrics and --track follow real time, which a simulation has not: leave them off")
+            for make in makers:
+                assert self.folder is not None
+                run = ShownRun(self.folder.path, self._description, self._note, self.recorder.warn)
+                self.recorder.sinks.append(make(run))
+        except UsageError:
+            self.recorder.finish(write=False)
+            raise
+
+    def _note(self, text: str) -> None:
+        """Record a note of the supervisor at the beginning."""
+        self.record(self._began, SUPERVISOR, Note(text))
 
     def _describe(self, more: Json) -> Json:
         own = {

@@ -65,7 +65,7 @@ class Follower:
         sums, size = _read(self.folder.timeline), path.stat().st_size if path.exists() else 0
         if sums is None or sums.position > size:
             # the first line may be torn, and is then skipped
-            sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline())
+            sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline.of(self.job))
         sums.summary.job = self.job
         return sums
 

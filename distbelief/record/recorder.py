@@ -1,4 +1,4 @@
-"""Recorder, which writes records as they come, the curves that TensorBoard shows, and the result at the end."""
+"""Recorder, which writes records as they come, passes them to sinks, and writes the result at the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import io
 import math
 import shutil
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from distbelief.core import records
 from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
+from distbelief.record.curves import Curves, TensorBoardEvents
 from distbelief.record.folder import RunFolder, write_atomically, written_whole
 from distbelief.record.following import Follower, RunSums
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
-from distbelief.record.summary import Mean, Summary
+from distbelief.record.sinks import Sink
+from distbelief.record.summary import Summary
 from distbelief.record.timeline import Timeline
 
 RECENT = 10_000
@@ -33,16 +34,6 @@ KEEP_SECONDS = 10.0
 SUMS = "sums.msgpack"
 """Checkpoint's file with the sums of the run until then; without it all metrics are read."""
 SUMS_LIMIT = 64 << 20
-POINTS = 200
-"""Points of a training curve per epoch."""
-UNKNOWN = 20_000
-"""Assumed number of minibatches of an epoch of unknown length."""
-PERIOD = 20.0
-"""Least seconds between two writes of curves; those of short jobs are written at the end only."""
-CLOSE_SECONDS = 60.0
-"""Time limit for writing the last curves at the end of a job."""
-Scalar = tuple[str, float, int, float]
-"""Tag, value, samples and time."""
 
 
 class CheckpointSums(msgspec.Struct):
@@ -71,11 +62,12 @@ class Recorder:
         """Sums over all records before `_recent`."""
         self._recent: deque[tuple[float, records.Record, int]] = deque()
         """Records that the next checkpoint may lack, each with its seconds and the samples done until then."""
-        self._warn = warn or _to_stderr
+        self.warn = warn or _to_stderr
         self._file: io.FileIO | None = None
-        self._curves = Curves(folder.path, self._warn) if folder else None
+        self.sinks: list[Sink] = [Curves(TensorBoardEvents(folder.path), self.warn)] if folder else []
+        """What each record is passed to."""
         self._torn = self._warned = False
-        self.timeline = Timeline()
+        self.timeline = Timeline.of(self.job)
         self._kept = -math.inf
         """Time at which the timeline was written."""
         if folder:
@@ -109,8 +101,16 @@ class Recorder:
                 self._settled.take(*self._recent.popleft()[:2])
             if isinstance(record, records.Checkpointed) and not record.error:
                 self._keep_sums(self.folder, record.number)
-        if self._curves:
-            self._curves.take(seconds, record, self.summary)
+        self._pass(lambda sink: sink.take(seconds, record, self.summary))
+
+    def _pass(self, give: Callable[[Sink], None]) -> None:
+        """Pass something to every sink; drop one that raises, since a job must not fail because it is shown."""
+        for sink in [*self.sinks]:
+            try:
+                give(sink)
+            except Exception as error:
+                self.sinks.remove(sink)
+                self.warn(f"{type(sink).__name__} fails ({error!r}); the job continues without it")
 
     def _keep_timeline(self, folder: RunFolder) -> None:
         """Write the timeline, from which readers go on by the metrics."""
@@ -182,7 +182,7 @@ class Recorder:
     def _complain(self, error: OSError) -> None:
         if not self._warned and self.folder:
             self._warned = True
-            self._warn(
+            self.warn(
                 f"metrics cannot be written to {self.folder.metrics}: {error.strerror}; the job continues without them"
             )
 
@@ -197,14 +197,13 @@ class Recorder:
             try:
                 write_atomically(self.folder.result, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
             except OSError as error:
-                self._warn(f"{self.folder.result} cannot be written: {error.strerror}; the result is only shown")
+                self.warn(f"{self.folder.result} cannot be written: {error.strerror}; the result is only shown")
         if self.folder:
             self._keep_timeline(self.folder)
         if self._file:
             self._file.close()
             self._file = None
-        if self._curves:
-            self._curves.close()
+        self._pass(lambda sink: sink.close(result))
         return result
 
 
@@ -220,109 +219,3 @@ def _read_sums(path: Path) -> CheckpointSums | None:
 
 def _to_stderr(text: str) -> None:
     print(f"distbelief: {text}", file=sys.stderr)
-
-
-class Curves:
-    """Scalars over samples, which a thread writes to a folder as TensorBoard events, since TensorBoard imports slowly.
-
-    Args:
-        folder: folder of the events.
-        warn: called once if they cannot be written.
-    """
-
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        self._folder, self._warn = folder, warn
-        self._due: list[Scalar] = []
-        self._loss = Mean()
-        self._samples = self._from = 0
-        self._seconds = 0.0
-        self._wrote = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._first: int | None = None  # the start of a resumed run hides older points beyond it
-        self._broken = False
-
-    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
-        """Take a record and the sums that include it."""
-        match record:
-            case records.Started():
-                self._samples = self._from = record.samples
-                self._first = record.samples or None
-                self._seconds = seconds
-            case records.Stepped():
-                if record.loss is not None:
-                    self._loss.add(record.loss, record.losses)
-                self._samples = summary.samples
-                started = summary.started
-                per_epoch = started.samples_per_epoch or UNKNOWN * started.batch_size if started else 0
-                if (self._samples - self._from) * POINTS >= per_epoch:
-                    self._point(seconds)
-            case records.Iterated():
-                self._add("train/batch_loss", record.loss)
-                self._add("train/gradient", record.gradient)
-            case records.Tested():
-                accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
-                for name, value in {"loss": record.loss, **accuracy, **record.metrics}.items():
-                    self._add(f"test/{name}", value)
-            case records.EpochDone():
-                if time.monotonic() - self._wrote >= PERIOD:
-                    self._write_beside()
-            case records.Finished():
-                mean = summary.staleness()["mean"]
-                if mean is not None:
-                    self._add("staleness/mean", mean)
-
-    def _point(self, seconds: float) -> None:
-        loss = self._loss.take()
-        if loss is not None:
-            self._add("train/loss", loss)
-        if seconds > self._seconds:
-            self._add("samples_per_second", (self._samples - self._from) / (seconds - self._seconds))
-        self._from, self._seconds = self._samples, seconds
-
-    def _add(self, tag: str, value: float) -> None:
-        self._due.append((tag, value, self._samples, time.time()))
-
-    def _write_beside(self) -> None:
-        if self._due and not self._broken and (self._thread is None or not self._thread.is_alive()):
-            due, self._due = self._due, []
-            self._wrote = time.monotonic()
-            self._thread = threading.Thread(target=self._write, args=(due,), name="curves", daemon=True)
-            self._thread.start()
-
-    def _write(self, due: list[Scalar]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with _no_traceback_of_threads(), SummaryWriter(str(self._folder), purge_step=self._first) as writer:
-                self._first = None
-                for tag, value, samples, when in due:
-                    writer.add_scalar(tag, value, samples, when)
-        except Exception as error:  # a job must not fail because of its curves
-            self._broken = True
-            self._warn(
-                f"TensorBoard events cannot be written to {self._folder}: {error}; the curves are in metrics.jsonl too"
-            )
-
-    def close(self) -> None:
-        """Write the last curves, waiting at most `CLOSE_SECONDS`."""
-        end = time.monotonic() + CLOSE_SECONDS
-        for _ in range(2):  # wait for a write under way, and for the rest
-            if self._thread:
-                self._thread.join(max(0.0, end - time.monotonic()))
-            self._write_beside()
-        if self._thread and self._thread.is_alive():
-            self._warn(
-                f"TensorBoard events were not written to {self._folder} within {CLOSE_SECONDS:g} s; the curves are in "
-                "metrics.jsonl too"
-            )
-
-
-@contextlib.contextmanager
-def _no_traceback_of_threads() -> Iterator[None]:
-    """Silence TensorBoard's thread on a full disk, since its writer raises the same error."""
-    before = threading.excepthook
-    threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
-    try:
-        yield
-    finally:
-        threading.excepthook = before

@@ -13,12 +13,17 @@ import msgspec
 
 from distbelief.core import records, roles
 from distbelief.core.messages import WAYS
+from distbelief.core.records import Json
 from distbelief.record.summary import Summary, many
 
 WIDTH = 2.0
 """Seconds of the shortest bins: replicas and shards give accounts as often."""
+SIMULATED_WIDTH = 2.0**-10
+"""The same in simulated time, where a job may take a tenth of a second."""
 FINE, COARSE = 256, 64
 """Most bins of one width, for a job's amounts and for each replica's uses; even numbers."""
+LATELY, PART = 10.0, 0.02
+"""Seconds that count as lately, and the part of a simulated job's time that does."""
 SHOWN = 64
 """Most replicas whose use of time is kept."""
 LATEST = 200
@@ -94,7 +99,7 @@ class Bin(msgspec.Struct, Generic[B], array_like=True):
 class Bins(msgspec.Struct, Generic[B]):
     """Bins of a whole run: the older, the wider.
 
-    >>> bins = Bins[Amounts](kept=64)
+    >>> bins = Bins[Amounts](kept=64, width=2.0)
     >>> for second in range(1024): bins.add(second, second + 1, Amounts(samples=3))
     >>> len(bins), bins.between(0, 8)[0].width, sum(bin.sums.samples for bin in bins.between(0, 2000))
     (200, 16.0, 3072.0)
@@ -102,8 +107,10 @@ class Bins(msgspec.Struct, Generic[B]):
 
     kept: int
     """Most bins of one width."""
+    width: float
+    """Seconds of the shortest bins."""
     levels: list[dict[int, B]] = []
-    """Bins by number; bin k of level n begins at `k * WIDTH * 2**n` seconds."""
+    """Bins by number; bin k of level n begins at `k * width * 2**n` seconds."""
     firsts: list[int] = []
     """First number of each level; earlier bins have been merged into the next level."""
 
@@ -112,16 +119,16 @@ class Bins(msgspec.Struct, Generic[B]):
 
     def add(self, start: float, stop: float, sums: B) -> None:
         """Add sums that belong to the time from `start` to `stop`, evenly; to that moment if both are the same."""
-        first, last = int(start / WIDTH), int(stop / WIDTH)
+        first, last = int(start / self.width), int(stop / self.width)
         if first == last and self.levels and (known := self.levels[0].get(last)) is not None:  # most are such
             known.add(sums)
             return
-        last -= last > first and last * WIDTH == stop
+        last -= last > first and last * self.width == stop
         whole = stop - start
         first = max(first, last - 2 * self.kept)  # the rest of a very long record counts there
         for number in range(first, last + 1):
-            begin = start if number == first else number * WIDTH
-            share = (min(stop, (number + 1) * WIDTH) - begin) / whole if whole else 1.0
+            begin = start if number == first else number * self.width
+            share = (min(stop, (number + 1) * self.width) - begin) / whole if whole else 1.0
             self._bin(number, type(sums)).add(sums, share)
         self._thin(0, last)
 
@@ -153,7 +160,7 @@ class Bins(msgspec.Struct, Generic[B]):
         """Return the bins that begin from `start` on and before `stop`, in the order of time."""
         kept = []
         for level in reversed(range(len(self.levels))):
-            width = WIDTH * 2**level
+            width = self.width * 2**level
             bins = self.levels[level]
             kept += [Bin(k * width, width, bins[k]) for k in sorted(bins) if start <= k * width < stop]
         return kept
@@ -196,7 +203,7 @@ class Measure(msgspec.Struct, array_like=True):
 class Timeline(msgspec.Struct):
     """Timeline of a run, over all its attempts, in seconds of training."""
 
-    amounts: Bins[Amounts] = msgspec.field(default_factory=lambda: Bins[Amounts](FINE))
+    amounts: Bins[Amounts]
     uses: dict[str, Bins[Uses]] = {}
     """Use of time of each replica; of the first `SHOWN`."""
     heard: dict[str, float] = {}
@@ -217,6 +224,16 @@ class Timeline(msgspec.Struct):
     """Distance between kept measures."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
+
+    @property
+    def lately(self) -> float:
+        """Seconds over which a present rate is a mean; in simulated time a part of the run."""
+        return LATELY if self.amounts.width == WIDTH else PART * self.seconds
+
+    @staticmethod
+    def of(job: Json) -> Timeline:
+        """Return an empty timeline for a job, by the contents of its `job.json`."""
+        return Timeline(Bins[Amounts](FINE, SIMULATED_WIDTH if "cluster" in job else WIDTH))
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
         """Add a record from `seconds` after its attempt began; the sums include it."""
@@ -269,7 +286,7 @@ class Timeline(msgspec.Struct):
         if bins is None:
             if len(self.uses) == SHOWN:
                 return
-            bins = self.uses[role] = Bins[Uses](COARSE)
+            bins = self.uses[role] = Bins[Uses](COARSE, self.amounts.width)
         bins.add(start, stop, uses)
 
     def _take_tested(self, now: float, record: records.Tested, summary: Summary) -> None:

@@ -38,12 +38,13 @@ from distbelief.core.effects import (
     Work,
 )
 from distbelief.core.effects import WriteRecord as RecordEffect
-from distbelief.core.records import Record
+from distbelief.core.records import Record, StepsTimed
 from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
 from distbelief.runtime.player import (
+    ACCOUNT_SECONDS,
     ASIDE,
     COMPUTE,
     SHARE,
@@ -87,6 +88,8 @@ class Driver:
         validate: Callable[[str], None] | None = None,
     ) -> None:
         self.clock, self._sink, self._lasts, self._validate = clock, sink, lasts, validate
+        self.account_seconds = ACCOUNT_SECONDS
+        """Least seconds between two accounts of a client's times."""
         self.coordinator = ""
         """The coordinator's address."""
         self._players: dict[str, Player] = {}
@@ -126,8 +129,12 @@ class Driver:
         """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
-        player.times = StepTimes(role, self.clock.now, lambda timed: self._sink(self.clock.now(), role, timed), worked)
+        note = functools.partial(self._note_times, role)
+        player.times = StepTimes(role, self.clock.now, note, worked, self.account_seconds)
         endpoint.deliver = player.queue if player.caller is None else functools.partial(self._arrive, player)
+
+    def _note_times(self, role: str, timed: StepsTimed) -> None:
+        self._sink(self.clock.now(), role, timed)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:

@@ -37,7 +37,7 @@ ACCOUNT_SECONDS = 2.0
 
 
 class StepTimes:
-    """Times of one replica, from its first gradient to its last, recorded every `ACCOUNT_SECONDS`.
+    """Times of one replica, from its first gradient to its last.
 
     Args:
         role: the replica.
@@ -45,6 +45,7 @@ class StepTimes:
         note: takes the records.
         worked: in simulated time, seconds of work that were neither gradients nor waits. There a thread may work while
             the client waits. None for real time, where this is the rest.
+        every: least seconds between two records.
 
     >>> moments = iter([0.0, 0.5, 0.75, 1.25, 1.5, 2.0])
     >>> times = StepTimes("replica 0", lambda: next(moments), print)
@@ -61,8 +62,9 @@ class StepTimes:
         now: Callable[[], float],
         note: Callable[[records.StepsTimed], object],
         worked: Callable[[], float] | None = None,
+        every: float = ACCOUNT_SECONDS,
     ) -> None:
-        self._role, self._now, self._note, self._worked = role, now, note, worked
+        self._role, self._now, self._note, self._worked, self._every = role, now, note, worked, every
         self.doing = ""
         """Present use of the time; "" before the first gradient."""
         self._since = self._told = self._first_worked = self._before = 0.0
@@ -134,7 +136,7 @@ class StepTimes:
         """Note the end of a gradient, or of a share of it."""
         self._last = {part: self._spent[part] for part in PARTS}
         self._last_worked = self._worked() if self._worked else 0.0
-        if self._since >= self._told + ACCOUNT_SECONDS:
+        if self._since >= self._told + self._every:
             self.tell()
 
 

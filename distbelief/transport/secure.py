@@ -163,6 +163,12 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.sslsocket_class = TlsSocket
     tls.load_verify_locations(cadata=identity.authority)
+    prove(tls, identity)
+    return tls
+
+
+def prove(tls: ssl.SSLContext, identity: Identity) -> None:
+    """Let a context use a certificate and its key."""
     # `ssl` reads keys only from files, and this key must not be on a disk
     secret = os.memfd_create("distbelief identity", os.MFD_CLOEXEC)
     try:
@@ -170,7 +176,6 @@ def context(purpose: int, identity: Identity) -> ssl.SSLContext:
         tls.load_cert_chain(f"/proc/self/fd/{secret}")
     finally:
         os.close(secret)
-    return tls
 
 
 def check_user(connection: socket.socket) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from distbelief.core import records as r
 from distbelief.core.records import Cause
+from distbelief.record.curves import TensorBoardEvents
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import line, read_metrics
 from distbelief.record.recorder import Recorder
@@ -272,12 +273,12 @@ def test_the_curves_are_events_over_samples(tmp_path):
 def test_a_job_does_not_wait_without_end_for_its_curves(tmp_path, monkeypatch):
     folder, told, stuck = RunFolder.create(tmp_path / "run", "x"), [], threading.Event()
     recorder = Recorder(folder, JOB, warn=told.append)
-    monkeypatch.setattr("distbelief.record.recorder.CLOSE_SECONDS", 0.01)
-    monkeypatch.setattr(recorder._curves, "_write", lambda _: stuck.wait())
+    monkeypatch.setattr("distbelief.record.curves.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(TensorBoardEvents, "write", lambda *_: stuck.wait())
     for seconds, record in RUN:
         recorder.take(seconds, record)
     assert recorder.finish()["outcome"] == "done"
-    assert "not written to" in told[0]
+    assert "were not written within" in told[0]
     stuck.set()
 
 

@@ -15,13 +15,11 @@ from distbelief.places import status
 from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.live import figures
-from distbelief.record.summary import WINDOW, HistoryRow, Summary, duration
-from distbelief.record.timeline import Amounts, Bin, Timeline, Uses
+from distbelief.record.summary import HistoryRow, Summary, duration
+from distbelief.record.timeline import Amounts, Bin, Bins, Timeline, Uses
 
-LATELY = 10.0
-"""Seconds over which a rate is a mean."""
-BAND = 600.0
-"""Seconds before the shown moment for which the use of time is shown."""
+BAND = 60
+"""Times `lately` before the shown moment for which the use of time is shown."""
 LONG = 1.0
 """Seconds of a wait that the first line names."""
 READS = 64
@@ -88,7 +86,7 @@ class Reading:
             },
             "numbers": numbers,
             "target": {name: settings.get(f"target_{name}") or None for name in ("accuracy", "loss")},
-            "series": {_round_text(bin.start): _amounts(bin) for bin in timeline.amounts.between(0.0, moment)},
+            "series": {_name(bin): _amounts(bin) for bin in timeline.amounts.between(0.0, moment)},
             "measures": {
                 str(index): [_round(one.seconds), one.samples, one.accuracy, one.loss]
                 for index, one in enumerate(timeline.measures)
@@ -96,7 +94,7 @@ class Reading:
             },
             "members": members,
             "bands": {
-                role: {_round_text(bin.start): _uses(bin) for bin in uses.between(moment - BAND, moment)}
+                role: {_name(bin): _uses(bin) for bin in uses.between(moment - BAND * timeline.lately, moment)}
                 for role, uses in timeline.uses.items()
             },
             "marks": {
@@ -130,7 +128,9 @@ class Reading:
             "of_samples": whole or None,
             "epoch": summary.epochs,
             "epochs": started.epochs if started else None,
-            "rate": _round(_rate(timeline, timeline.seconds) if live["running"] else summary.rate),
+            "rate": _round(
+                _rate(timeline.amounts, timeline.seconds, timeline.lately) if live["running"] else summary.rate
+            ),
             "accuracy": last["test_accuracy"] if last else None,
             "test_loss": last["test_loss"] if last else None,
             "staleness": summary.staleness()["mean"],
@@ -152,7 +152,7 @@ class Reading:
                 "state": one.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate_of(timeline, role, now)) if replica else None,
+                "rate": _round(_rate(timeline.uses.get(role), now, timeline.lately)) if replica else None,
                 "participation": _round(summary.participation(roles.index_of(role)) or 0.0) if replica else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 **{name: one.get(name) for name in ("pid", "clock", "version", "staleness")},
@@ -191,7 +191,7 @@ class Reading:
             return f"starting{_longest(members)}"
         if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
             epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
-            rate = _rate(timeline, timeline.seconds)
+            rate = _rate(timeline.amounts, timeline.seconds, timeline.lately)
             left = duration(math.ceil((whole - summary.samples) / rate)) if rate else ""
             far = f"epoch {epoch} of {started.epochs}, {100 * summary.samples / whole:.0f} %"
             far += f"; over in about {left}" if left else ""
@@ -225,7 +225,7 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
     measure = next((one for one in reversed(timeline.measures) if one.seconds <= moment), None)
     return {
         "samples": round(done.samples),
-        "rate": _round(_rate(timeline, moment)),
+        "rate": _round(_rate(timeline.amounts, moment, timeline.lately)),
         "train_loss": _round(latest.loss / latest.losses) if latest else None,
         "accuracy": measure.accuracy if measure else None,
         "test_loss": measure.loss if measure else None,
@@ -236,18 +236,18 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
     window = {
-        role: sum(bin.sums.samples for bin in uses.between(moment - WINDOW, moment))
+        role: sum(bin.sums.samples for bin in uses.between(moment - 6 * timeline.lately, moment))
         for role, uses in timeline.uses.items()
     }
     whole = sum(window.values())
     members = {}
     for role, uses in timeline.uses.items():
-        last = next(iter(reversed(uses.between(moment - LATELY, moment))), None)
+        last = next(iter(reversed(uses.between(moment - timeline.lately, moment))), None)
         members[role] = {
             "state": _mostly(last.sums) if last else "",
             "waits_for": last.sums.role if last and last.sums.wait else "",
             "waited": None,
-            "rate": _round(_rate_of(timeline, role, moment)),
+            "rate": _round(_rate(uses, moment, timeline.lately)),
             "participation": _round(window[role] / whole) if whole else None,
         }
     return members
@@ -260,18 +260,11 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _rate(timeline: Timeline, moment: float) -> float:
+def _rate(bins: Bins[Amounts] | Bins[Uses] | None, moment: float, lately: float) -> float:
     """Return the samples a second lately."""
-    bins = timeline.amounts.between(moment - LATELY, moment)
-    seconds = moment - bins[0].start if bins else 0.0
-    return sum(bin.sums.samples for bin in bins) / seconds if seconds > 0 else 0.0
-
-
-def _rate_of(timeline: Timeline, role: str, moment: float) -> float:
-    """Return the samples a second of a replica lately."""
-    bins = timeline.uses[role].between(moment - LATELY, moment) if role in timeline.uses else []
-    seconds = moment - bins[0].start if bins else 0.0
-    return sum(bin.sums.samples for bin in bins) / seconds if seconds > 0 else 0.0
+    latest = bins.between(moment - lately, moment) if bins else []
+    seconds = moment - latest[0].start if latest else 0.0
+    return sum(bin.sums.samples for bin in latest) / seconds if seconds > 0 else 0.0
 
 
 def _amounts(bin: Bin[Amounts]) -> list[float | None]:
@@ -294,8 +287,8 @@ def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _round_text(value: float) -> str:
-    return f"{value:g}"
+def _name(bin: Bin[Amounts] | Bin[Uses]) -> str:
+    return f"{bin.start:.10g}"
 
 
 def newest(folder: Path) -> Path | None:

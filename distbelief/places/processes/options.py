@@ -188,6 +188,21 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(where[0]).partition("%")[0]).is_loopback for *_, where in found)
 
 
+def port_or_address(text: str) -> tuple[str, int]:
+    """Return the host and port of a server that a person names: PORT of loopback, or HOST:PORT; port 0 is any.
+
+    Raises:
+        UsageError: it is neither.
+
+    >>> port_or_address("9400"), port_or_address("10.0.0.1:9400")
+    (('127.0.0.1', 9400), ('10.0.0.1', 9400))
+    """
+    host, port = host_and_port(f"127.0.0.1:{text}" if text.isdecimal() else text, "PORT or HOST:PORT")
+    if port > PORTS:
+        raise UsageError(f"port {port} is too high; choose one up to {PORTS}")
+    return host, port
+
+
 def host_and_port(bind: str, where: str = "--bind") -> tuple[str, int]:
     """Split HOST or HOST:PORT into host and port; the port is 0 if none is named.
 

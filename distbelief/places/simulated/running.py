@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from distbelief.core import roles
-from distbelief.core.records import Finished, Json, Record, Stepped, cause_of
+from distbelief.core.records import EpochDone, Finished, Json, Record, Stepped, cause_of
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
@@ -21,7 +21,6 @@ from distbelief.places.simulated.virtual_cluster import VirtualCluster
 from distbelief.places.view import View
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.runtime.clock import VirtualClock
-from distbelief.runtime.player import ACCOUNT_SECONDS
 from distbelief.strategies.base import DIRECT, is_alone
 
 
@@ -72,22 +71,23 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
 
 
 class Accounts:
-    """Accounts of a simulation's roles, which follow a record of steps when the last ones are `ACCOUNT_SECONDS` old.
+    """Accounts of a simulation's roles: before an epoch's end, and with steps as often as its replicas give theirs.
 
     Args:
         sink: takes the records, and the accounts.
     """
 
     def __init__(self, sink: Callable[[float, str, Record], None]) -> None:
-        self._sink, self._due = sink, ACCOUNT_SECONDS
+        self._sink, self._due = sink, 0.0
         self.simulation: Simulation | None = None
 
     def record(self, moment: float, role: str, record: Record) -> None:
-        """Pass a record on, and accounts if they are due."""
-        self._sink(moment, role, record)
-        if isinstance(record, Stepped) and moment >= self._due and self.simulation:
-            self._due = moment + ACCOUNT_SECONDS
+        """Pass a record on, after the accounts if they are due."""
+        due = isinstance(record, EpochDone) or (isinstance(record, Stepped) and moment >= self._due)
+        if due and self.simulation:
+            self._due = moment + self.simulation.account_seconds
             self.simulation.give_accounts()
+        self._sink(moment, role, record)
 
 
 def _cut_short(attempt: Attempt) -> JobFailed:

@@ -1,0 +1,94 @@
+"""Metrics of a running job, which Prometheus reads at /metrics of an address; /health answers while the job runs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+
+from distbelief.core import records
+from distbelief.core.records import Json
+from distbelief.errors import UsageError
+from distbelief.integrations.families import JobMetrics
+from distbelief.places.join.authority import for_clients
+from distbelief.places.processes.options import port_or_address
+from distbelief.record.sinks import ShownRun, SinkMaker
+from distbelief.record.summary import Summary
+from distbelief.transport.addresses import joined
+
+OFTEN = (records.Stepped, records.Applied, records.BytesCounted, records.StepsTimed)
+"""Records after which a snapshot is taken only if the last one is a second old."""
+
+
+def sink(argument: str) -> SinkMaker:
+    """Return the maker of a sink at PORT of loopback, or at HOST:PORT."""
+    host, port = port_or_address(argument)
+    return lambda run: PrometheusSink(run, host, port)
+
+
+class PrometheusSink(ThreadingTCPServer):
+    """Server of a job's metrics: the job's thread takes snapshots, and a thread for each client shows the last one."""
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, run: ShownRun, host: str, port: int) -> None:
+        self._metrics, self._taken, self._shown = JobMetrics(run.job), 0.0, list[Metric]()
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), MetricsAnswer)
+        except OSError as error:
+            raise UsageError(f"--metrics {joined(host, port)}: {error.strerror}; choose another address") from error
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        authority = run.folder / "metrics-authority.pem"
+        if tls := for_clients(host, authority):
+            # each client's own thread shakes hands: one that says nothing must not hold up the others
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        where = f"http{'s' if tls else ''}://{joined(host, self.server_address[1])}/metrics"
+        run.note(f"metrics: {where}{f', certified by {authority}' if tls else ''}")
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+
+    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
+        """Count a record; take a snapshot if it is rare, or the last one is old."""
+        self._metrics.take(record)
+        if not isinstance(record, OFTEN) or time.monotonic() >= self._taken + 1.0:
+            self._taken, self._shown = time.monotonic(), self._metrics.families(summary)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the last snapshot."""
+        return self._shown
+
+    def close(self, result: Json) -> None:
+        """Stop serving."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away."""
+
+
+class MetricsAnswer(BaseHTTPRequestHandler):
+    """Answer to one client, which has some seconds for its request."""
+
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        """Answer with the metrics, in the format that the client asks for, or with the health of the job."""
+        encode, kind = choose_encoder(self.headers.get("Accept") or "")
+        found = {"/metrics": (200, kind, encode), "/health": (200, "text/plain", lambda _: b"the job runs\n")}
+        missing = 404, "text/plain", lambda _: b"see /metrics or /health\n"
+        status, kind, body = found.get(self.path.partition("?")[0], missing)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body(self.server.registry))  # type: ignore[attr-defined]  # a `PrometheusSink`
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""

@@ -1,0 +1,177 @@
+"""Curves of a run over its samples, and the TensorBoard events that they are written as."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from distbelief.core import records
+from distbelief.core.records import Json
+from distbelief.record.summary import Mean, Summary
+
+POINTS = 200
+"""Points of a training curve per epoch."""
+UNKNOWN = 20_000
+"""Assumed number of minibatches of an epoch of unknown length."""
+PERIOD = 20.0
+"""Least seconds between two writes of curves; those of short jobs are written at the end only."""
+CLOSE_SECONDS = 60.0
+"""Time limit for writing the last curves at the end of a job."""
+WAITING = 50_000
+"""Most points that wait to be written; after more, the oldest are lost."""
+Scalar = tuple[str, float, int, float]
+"""Tag, value, samples and time."""
+
+
+class CurveWriter(Protocol):
+    """Writer of curves to a folder or a service; a thread calls it, so it may wait.
+
+    An error is shown once, with the text of the writer; then nothing more is written.
+    """
+
+    def __str__(self) -> str:
+        """Say what is written where."""
+
+    def write(self, points: Sequence[Scalar], first: int) -> None:
+        """Write points; a resumed run begins again at `first` samples, and older points beyond it are undone."""
+
+    def close(self, result: Json) -> None:
+        """End with the result of the run, after the last points."""
+
+
+class Curves:
+    """Sink that computes points, which a thread hands to a writer now and then, and at the end.
+
+    Args:
+        writer: the writer of the points.
+        warn: called once if they cannot be written.
+        period: least seconds between two writes.
+    """
+
+    def __init__(self, writer: CurveWriter, warn: Callable[[str], None], period: float = PERIOD) -> None:
+        self._writer, self._warn, self._period = writer, warn, period
+        self._due: deque[Scalar] = deque(maxlen=WAITING)
+        self._loss = Mean()
+        self._samples = self._from = self._first = 0
+        self._seconds = 0.0
+        self._wrote = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._begun = self._broken = False
+
+    def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
+        """Take a record and the sums that include it."""
+        match record:
+            case records.Started():
+                self._samples = self._from = self._first = record.samples
+                self._seconds = seconds
+                self._begun = True
+            case records.Stepped():
+                if record.loss is not None:
+                    self._loss.add(record.loss, record.losses)
+                self._samples = summary.samples
+                started = summary.started
+                per_epoch = started.samples_per_epoch or UNKNOWN * started.batch_size if started else 0
+                if (self._samples - self._from) * POINTS >= per_epoch:
+                    self._point(seconds)
+            case records.Iterated():
+                self._add("train/batch_loss", record.loss)
+                self._add("train/gradient", record.gradient)
+            case records.Tested():
+                accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
+                for name, value in {"loss": record.loss, **accuracy, **record.metrics}.items():
+                    self._add(f"test/{name}", value)
+            case records.Finished():
+                mean = summary.staleness()["mean"]
+                if mean is not None:
+                    self._add("staleness/mean", mean)
+        if self._due and time.monotonic() - self._wrote >= self._period and not self._writing:
+            self._write_beside()
+
+    def _point(self, seconds: float) -> None:
+        loss = self._loss.take()
+        if loss is not None:
+            self._add("train/loss", loss)
+        if seconds > self._seconds:
+            self._add("samples_per_second", (self._samples - self._from) / (seconds - self._seconds))
+        self._from, self._seconds = self._samples, seconds
+
+    def _add(self, tag: str, value: float) -> None:
+        self._due.append((tag, value, self._samples, time.time()))
+
+    @property
+    def _writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _write_beside(self, result: Json | None = None) -> None:
+        if not self._broken:
+            due = list(self._due)
+            self._due.clear()
+            self._wrote = time.monotonic()
+            self._thread = threading.Thread(target=self._write, args=(due, result), name="curves", daemon=True)
+            self._thread.start()
+
+    def _write(self, due: Sequence[Scalar], result: Json | None) -> None:
+        try:
+            if due:
+                self._writer.write(due, self._first)
+            if result is not None:
+                self._writer.close(result)
+        except Exception as error:  # a job must not fail because of its curves
+            self._broken = True
+            self._warn(f"{self._writer} cannot be written: {error}; the curves are in metrics.jsonl too")
+
+    def close(self, result: Json) -> None:
+        """Write the last curves, waiting at most `CLOSE_SECONDS`; nothing of a job that never began is written."""
+        if not self._begun:
+            return
+        end = time.monotonic() + CLOSE_SECONDS
+        if self._thread:
+            self._thread.join(CLOSE_SECONDS)
+        if not self._writing:
+            self._write_beside(result)
+        if self._thread:
+            self._thread.join(max(0.0, end - time.monotonic()))
+        if self._writing:
+            self._warn(
+                f"{self._writer} were not written within {CLOSE_SECONDS:g} s; the curves are in metrics.jsonl too"
+            )
+
+
+class TensorBoardEvents:
+    """Writer of the events that TensorBoard shows, in a run folder; it imports TensorBoard late, as that is slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._first: int | None = None
+
+    def __str__(self) -> str:
+        return f"TensorBoard events in {self._folder}"
+
+    def write(self, points: Sequence[Scalar], first: int) -> None:
+        """Add the points to the events; the first of a resumed run hide older points beyond them."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        purged = None if first == self._first else first or None
+        self._first = first
+        with _no_traceback_of_threads(), SummaryWriter(str(self._folder), purge_step=purged) as writer:
+            for tag, value, samples, when in points:
+                writer.add_scalar(tag, value, samples, when)
+
+    def close(self, result: Json) -> None:
+        """Leave the events as they are."""
+
+
+@contextlib.contextmanager
+def _no_traceback_of_threads() -> Iterator[None]:
+    """Silence TensorBoard's thread on a full disk, since its writer raises the same error."""
+    before = threading.excepthook
+    threading.excepthook = lambda args: None if issubclass(args.exc_type, OSError) else before(args)
+    try:
+        yield
+    finally:
+        threading.excepthook = before

@@ -1,0 +1,77 @@
+"""Sinks, which show a run in the tools of others while it trains, and the entry points by which they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from distbelief.core.records import Json, Record
+from distbelief.errors import UsageError, unknown
+from distbelief.record.summary import Summary
+
+GROUP = "distbelief.sinks"
+"""Group of the entry points; each is a function from an argument, "" for none, to a `SinkMaker`."""
+
+
+class Sink(Protocol):
+    """Receiver of a run's records, which is dropped if it raises.
+
+    The job's own thread calls it: it must return at once, and leave to a thread what may wait for a network or a disk.
+    """
+
+    def take(self, seconds: float, record: Record, summary: Summary) -> None:
+        """Take a record and the sums that include it."""
+
+    def close(self, result: Json) -> None:
+        """End with the result of the run."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """Run that a sink shows."""
+
+    folder: Path
+    """Run folder, in which a sink keeps what it needs to go on when the run is resumed."""
+    job: Json
+    """Contents of `job.json`."""
+    note: Callable[[str], None]
+    """Shows and records a sentence, on the job's own thread."""
+    warn: Callable[[str], None]
+    """Shows a warning; any thread may call it."""
+
+
+SinkMaker = Callable[[ShownRun], Sink]
+
+
+def find(name: str, argument: str, asked: str) -> SinkMaker:
+    """Return the maker of a sink, once all that it needs is known to be there.
+
+    Args:
+        name: name of its entry point.
+        argument: what the user wrote for it.
+        asked: the option, for messages.
+
+    Raises:
+        UsageError: no package has such a sink, its own package is missing, or it refuses the argument.
+    """
+    known = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in known:
+        raise UsageError(f"{asked}: {unknown('sink', name, known)}")
+    try:
+        maker: SinkMaker = known[name].load()(argument)
+    except ImportError as error:
+        remedy = f": pip install 'distbelief[{name}]'" if known[name].value.startswith("distbelief.") else ""
+        raise UsageError(f"{asked}: {error}{remedy}") from error
+    except UsageError as error:
+        raise UsageError(f"{asked}: {error}") from error
+    return maker
+
+
+def need(package: str) -> None:
+    """Raise the error of a missing package without importing it, which may take seconds."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}")
