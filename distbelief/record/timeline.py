@@ -191,7 +191,7 @@ MARKS: dict[type[records.Record], str] = {
 """Marks of records, besides those of roles that are gone."""
 
 
-class Measure(msgspec.Struct, array_like=True):
+class MeasurePoint(msgspec.Struct, array_like=True):
     """Measure of the model; `accuracy` is 0 to 1, None where the task has none."""
 
     seconds: float
@@ -213,7 +213,7 @@ class Timeline(msgspec.Struct):
     dropped: int = 0
     """Number of happenings before those that are kept."""
     dropped_marks: int = 0
-    measures: list[Measure] = []
+    measures: list[MeasurePoint] = []
     """All up to `LATEST`; beyond that every second, fourth, ..."""
     seconds: float = 0.0
     """Time of the last record."""
@@ -293,7 +293,7 @@ class Timeline(msgspec.Struct):
         loss = record.loss if math.isfinite(record.loss) else None
         if self.measures and (self._measured - 1) % self._stride:
             self.measures.pop()  # this one was kept only while it was the last
-        self.measures.append(Measure(now, summary.samples, record.accuracy, loss))
+        self.measures.append(MeasurePoint(now, summary.samples, record.accuracy, loss))
         self._measured += 1
         if len(self.measures) > LATEST:
             self.measures, self._stride = self.measures[::2], 2 * self._stride
