@@ -12,6 +12,7 @@ from pathlib import Path
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.places import status
+from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.live import figures
@@ -74,6 +75,7 @@ class Reading:
         outcome = live.get("outcome") or ""
         return {
             "sentence": self._sentence(live, members, moment, at is not None),
+            "diagnosis": self._wrong() if at is None else {},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -109,6 +111,20 @@ class Reading:
             },
             "shards": self._shards(members) if at is None else {},
             "staleness": summary.staleness()["histogram"],
+        }
+
+    def _wrong(self) -> Json:
+        """Return what is probably wrong with the job."""
+        told = diagnose(self._follower.summary, self._follower.timeline)
+        return {
+            one.rule: {
+                "level": one.level,
+                "sentence": one.sentence,
+                "evidence": ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in one.evidence.items()),
+                "remedy": one.remedy,
+            }
+            for one in told
+            if one.level is Level.WRONG
         }
 
     def _command(self, role: str) -> str:
