@@ -107,8 +107,8 @@ With one replica a script does what plain PyTorch does, or a sentence refuses it
 `pytest tests/plain` runs a small script for each feature without distbelief, and in four ways: `served` and `direct`
 (both `downpour`), `synchronous` and `allreduce`.
 
-**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. The tables have
-the end of the sentence that refuses others. Where a way is named, it alone refuses, and the others are equal.
+**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Others are
+refused: the tables have the end of the message. Where a way is named, only that way refuses.
 
 `DISTBELIEF_RENEW=1 pytest tests/plain -k document` writes this page.
 """
