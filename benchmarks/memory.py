@@ -17,7 +17,6 @@ from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.places.processes.local import Local
-from distbelief.places.processes.settle import title_of
 from distbelief.strategies import Downpour, Strategy
 from distbelief.strategies.base import DIRECT, SERVED
 
@@ -135,7 +134,7 @@ def _roles(ancestor: int) -> dict[str, int]:
             pid = parents.get(pid, 0)
         return pid == ancestor
 
-    played = {title_of(role): role for role in (*ROLES, roles.replica(1))}
+    played = {roles.title_of(role): role for role in (*ROLES, roles.replica(1))}
     return {played[title]: pid for pid, title in titles.items() if title in played and below(pid)}
 
 

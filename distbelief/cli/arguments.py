@@ -54,6 +54,11 @@ class Argument(NamedTuple):
         return tuple(kind for kind in typing.get_args(self.hint) or (self.hint,) if kind not in (type(None), ...))
 
     @property
+    def may_be_bare(self) -> bool:
+        """Return whether its value may be left off."""
+        return bool in self.kinds and not self.is_flag
+
+    @property
     def is_flag(self) -> bool:
         """Return whether it takes no value."""
         return self.hint is bool
@@ -171,7 +176,7 @@ def read(
             elif argument.several:
                 values[argument.name] = tuple(argument.convert(word) for word in value)
             else:
-                values[argument.name] = value if argument.is_flag else argument.convert(value)
+                values[argument.name] = value if value is True else argument.convert(value)
         except UsageError as error:
             place = f"{at}: " if (at := (places or {}).get(argument.option)) else ""
             refusals.append(UsageError(f"{place}{error}; see {prog} --help"))
@@ -285,7 +290,8 @@ def _add(to: Any, argument: Argument, **more: str) -> None:
         to.add_argument(argument.option, dest=argument.name, action="extend", nargs="*", metavar="WORD", **more)
     else:
         shown = str if str in argument.kinds else argument.kinds[0]
-        to.add_argument(argument.option, dest=argument.name, metavar=shown.__name__.upper(), **more)
+        bare: dict[str, Any] = {"nargs": "?", "const": True} if argument.may_be_bare else {}
+        to.add_argument(argument.option, dest=argument.name, metavar=shown.__name__.upper(), **bare, **more)
 
 
 def _help(
@@ -391,10 +397,10 @@ def _nearest(key: str, known: Collection[str]) -> str:
 
 def _words(argument: Argument, value: object, place: str) -> list[str]:
     """Return a value as words of the command line: none for a flag that is false."""
-    if argument.is_flag:
-        if not isinstance(value, bool):
-            raise UsageError(f"{place} is {value!r}: write true or false")
+    if isinstance(value, bool) and bool in argument.kinds:
         return [argument.option] if value else []
+    if argument.is_flag:
+        raise UsageError(f"{place} is {value!r}: write true or false")
     if isinstance(value, list) and argument.several and all(isinstance(word, str | int | float) for word in value):
         return [argument.option, *map(str, value)] if value else []
     if isinstance(value, str | int | float) and not isinstance(value, bool):

@@ -20,6 +20,7 @@ from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
+from distbelief.cli.watch import check_page, watch
 from distbelief.core.records import Json, Outcome
 from distbelief.core.settings import option
 from distbelief.errors import JobFailed, UsageError
@@ -261,7 +262,16 @@ def _strategy(command: str, name: str, args: Sequence[str]) -> str:
 
 def _view(command: options.Options, title: str) -> View:
     showing = command.showing
-    return View(showing.quiet, showing.json and not showing.quiet, title, showing.metrics, showing.track)
+    if showing.page is not False:
+        check_page(showing.page)
+    return View(
+        quiet=showing.quiet,
+        json=showing.json and not showing.quiet,
+        title=title,
+        metrics=showing.metrics,
+        track=showing.track,
+        page=showing.page,
+    )
 
 
 def _run(run_job: Callable[[], Json], command: options.Options, args: Sequence[str], script: Sequence[str] = ()) -> int:
@@ -420,6 +430,7 @@ COMMANDS: Mapping[str, Callable[[list[str]], int]] = {
         join,
         leave,
         status,
+        watch,
         cost,
         plan,
         split,

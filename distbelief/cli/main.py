@@ -35,6 +35,7 @@ Train deep networks on many machines: DistBelief on today's PyTorch.
   join TICKET [options] [script.py [args...]]      add a replica on this machine to a job that was started with --listen
   leave TICKET                                     let the replicas that joined from this machine finish and leave
   status RUN [options]                             show the members of a running job, and what each waits for
+  watch [RUN] [options]                            show a run in a browser while it trains, or afterwards
   cost TASK [options]                              measure time and memory of a step, layer by layer
   plan TASK [options]                              find the fastest strategy and number of replicas for some machines
   split TASK [options]                             show how a model would be split, and whether it pays

@@ -73,6 +73,9 @@ class Showing:
     track: str = ""
     """Tool that shows the job as one run: mlflow, mlflow:URI, wandb, aim or aim:REPOSITORY, each with its package of
     that name; or a sink of another package."""
+    page: int | bool = False
+    """Show the job in a browser too: at this port of this machine, or at one that is free. The page ends a minute after
+    the job."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ HEADINGS = (
     Heading("faults", "restarts standby checkpoint_every resume faults",
         "on_death snapshot_every keep_checkpoints pad straggle"),
     Heading("time in simulation", "network compute stragglers phantom", "handling"),
-    Heading("output", "quiet json config", "metrics track logs keep sweep"),
+    Heading("output", "quiet json config page", "metrics track logs keep sweep"),
 )  # fmt: skip
 """Headings of the help; options that no heading names go under "how they train"."""
 OWN_HEADING = "how they train"
@@ -186,7 +189,7 @@ def sources(command: str, strategy: str) -> list[Source]:
         *(("evaluate_every", "target_accuracy", "target_loss", "data_dir") if command == "launch" else ()),
     )
     place: list[Source] = [(Padded, ())]
-    showing: Source = (Showing, ("metrics", "track") if command == "simulate" else ())
+    showing: Source = (Showing, ("metrics", "track", "page") if command == "simulate" else ())
     if command == "simulate":
         place = [(VirtualOptions, _hidden(kind))]
     elif not is_alone(kind()):
@@ -269,6 +272,8 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
             at += args[at : at + 1] == [ALL]
         elif name in known and known[name].several:
             at += sum(1 for _ in itertools.takewhile(lambda word: _SEVERAL.fullmatch(word), args[at:]))
+        elif not equals and name in known and known[name].may_be_bare:
+            at += args[at : at + 1] != [] and args[at].isdecimal()
         elif not equals and name in known and not known[name].is_flag:
             at += 1
     return list(args[:at]), list(args[at:])

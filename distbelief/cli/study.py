@@ -34,6 +34,7 @@ KEPT = (
     "--phantom",
     "--json",
     "--quiet",
+    "--page",
 )
 """Options that a study sets itself, for all of its arms."""
 COMMANDS = {"local": "train", "simulated": "simulate"}

@@ -206,7 +206,9 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """Gradient that is in place: the minibatch's mean loss (None if unknown), its samples, the seconds it took."""
+    """Gradient that is in place: the minibatch's mean loss (None if unknown), its samples, the seconds it took without
+    loading.
+    """
 
     loss: float | None
     samples: int
@@ -227,6 +229,8 @@ class Computed(msgspec.Struct, frozen=True, gc=False):
     """In fp16, computations repeated as the gradient overflowed; in fixed point, values that were clipped."""
     counted: int = 0
     """Number that `overflows` is out of: computations in fp16, values in fixed point; 0 where nothing can overflow."""
+    load: float = 0.0
+    """Seconds of loading the minibatch."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):

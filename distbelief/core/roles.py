@@ -111,6 +111,11 @@ def kind(role: str) -> Kind:
     return parse(role).kind
 
 
+def title_of(role: str) -> str:
+    """Return the title of the process that plays a role."""
+    return f"distbelief: {role}"
+
+
 def index_of(role: str) -> int:
     """Return the number of a role; -1 where there is one of its kind.
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 from distbelief.core.values import CheckedStruct
 from distbelief.record.sinks import SinkMaker, find
+
+STAY = 60
+"""Seconds after the end of a job until its page ends."""
 
 
 class View(CheckedStruct, frozen=True):
@@ -17,6 +24,8 @@ class View(CheckedStruct, frozen=True):
     """PORT or HOST:PORT at which Prometheus reads the metrics of the job."""
     track: str = ""
     """Sink that follows the job: mlflow, mlflow:URI, wandb, aim, or one of another package."""
+    page: int | bool = False
+    """Serve a page of the job to browsers of this machine: at this port, or at any that is free."""
 
     def sinks(self) -> list[SinkMaker]:
         """Return the makers of what shows the job elsewhere.
@@ -39,6 +48,14 @@ class View(CheckedStruct, frozen=True):
         self.sinks()
         if self.title and not (self.quiet or self.json):
             print(f"starting {self.title}", flush=True)
+
+    def open_page(self, run: Path) -> None:
+        """Start the page of a run, in a session of its own: Ctrl-C does not end it, and the job does not need it."""
+        bind = f"127.0.0.1:{0 if self.page is True else self.page}"
+        words = [sys.executable, "-m", "distbelief", "watch", str(run), "--bind", bind, "--stay", str(STAY)]
+        # its address goes to standard error, since JSON may be on standard output
+        opened = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)
+        os.posix_spawn(sys.executable, words, os.environ, file_actions=opened, setsid=True)
 
 
 UNSEEN = View()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,17 +25,21 @@ from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
 """Tries to lock a folder, and the time between them: `distbelief status` holds the lock for a moment."""
+PACKED_LIMIT = 256 << 20
+"""Longest file of sums in bytes."""
 OWNER_ALONE = 0o600
 """Mode of a file that only its owner may read."""
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 """Errors of file systems that cannot sync a folder and do not need it: network file systems, some FUSE."""
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 
 @contextlib.contextmanager
-def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def written_whole(path: Path, mode: int = 0o666, lasts: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends, with `mode` less the umask.
 
-    Readers see the old file or the complete new one, even after a power cut.
+    Readers see the old file or the complete new one; if it `lasts`, even after a power cut.
 
     Raises:
         OSError: the disk is full or cannot be written; the old file stays.
@@ -45,19 +49,31 @@ def written_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         with open(temporary, "x+b", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
-            _sync(file.fileno())
+            if lasts:
+                _sync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    sync(path.parent)
+    if lasts:
+        sync(path.parent)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, lasts: bool = True) -> None:
     """Write `data` to `path` as `written_whole` does."""
-    with written_whole(path) as file:
+    with written_whole(path, lasts=lasts) as file:
         file.write(data)
+
+
+def read_packed(path: Path, kind: type[T]) -> T | None:
+    """Read a struct from a file of msgpack; None if it is missing, corrupt, or longer than `PACKED_LIMIT`."""
+    try:
+        if path.stat().st_size <= PACKED_LIMIT:
+            return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        pass
+    return None
 
 
 def sync(folder: Path) -> None:
@@ -102,6 +118,7 @@ class RunFolder:
         self.path = path
         self.job = path / "job.json"
         self.metrics = path / "metrics.jsonl"
+        self.timeline = path / "timeline.msgpack"
         self.result = path / "result.json"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model.safetensors"

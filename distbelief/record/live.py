@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TextIO
 from distbelief.core import records, roles
 from distbelief.core.records import Json, Outcome
 from distbelief.record.metrics import line
-from distbelief.record.summary import Mean, Summary, in_words
+from distbelief.record.summary import Mean, Summary, duration, in_words, many
+from distbelief.record.timeline import sentence
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,10 +64,6 @@ class Live:
         self._summary = Summary({})
         self._loss = Mean()
         self._recent, self._recent_loss = Mean(), ""
-        self._staleness: dict[str, float] = {}
-        """Mean staleness of the replicas' latest pushes, by shard."""
-        self.ask: Callable[[], object] = bool
-        """Function called before a picture or a line of progress; it reports the state of shards by `stands`."""
         self._unsaved = ""
         self._tested: set[int] = set()
         self._joined: list[str] = []
@@ -111,26 +108,12 @@ class Live:
             self._silent = True
 
     @property
-    def curious(self) -> bool:
-        """Return whether the state of shards is shown."""
-        return not (self._silent or self._json)
-
-    def stands(self, shard: str, facts: Json) -> None:
-        """Note the state of a shard; `facts["of"]` has its facts about each replica."""
-        latest = [push["staleness"] for push in facts.get("of", {}).values() if push.get("staleness") is not None]
-        if latest:
-            self._staleness[shard] = sum(latest) / len(latest)
-
-    @property
     def _unit(self) -> str:
         return self._summary.started.unit if self._summary.started else "epoch"
 
     def _stale(self) -> str:
-        """Format the mean staleness: of the whole job at its end, of the latest pushes before."""
-        self.ask()
+        """Format the mean staleness of all pushes so far."""
         mean = self._summary.staleness()["mean"]
-        if mean is None and self._staleness:
-            mean = sum(self._staleness.values()) / len(self._staleness)
         return "" if mean is None else f"staleness {mean:.2f}"
 
     def close(self) -> None:
@@ -173,12 +156,12 @@ class Live:
         match record:
             case records.Started():
                 # a job without a server has no shards
-                shards = f"{_many(record.shards, 'shard')}, " if record.shards else ""
-                size = f"{_many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
+                shards = f"{many(record.shards, 'shard')}, " if record.shards else ""
+                size = f"{many(record.replicas, 'replica')}, {shards}{record.parameters:,} parameters"
                 resumed = f"; goes on after {record.samples:,} samples" if record.samples else ""
                 cut = "batches" if record.unit == "epoch" else "portions"
                 of = f"{record.samples_per_epoch:,} samples" if record.samples_per_epoch else "each replica's own data"
-                work = f"{_many(record.epochs, record.unit)} of {of} in {cut} of {record.batch_size}"
+                work = f"{many(record.epochs, record.unit)} of {of} in {cut} of {record.batch_size}"
                 few = (
                     "; the batch size exceeds the number of samples: an epoch is one minibatch"
                     if record.batch_size > record.samples_per_epoch > 0
@@ -194,39 +177,17 @@ class Live:
                 when = (
                     f"at the end, after {self._summary.samples:,} samples,"
                     if again
-                    else f"after {_many(record.epoch, self._unit)}"
+                    else f"after {many(record.epoch, self._unit)}"
                 )
-                moment = _time(self._summary.history[-1]["seconds"]) + self._mark
+                moment = duration(self._summary.history[-1]["seconds"]) + self._mark
                 return f"tested {when} at {moment}: {figures(record.accuracy, record.metrics, record.loss)}"
-            case records.Gone():
-                verb = "is" if record.lost == 1 else "are"
-                dealt = f"; its {_many(record.lost, 'minibatch', 'es')} {verb} dealt again" if record.lost else ""
-                if record.given_up:
-                    known = record.given_up > 0
-                    left = _many(record.given_up, "minibatch", "es") if known else "what is left of its stream"
-                    dealt = f"; {left}{' of its own' if known else ''} will not be trained on"
-                return (
-                    f"{record.role} {'died' if record.died else 'left'}: {record.reason}{dealt}"
-                    if record.died or dealt
-                    else ""
-                )
             case records.Checkpointed():
                 before, self._unsaved = self._unsaved, re.sub(r"\d+", "", record.error)
                 if not record.error or self._unsaved == before:  # a full disk makes all later checkpoints fail too
                     return ""
-                named = record.error.startswith("checkpoint")
-                return record.error if named else f"checkpoint {record.number} failed: {record.error}"
-            case records.Forgotten():
-                count = _many(record.last - record.first + 1, "push", "es")
-                return f"{record.role} has lost {count} of {record.replica}, made after its latest checkpoint"
-            case records.StandbyReady():
-                return f"{record.role} holds everything that {roles.shard_of(record.role)} has acknowledged"
-            case records.Note():
-                return record.text
-            case records.Finished():  # a failure is shown by the error that the caller gets
-                return "" if record.outcome is Outcome.FAILED else f"{record.outcome}: {record.reason}"
-            case _:
+            case records.Finished(outcome=Outcome.FAILED):  # the caller gets an error, which is shown
                 return ""
+        return sentence(record)
 
     def _tell_joined(self) -> None:
         if self._joined:
@@ -252,7 +213,7 @@ class Live:
         )
         share = f"{self._summary.samples:,}{f'/{per_epoch * epochs:,}' if counted else ''} samples"
         trained = "" if loss is None else f"train loss {loss:.4f}"
-        seconds = f"{_time(self._summary.seconds)}{self._mark}"
+        seconds = f"{duration(self._summary.seconds)}{self._mark}"
         rate = f"{self._summary.rate:,.0f} samples/s{self._mark}"
         parts = [share, seconds, rate, trained, self._stale(), in_words(self._summary.bytes)]
         return f"{where}: {', '.join(filter(None, parts))}"
@@ -297,7 +258,7 @@ class Live:
             "bar": " " * BAR,
             "count": f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else f'{self._unit}s'}",
             "rate": f"{summary.rate:,.0f}/s{self._mark}",
-            "time": f"{_time(summary.seconds)}{self._mark}",
+            "time": f"{duration(summary.seconds)}{self._mark}",
             "loss": self._recent_loss,
             "accuracy": "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
             "staleness": self._stale(),
@@ -375,7 +336,7 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     target = result["target"]
     if target["accuracy"] or target["loss"]:
         reached = (
-            f"reached after {_time(target['seconds'])}{mark}, {_many(target['epochs'], 'epoch')}"
+            f"reached after {duration(target['seconds'])}{mark}, {many(target['epochs'], 'epoch')}"
             if target["reached"]
             else "not reached"
         )
@@ -383,15 +344,15 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         aims = [*([f"{100 * accuracy:.2f} %"] if accuracy else []), *([f"loss {loss:g}"] if loss else [])]
         rows.append(("target", f"{', '.join(aims)} {reached}"))
     # without shards there are no pushes
-    applied = _many(result["pushes"], "push", "es") if result["shards"] else _many(result["updates"], "update")
-    work = f"{result['samples']:,} samples, {_many(result['steps'], 'step')}, {applied}"
+    applied = many(result["pushes"], "push", "es") if result["shards"] else many(result["updates"], "update")
+    work = f"{result['samples']:,} samples, {many(result['steps'], 'step')}, {applied}"
     rows.append(
-        ("time", f"{_time(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})")
+        ("time", f"{duration(result['seconds'])}{mark}, {result['samples_per_second']:,.0f} samples/s{mark} ({work})")
     )
     if descent := result.get("descent"):
-        searches = f", {_many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""
+        searches = f", {many(descent['restarts'], 'search', 'es')} that failed" if descent["restarts"] else ""
         loss = "" if descent["loss"] is None else f"training loss {descent['loss']:.6g} after "
-        counted = f"{_many(descent['iterations'], 'iteration')}, {_many(descent['evaluations'], 'evaluation')}"
+        counted = f"{many(descent['iterations'], 'iteration')}, {many(descent['evaluations'], 'evaluation')}"
         rows.append(("descent", f"{loss}{counted}{searches}"))
     if split := result.get("split"):
         rows.append(("split", split["told"]))
@@ -400,22 +361,35 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
     if text := in_words(result["bytes"]):
         rows.append(("bytes", text))
     lost = [
-        f"{_many(counts['lost'], 'minibatch', 'es')} of {roles.replica(counts['id'])}"
+        f"{many(counts['lost'], 'minibatch', 'es')} of {roles.replica(counts['id'])}"
         for counts in result["per_replica"]
         if counts["lost"]
     ]
     if result["dropped"]:
         told = "for their round: their minibatches were dealt again, or the changes of local steps pushed again"
-        rows.append(("too late", f"{_many(result['dropped'], 'push', 'es')}, {told}"))
+        rows.append(("too late", f"{many(result['dropped'], 'push', 'es')}, {told}"))
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
     if network := result.get("network"):
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
         rows.append(("simulated", _cluster(cluster, network, result.get("path") == "direct")))
+    rows += [(found["level"], told_of(found)) for found in result.get("diagnosis", [])]
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def told_of(found: Json) -> str:
+    """Return the sentence of a diagnosis, with the remedy.
+
+    Args:
+        found: an entry of `diagnosis` in `result.json`.
+
+    >>> told_of({"sentence": "the disk is full", "remedy": "--out"}), told_of({"sentence": "it is slow", "remedy": ""})
+    ('the disk is full; try --out', 'it is slow')
+    """
+    return f"{found['sentence']}; try {found['remedy']}" if found["remedy"] else str(found["sentence"])
 
 
 def _cluster(cluster: Json, network: Json | None, direct: bool) -> str:
@@ -424,24 +398,10 @@ def _cluster(cluster: Json, network: Json | None, direct: bool) -> str:
     memory = f"{handling['memory'] / 1e9:g} GB/s" if math.isfinite(handling["memory"]) else "no time"
     each = "all roles on one machine" if direct else "a machine for each role"
     if hosts:
-        each = f"hosts of {_many(hosts['cores'], 'core')}"
+        each = f"hosts of {many(hosts['cores'], 'core')}"
     elif network:
-        each = f"replicas on {_many(network['hosts'], 'host')}"
+        each = f"replicas on {many(network['hosts'], 'host')}"
     return (
-        f"steps of {_time(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for "
+        f"steps of {duration(cluster['compute']['step'])}, {1e6 * handling['message']:g} us a message, {memory} for "
         f"memory access, {each}"
     )
-
-
-def _many(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count:,} {noun}{plural if count != 1 else ''}"
-
-
-def _time(seconds: float) -> str:
-    if 0 < seconds < 1:
-        return f"{1000 * seconds:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds >= 10 or not seconds else f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

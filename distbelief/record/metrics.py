@@ -57,13 +57,32 @@ def read_metrics(
         for text in file:
             if marks and not any(mark in text for mark in marks):
                 continue
-            try:
-                seconds, record = _seconds.decode(text).seconds, _record(text)
-                if role := getattr(record, "role", ""):
-                    roles.parse(role)
-            except (msgspec.DecodeError, RemoteProtocolError, UnicodeDecodeError, RecursionError):
-                continue
-            yield seconds, record
+            if (read := _parsed(text)) is not None:
+                yield read
+
+
+def read_further(path: Path, start: int, limit: int) -> tuple[list[tuple[float, records.Record]], int]:
+    """Return the records of the complete lines from byte `start` on, and the byte after them.
+
+    At most `limit` bytes are read. Raises an `OSError` if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read(limit)
+    whole = text.rfind(b"\n") + 1
+    read = [_parsed(line) for line in text[:whole].splitlines()]
+    return [each for each in read if each is not None], start + whole
+
+
+def _parsed(text: bytes) -> tuple[float, records.Record] | None:
+    """Return the seconds and the record of a line; None if it is torn."""
+    try:
+        seconds, record = _seconds.decode(text).seconds, _record(text)
+        if role := getattr(record, "role", ""):
+            roles.parse(role)
+    except (msgspec.DecodeError, RemoteProtocolError, UnicodeDecodeError, RecursionError):
+        return None
+    return seconds, record
 
 
 def _record(text: bytes) -> records.Record:

@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 
 import msgspec
 
@@ -18,16 +17,18 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.curves import Curves, TensorBoardEvents
-from distbelief.record.folder import RunFolder, write_atomically, written_whole
+from distbelief.record.diagnosis import diagnose
+from distbelief.record.folder import RunFolder, read_packed, write_atomically, written_whole
+from distbelief.record.following import TimelineKeeper
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
 from distbelief.record.sinks import Sink
 from distbelief.record.summary import Summary
+from distbelief.record.timeline import Timeline
 
 RECENT = 10_000
 """Most records that may come while a checkpoint is sealed; after more records it has no sums."""
 SUMS = "sums.msgpack"
 """Checkpoint's file with the sums of the run until then; without it all metrics are read."""
-SUMS_LIMIT = 64 << 20
 
 
 class CheckpointSums(msgspec.Struct):
@@ -58,8 +59,13 @@ class Recorder:
         """Records that the next checkpoint may lack, each with its seconds and the samples done until then."""
         self.warn = warn or _to_stderr
         self._file: io.FileIO | None = None
-        self.sinks: list[Sink] = [Curves(TensorBoardEvents(folder.path), self.warn)] if folder else []
+        self.sinks: list[Sink] = []
         """What each record is passed to."""
+        self.timeline: Timeline | None = None
+        if folder:
+            keeper = TimelineKeeper(folder, self.job)
+            self.timeline = keeper.timeline
+            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn), keeper]
         self._torn = self._warned = False
         if folder:
             try:
@@ -120,7 +126,7 @@ class Recorder:
         path = folder.metrics
         try:
             for checkpoint in Checkpoints(folder.path).newest():
-                if (kept := _read_sums(checkpoint / SUMS)) is None:
+                if (kept := read_packed(checkpoint / SUMS, CheckpointSums)) is None:
                     continue
                 mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
                 start = behind(path, mark) or path.stat().st_size  # without its record, later metrics are lost
@@ -168,7 +174,7 @@ class Recorder:
 
     def result(self) -> Json:
         """Return the contents of `result.json`, as if the run ended now."""
-        return self.summary.result()
+        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary, self.timeline))}
 
     def finish(self, write: bool = True) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
@@ -183,16 +189,6 @@ class Recorder:
             self._file = None
         self._pass(lambda sink: sink.close(result))
         return result
-
-
-def _read_sums(path: Path) -> CheckpointSums | None:
-    """Read the sums of a checkpoint; None if they are missing or corrupt."""
-    try:
-        if path.stat().st_size <= SUMS_LIMIT:
-            return msgspec.msgpack.decode(path.read_bytes(), type=CheckpointSums)
-    except (OSError, msgspec.DecodeError):
-        pass
-    return None
 
 
 def _to_stderr(text: str) -> None:

@@ -140,11 +140,10 @@ class ModelPart(Part):
         if crossing.direction is Pass.FORWARD and tensor.shape != (expected := self.shape(crossing)):
             transfer = self.transfer(crossing)
             raise UsageError(
-                f"{transfer.path or 'the model'}: {transfer.value} crosses from partition {transfer.source} to "
-                f"{transfer.target} with the shape {[*tensor.shape]}, and as it was traced "
-                f"{self.samples[crossing.microbatch]} samples give it {[*expected]}: a shape that depends on values "
-                "cannot cross; name one partition for what makes it and for what takes it "
-                f"(--split PATTERN={transfer.source})"
+                f"{transfer.path or 'the model'}: {transfer.value} has the shape {[*tensor.shape]} where it crosses "
+                f"from partition {transfer.source} to {transfer.target}, but the trace has {[*expected]} for "
+                f"{self.samples[crossing.microbatch]} samples: a tensor whose shape depends on values cannot cross; "
+                f"compute and use it in one partition (--split PATTERN={transfer.source})"
             )
         return tensor
 

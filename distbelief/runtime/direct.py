@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import msgspec
 import torch
 
-from distbelief.core import messages, roles
+from distbelief.core import messages, records, roles
 from distbelief.core.conversations import attendance, initialising, pushing
 from distbelief.core.effects import Arrival, Effect, Payload, Save, Send
 from distbelief.core.events import Event
@@ -164,9 +164,18 @@ class OwnedShard:
 
     def standing(self) -> dict[str, object]:
         """Return the shard's counts; if a replica has the lock, as this process saw them last."""
-        if self._shared is not None and self._shared.take(lambda: True):
-            self._shared.give()
+        self._look()
         return self._shard.standing()
+
+    def account(self) -> records.Applied:
+        """Return the account of all that is applied; if a replica has the lock, as this process saw it last."""
+        self._look()
+        return self._shard.account()
+
+    def _look(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        if self._shared is not None and self._shared.take(lambda: time.monotonic() > until):
+            self._shared.give()
 
 
 def _kept(effect: Effect) -> Effect:

@@ -38,12 +38,13 @@ from distbelief.core.effects import (
     Work,
 )
 from distbelief.core.effects import WriteRecord as RecordEffect
-from distbelief.core.records import Record
+from distbelief.core.records import Record, StepsTimed
 from distbelief.core.roles import CARRIER, CLOCK, COORDINATOR, STORE
 from distbelief.errors import CheckpointError, JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.runtime.clock import Clock
 from distbelief.runtime.lasting import RETURN_SECONDS, Caller, LastingHost
 from distbelief.runtime.player import (
+    ACCOUNT_SECONDS,
     ASIDE,
     COMPUTE,
     SHARE,
@@ -87,6 +88,8 @@ class Driver:
         validate: Callable[[str], None] | None = None,
     ) -> None:
         self.clock, self._sink, self._lasts, self._validate = clock, sink, lasts, validate
+        self.account_seconds = ACCOUNT_SECONDS
+        """Least seconds between two accounts of a client's times."""
         self.coordinator = ""
         """The coordinator's address."""
         self._players: dict[str, Player] = {}
@@ -126,8 +129,12 @@ class Driver:
         """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
-        player.times = StepTimes(role, self.clock.now, worked)
+        note = functools.partial(self._note_times, role)
+        player.times = StepTimes(role, self.clock.now, note, worked, self.account_seconds)
         endpoint.deliver = player.queue if player.caller is None else functools.partial(self._arrive, player)
+
+    def _note_times(self, role: str, timed: StepsTimed) -> None:
+        self._sink(self.clock.now(), role, timed)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:
@@ -357,6 +364,7 @@ class Driver:
         """Write to the store; answer errors, as a checkpoint that fails is no reason to end: the last one stays."""
         assert player.store is not None
         where: object = ""
+        began = self.clock.now()
         try:
             if isinstance(effect, Save):
                 player.store.save_part(effect.number, effect.part, effect.arrays, effect.facts)
@@ -366,7 +374,7 @@ class Driver:
                 where = player.store.commit(effect.number, effect.plan, effect.position, effect.samples, effect.script)
         except CheckpointError as error:
             return events.Saved(effect.number, str(error))
-        return events.Saved(effect.number, "", str(where))
+        return events.Saved(effect.number, "", str(where), self.clock.now() - began)
 
     def _load(self, player: Player, effect: Load) -> events.Loaded:
         assert player.store is not None
@@ -408,7 +416,7 @@ class Driver:
                 times.begin(doing)
             if kind is Send:
                 if type(effect.message) is membership.Leave:  # type: ignore[union-attr]  # a Send
-                    self._tell_times(player)
+                    times.tell()
                 say(effect.to, effect.message, effect.payload)  # type: ignore[union-attr]  # a Send
             elif kind is Receive:
                 if not effect.wait:  # type: ignore[union-attr]  # a Receive
@@ -433,11 +441,6 @@ class Driver:
         if (now := self.clock.now()) >= player.looks:
             player.looks = now + GLANCE_SECONDS
             self.clock.glance()
-
-    def _tell_times(self, player: Player) -> None:
-        """Record the times of a replica that leaves and makes no more steps."""
-        if (timed := player.times.tell()) is not None:
-            self._sink(self.clock.now(), player.role, timed)
 
     def _end_story(self, player: Player) -> None:
         if player.caller is not None and player.caller.waits:  # the coordinator may still lack its last messages

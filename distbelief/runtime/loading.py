@@ -4,6 +4,7 @@ process or ahead of the step by a loader's workers; a stream is read in its orde
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
@@ -447,14 +448,26 @@ class Loader:
     """
 
     def __init__(self, source: Source | Stream, settings: Settings, index: int) -> None:
-        self._seed, self._source = settings.seed, source
+        self._seed, self._source, self._seconds = settings.seed, source, 0.0
         if isinstance(source, Stream):
             source.begin(settings, index)
         else:
             self._order = Order.of(settings, source.samples)
 
+    def take_seconds(self) -> float:
+        """Return the seconds of loading since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     def load(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
         """Return a minibatch and its number of samples, or None if a stream has ended; seed the step."""
+        begun = time.perf_counter()
+        try:
+            return self._read(batch, ahead)
+        finally:
+            self._seconds += time.perf_counter() - begun
+
+    def _read(self, batch: Batch, ahead: Iterable[Batch]) -> tuple[object, int] | None:
         if isinstance(self._source, Stream):
             read = self._source.read(batch)
             seed_all(self._seed, *_place(batch))  # or the step would draw the stream's next numbers

@@ -561,6 +561,9 @@ class Replica:
             self._story.start, self._compared = source.start, True
         return read
 
+    def _load_seconds(self) -> float:
+        return self._loader.take_seconds() if self._loader else 0.0
+
     def _pass_over(self) -> None:
         """Go on from a minibatch without a step: its gradient, if any, is part of a later one's.
 
@@ -574,7 +577,7 @@ class Replica:
             self._rest()
             samples = self._samples if self._turns else 0
             seconds = time.perf_counter() - self._began
-            self._go_on(Computed(None, samples, seconds, held=True, written=self._written()))
+            self._go_on(Computed(None, samples, seconds, held=True, written=self._written(), load=self._load_seconds()))
             return
         strategy = self._plan.settings.strategy
         if strategy.held_by is not Holder.SHARDS or (self._plan.settings.policy.attended and strategy.pushing.prefetch):
@@ -587,7 +590,7 @@ class Replica:
         assert self._vectors is not None
         self._vectors.hold_buffers()
         seconds = time.perf_counter() - self._began
-        self._go_on(Computed(None, 0, seconds, held=True, written=self._written()))
+        self._go_on(Computed(None, 0, seconds, held=True, written=self._written(), load=self._load_seconds()))
 
     def report(self, loss: float | torch.Tensor | None = None, *, samples: int | None = None) -> None:
         """Report the loss of the last step, or, before the step, the number of samples in the minibatch.
@@ -651,7 +654,7 @@ class Replica:
             self._rest()
         seconds = time.perf_counter() - self._began
         self._script.in_step = not self.partition
-        self._go_on(Computed(None, samples, seconds, rate, options, model, written=written))
+        self._go_on(Computed(None, samples, seconds, rate, options, model, written=written, load=self._load_seconds()))
         self._script.in_step = False
         self._began = time.perf_counter()
 

@@ -32,6 +32,8 @@ COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work"
 wait, and work outside of steps, such as measuring the model.
 """
 PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
+ACCOUNT_SECONDS = 2.0
+"""Least seconds between two accounts of a role: its times, its bytes, or all that it has applied."""
 
 
 class StepTimes:
@@ -40,36 +42,47 @@ class StepTimes:
     Args:
         role: the replica.
         now: the clock.
+        note: takes the records.
         worked: in simulated time, seconds of work that were neither gradients nor waits. There a thread may work while
             the client waits. None for real time, where this is the rest.
+        every: least seconds between two records.
 
-    >>> moments = iter([0.0, 2.0, 3.0, 6.0, 6.5, 8.5])
-    >>> times = StepTimes("replica 0", lambda: next(moments), None)
-    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))  # until 2.0
-    >>> times.begin(WAIT); times.go_on(Arrival("shard 1", None))  # from 3.0 until 6.0
-    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 2.0))
-    >>> times.tell()
-    StepsTimed(role='replica 0', steps=2, compute=4.0, update=0.0, communicate=1.5, wait=3.0, waits_for='shard',
-               overflows=0, counted=0)
+    >>> moments = iter([0.0, 0.5, 0.75, 1.25, 1.5, 2.0])
+    >>> times = StepTimes("replica 0", lambda: next(moments), print)
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 0.5))
+    >>> times.begin(WAIT); times.go_on(Arrival("shard 1", None))  # from 0.75 until 1.25
+    >>> times.begin(COMPUTE); times.go_on(Computed(None, 1, 0.5))
+    StepsTimed(role='replica 0', steps=2, compute=1.0, update=0.0, communicate=0.5, wait=0.5, load=0.0,
+               waited={'shard 1': 0.5}, overflows=0, counted=0)
     """
 
-    def __init__(self, role: str, now: Callable[[], float], worked: Callable[[], float] | None) -> None:
-        self._role, self._now, self._worked = role, now, worked
+    def __init__(
+        self,
+        role: str,
+        now: Callable[[], float],
+        note: Callable[[records.StepsTimed], object],
+        worked: Callable[[], float] | None = None,
+        every: float = ACCOUNT_SECONDS,
+    ) -> None:
+        self._role, self._now, self._note, self._worked, self._every = role, now, note, worked, every
         self.doing = ""
         """Present use of the time; "" before the first gradient."""
-        self._since = self._first_worked = self._before = 0.0
+        self._since = self._told = self._first_worked = self._before = 0.0
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._seconds, self._load = 0, 0.0, 0.0
         self._overflows = self._counted = 0
-        self._last: tuple[float, ...] = ()
+        self._last: dict[str, float] = {}
+        """Uses of the time until the last gradient since the last record; none before there is one."""
+        self._last_worked = 0.0
 
     def begin(self, doing: str) -> None:
         """Begin another use of the time."""
         if not self.doing:
             if doing not in (COMPUTE, SHARE):
                 return
-            self._since, self._first_worked = self._now(), self._worked() if self._worked else 0.0
+            self._since = self._told = self._now()
+            self._first_worked = self._worked() if self._worked else 0.0
         elif doing != self.doing:
             self._pass(self.doing)
             if self.doing == SHARE:
@@ -89,27 +102,27 @@ class StepTimes:
             self._overflows, self._counted = self._overflows + answer.overflows, self._counted + answer.counted
             # a gradient that shares its cores takes longer in simulated time than it reports
             slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0
-            self._seconds += max(answer.seconds, slowed)
+            self._seconds, self._load = self._seconds + max(answer.seconds, slowed), self._load + answer.load
             self._end()
         elif before == WAIT and (sender := sender or (answer.sender if type(answer) is Arrival else "")):
             self._waited[sender] = self._waited.get(sender, 0.0) + elapsed
 
-    def tell(self) -> records.StepsTimed | None:
-        """Return all times up to the last gradient, once; None where there was none, or the lead reports them."""
+    def tell(self) -> None:
+        """Record the times since the last call up to the last gradient, unless there was none, or the lead does it."""
+        self._told = self._since
         if not self._last or roles.partition_of(self._role) > 0:
-            return None
-        (*parts, seconds, worked), self._last = self._last, ()
-        _, share, update, _, wait = parts
-        compute = seconds + share
-        rest = max(0.0, sum(parts) - compute - update)
-        communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - wait)
-        waited: dict[str, float] = {}
-        for sender, elapsed in self._waited.items():
-            kind = roles.kind(sender).value
-            waited[kind] = waited.get(kind, 0.0) + elapsed
-        longest = max(waited, key=lambda kind: waited[kind], default="")
-        spent = compute, update, communicate, rest - communicate
-        return records.StepsTimed(self._role, self._steps, *spent, longest, self._overflows, self._counted)
+            return
+        last, update, worked = self._last, self._last[UPDATE], self._last_worked - self._first_worked
+        compute = self._seconds + last[SHARE]
+        rest = max(0.0, sum(last.values()) - compute - update - self._load)
+        communicate = min(rest, max(0.0, worked - update)) if self._worked else max(0.0, rest - last[WAIT])
+        spent = compute, update, communicate, rest - communicate, self._load
+        timed = records.StepsTimed(self._role, self._steps, *spent, self._waited, self._overflows, self._counted)
+        # what came after the last gradient belongs to the next record
+        self._spent = {use: seconds - last.get(use, 0.0) for use, seconds in self._spent.items()}
+        self._last, self._waited, self._first_worked = {}, {}, self._last_worked
+        self._steps, self._seconds, self._load, self._overflows, self._counted = 0, 0.0, 0.0, 0, 0
+        self._note(timed)
 
     def _pass(self, doing: str) -> float:
         """Add the time since the last change to a use; return it."""
@@ -121,8 +134,10 @@ class StepTimes:
 
     def _end(self) -> None:
         """Note the end of a gradient, or of a share of it."""
-        worked = self._worked() - self._first_worked if self._worked else 0.0
-        self._last = (*(self._spent[part] for part in PARTS), self._seconds, worked)
+        self._last = {part: self._spent[part] for part in PARTS}
+        self._last_worked = self._worked() if self._worked else 0.0
+        if self._since >= self._told + self._every:
+            self.tell()
 
 
 INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
@@ -249,7 +264,7 @@ class Player:
         self.machine: Machine | None = None
         self.story: Story | None = None
         self.worker: Worker | None = None
-        self.times = StepTimes(role, lambda: 0.0, None)
+        self.times = StepTimes(role, lambda: 0.0, bool)
         self.store: Store | None = None
         self.become: BecomeRole = stay
         self.send = endpoint.send

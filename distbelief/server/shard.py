@@ -214,7 +214,7 @@ class Shard:
                 mirroring.Unmirrored: self._unmirrored,
                 checkpointing.Snapshot: self._snapshot,
                 events.Saved: lambda _sender, event, _payload: [
-                    Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))
+                    Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error, event.seconds))
                 ],
                 checkpointing.Describe: lambda sender, _event, _payload: [
                     *self._settle(short=True),
@@ -763,6 +763,10 @@ class Shard:
         if self._held_range is None:
             return "to be told its range"
         return "to be sent its first parameters" if self._blank else ""
+
+    def account(self) -> records.Applied:
+        """Return the account of all that it has applied."""
+        return records.Applied(self.role, self.version.updates, self.samples, dict(self.staleness))
 
     def standing(self) -> dict[str, object]:
         rows: dict[str, dict[str, object]] = {push.who: {"clock": push.clock} for push in self.ledger.taken()}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, MutableSequence
 
 import torch
 
+from distbelief.core import records
 from distbelief.core.conversations import initialising
 from distbelief.core.effects import Effect, Payload
 from distbelief.core.events import Event
@@ -156,6 +157,10 @@ class UnlockedShard(Shard):
         if self._counts is not None and not self._counts.filled and not self.waits():
             self._counts.begin(self.version.updates, self.samples, self.staleness)
         return effects
+
+    def account(self) -> records.Applied:
+        self._count_updates()
+        return super().account()
 
     def standing(self) -> dict[str, object]:
         self._count_updates()

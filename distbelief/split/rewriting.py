@@ -175,8 +175,8 @@ class Rewriter:
         shape, path = self.split.shapes.get(node), node.meta["path"]
         if shape is None:
             raise UsageError(
-                f"{path or 'the model'}: {node.name} in its output is no computed tensor, and cannot reach "
-                "every partition: return tensors alone"
+                f"{path or 'the model'}: it returns {node.name}, which is not a computed tensor and so cannot be "
+                "sent to the other partitions: return only tensors"
             )
         if at != partition:
             shape = replace(shape, differentiable=False)

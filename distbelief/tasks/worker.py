@@ -133,6 +133,8 @@ class Trainer:
         self.order = Order.of(settings, len(self.data), self.data)
         self._seed = settings.seed
         self._arithmetic = arithmetic_of(arithmetic, model)
+        self._load = 0.0
+        """Seconds in which the present minibatch was loaded; twice if its gradient overflowed."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = next((p.device for p in self._parameters), torch.device("cpu"))
         if (
@@ -165,7 +167,7 @@ class Trainer:
             TrainingError: the user's model or loss raised.
         """
         start, arithmetic = time.perf_counter(), self._arithmetic
-        before = arithmetic.overflows, arithmetic.counted
+        before, self._load = (arithmetic.overflows, arithmetic.counted), 0.0
         for parameter in self._parameters:
             parameter.grad = None
         try:
@@ -178,13 +180,17 @@ class Trainer:
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         overflows, counted = arithmetic.overflows - before[0], arithmetic.counted - before[1]
-        seconds = time.perf_counter() - start
-        return Computed(float(loss.detach()), len(numbers), seconds, overflows=overflows, counted=counted)
+        seconds = time.perf_counter() - start - self._load
+        return Computed(
+            float(loss.detach()), len(numbers), seconds, overflows=overflows, counted=counted, load=self._load
+        )
 
     def _loss(self, batch: Batch, numbers: torch.Tensor) -> torch.Tensor:
         """Compute the mean loss of a minibatch, the same on each call, since its seed covers the model and the data."""
         seed_chance(self._seed, batch.epoch, batch.index)
+        begun = time.perf_counter()
         inputs, targets = self.data.batch(numbers)
+        self._load += time.perf_counter() - begun
         inputs, targets = on_device(inputs, self._device), on_device(targets, self._device)
         loss = self.task.loss(self.model(inputs), targets)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:

@@ -178,10 +178,11 @@ def prove(tls: ssl.SSLContext, identity: Identity) -> None:
         os.close(secret)
 
 
-def check_user(connection: socket.socket) -> None:
-    """Raise a `PermissionError` if the process at the other end of a Unix socket belongs to another user."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+def check_user(connection: socket.socket) -> int:
+    """Return the id of the process at the other end of a Unix socket; raise a `PermissionError` if another user's."""
+    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise PermissionError(
             f"the process at the other end runs as user {uid}, this one as {os.getuid()}; run both as one user"
         )
+    return int(pid)

@@ -63,7 +63,7 @@ VIRTUAL = "--network --topology --handling --hosts --compute --stragglers --faul
 LOCAL = (
     "--transport --bind --advertise --insecure --tls --listen --logs --pad --straggle "
     "--hosts --hostfile --on --remote-shell --topology --interface --tickets --oversubscribe "
-    "--leave-within --dry-run --metrics --track"
+    "--leave-within --dry-run --metrics --track --page"
 )
 DEALT = "--order --data"
 """Of strategies that deal a minibatch to one replica."""
@@ -71,7 +71,7 @@ OWN |= {name: f"{own} {DEALT}" for name, own in OWN.items() if name != "allreduc
 DIRECT = ("downpour", "softsync", "bounded")
 OWN |= {name: f"{OWN[name]} --path" for name in DIRECT}
 FROZEN = {
-    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK} --order --pad --straggle --metrics --track",
+    ("train", "single"): f"{SCALED} {SPLIT} {SHARED} {TASK} --order --pad --straggle --metrics --track --page",
     **{("train", name): f"{own} {SHARED} {TASK} {LOCAL}" for name, own in OWN.items()},
     **{("launch", name): f"{own} {SHARED} {LOCAL}" for name, own in OWN.items()},
     **{("simulate", name): f"{own} {SHARED} {TASK} {VIRTUAL}" for name, own in OWN.items()},

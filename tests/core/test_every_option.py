@@ -42,6 +42,8 @@ from distbelief.lab.cost import splitting
 from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.pricing import Terms
+from distbelief.lab.watch import control, serving
+from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.cluster.cluster import Cluster
@@ -99,9 +101,10 @@ WORDS: dict[str, str] = {
     "json": "",
     "metrics": "9400",
     "track": "mlflow",
+    "page": "",
 }
 """A value of each option that only the command line has, or has in words of its own."""
-REAL = {("simulate", "metrics"), ("simulate", "track")}
+REAL = {("simulate", "metrics"), ("simulate", "track"), ("simulate", "page")}
 """Options of the output that follow real time."""
 
 
@@ -164,6 +167,15 @@ SMALL: dict[str, dict[str, str]] = {
         "json": "",
     },
     "status": {"watch": "", "json": ""},
+    "watch": {
+        "bind": "127.0.0.1:8000",
+        "control": "",
+        "certificate": "mine.pem",
+        "key": "mine.key",
+        "insecure": "",
+        "proxy": "hub.example",
+        "stay": "60",
+    },
     "join": {
         "data_dir": "there",
         "device": "cuda:1",
@@ -224,6 +236,7 @@ KINDS = {
     "check": CheckOptions,
     "predict": PredictOptions,
     "status": commands.StatusOptions,
+    "watch": WatchOptions,
     "join": commands.JoinOptions,
     "draw": costs.DrawOptions,
     "draw 1f1b": costs.DrawPipelineOptions,
@@ -261,6 +274,8 @@ def test_no_option_of_a_small_command_is_dead(
     )
     monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
     monkeypatch.setattr(commands.time, "sleep", lambda _: None)
+    monkeypatch.setattr(serving, "serve", lambda *words: asked.append(words[2:]))
+    monkeypatch.setattr(control, "supervisor", lambda _: 0)
     monkeypatch.setattr(Cluster, "check", lambda *words: [asked.append(words), []][1])
     monkeypatch.setattr(
         guest.Guest,

@@ -100,7 +100,7 @@ def test_a_script_measures_and_reads_by_itself(more: dict[str, Any]) -> None:
 
 
 def test_a_guests_script_reads_its_data_by_itself() -> None:
-    with pytest.raises(UsageError, match="--data-dir there: is for a task, but a script reads its data by itself"):
+    with pytest.raises(UsageError, match="--data-dir there: names the data of a task, but a script reads its own"):
         Guest("ticket", ["script.py"], data_dir="there").run()
 
 

@@ -158,26 +158,21 @@ def test_a_terminal_shows_a_table_with_who_is_gone(monkeypatch):
         assert part in text
 
 
-OF = {"replica 0": {"clock": 3, "staleness": 1}, "replica 1": {"clock": 2, "staleness": 4}, "replica 2": {"clock": 0}}
-
-
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_the_staleness_is_shown_while_the_job_runs(stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     shows = stream()
     with Folded(shows, now=Clock(1.0)) as live:
-        assert live.curious
         live.fold(*RUN[2])
-        live.stands("shard 0", {"of": OF})
-        live.ask = lambda: live.stands("shard 1", {"of": {"replica 0": {"staleness": 0}}})
-        live.stands("coordinator", {"of": {"replica 0": {"minibatches": 3}}})
+        live.fold(1.0, r.Applied("shard 0", 3, 96, {0: 1, 1: 1, 4: 1}))
+        live.fold(1.0, r.Applied("shard 1", 3, 96, {0: 1}))
         live.fold(*RUN[3])
         live.fold(*RUN[4])
         assert "staleness 1.25" in shows.getvalue()
         live.fold(*RUN[-2])
         live.fold(5.0, r.EpochDone(2))
-        assert "staleness 0.50" in shows.getvalue(), "what the shards tell of the whole job"
+        assert "staleness 0.44" in shows.getvalue(), "what the shards tell of the whole job"
 
 
 @pytest.mark.parametrize("options", [{}, {"json": True}])

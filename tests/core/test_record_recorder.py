@@ -54,7 +54,7 @@ RUN = [
     (5.6, r.Applied("shard 1", 7, 80, {0: 4, 3: 3})),
     (5.6, r.BytesCounted("replica 0", {"push": 800}, {}, {})),
     (5.6, r.BytesCounted("replica 0", {"push": 400, "control": 7}, {"fetch": 900}, {"all_reduce": 40})),
-    (5.6, r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard")),
+    (5.6, r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, waited={"shard 0": 1.5})),
     (5.7, r.Finished.of(Cause.EPOCHS_DONE, "all 2 epochs are trained")),
 ]
 
@@ -69,7 +69,7 @@ def played(folder, records=RUN, job=JOB, **options):
 def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     folder = RunFolder.create(tmp_path, "x")
     result = played(folder)
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0,
@@ -84,7 +84,7 @@ def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
             "per_step": {"push": 1200 / 8, "fetch": 0.0, "all_reduce": 40 / 8, "partitions": 0.0}},
         "per_replica": [{"id": 0, "steps": 8, "samples": 80, "pushes": 8, "lost": 0, "participation": 1.0,
             "times": {"steps": 7,
-            "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "waits_for": "shard"}},
+            "compute": 1.0, "update": 0.0, "communicate": 0.5, "wait": 1.5, "load": 0.0, "waits_for": "shard"}},
             {"id": 1, "steps": 0, "samples": 0, "pushes": 0, "lost": 2, "participation": 0.0, "times": None}],
         "history": [
             {"seconds": 2.5, "epoch": 1, "samples": 40, "updates": 4, "train_loss": 2.5, "test_loss": 0.7,
@@ -144,7 +144,7 @@ def test_what_held_a_target_before_all_went_back_holds_nothing():
 
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (
         0.0,
         0.0,
@@ -301,5 +301,5 @@ print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if na
 def test_a_line_is_flat_json():
     assert json.loads(line(1.25, r.Applied("shard 0", 3, 30, {0: 2, 1: 1}))) == {
         "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2,
-            "1": 1},
+            "1": 1}, "busy": 0.0,
     }  # fmt: skip

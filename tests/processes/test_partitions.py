@@ -217,8 +217,8 @@ def ragged() -> Task:
 def test_what_crosses_in_another_shape_than_its_samples_have_ends_the_job_with_the_remedy(tmp_path: Path) -> None:
     strategy = Single(partitions=2, split="one=0,other=1")
     told = (
-        r"^the model: getitem_1 crosses from partition 0 to 1 with the shape \[\d+, 4\], and as it was traced 16 "
-        r"samples give it \[\d+, 4\]: a shape that depends on values cannot cross; .*\(--split PATTERN=0\)"
+        r"^the model: getitem_1 has the shape \[\d+, 4\] where it crosses from partition 0 to 1, but the trace has "
+        r"\[\d+, 4\] for 16 samples: a tensor whose shape depends on values cannot cross; .*\(--split PATTERN=0\)"
     )
     with pytest.raises(UsageError, match=told):
         jobs.run(tmp_path, strategy, task="test_partitions:ragged")

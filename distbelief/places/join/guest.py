@@ -67,7 +67,7 @@ class Guest:
         """
         if self.script and self.data_dir:
             raise errors.UsageError(
-                f"--data-dir {self.data_dir}: is for a task, but a script reads its data by itself: leave it off"
+                f"--data-dir {self.data_dir}: names the data of a task, but a script reads its own: leave it off"
             )
         if self.script:
             check_file(self.script)

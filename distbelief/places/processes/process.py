@@ -57,7 +57,7 @@ from distbelief.runtime.direct import DirectEndpoint, OwnedShard, pushes_each, r
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
 from distbelief.runtime.loading import text_of, worker_traceback
-from distbelief.runtime.player import Answer, Compute, PlayedRole, Shown
+from distbelief.runtime.player import ACCOUNT_SECONDS, Answer, Compute, PlayedRole, Shown
 from distbelief.runtime.script_story import Pump, ScriptStage
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
@@ -76,7 +76,6 @@ from distbelief.transport.shared import Locks, SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
-TELL_SECONDS = 5.0
 """Period of reports on bytes sent and received; a process also reports them at its end and when asked."""
 WORD_SECONDS = 1.0
 """Limit for the supervisor to report a role's death after the link to that role has ended."""
@@ -204,7 +203,7 @@ class RoleProcess:
         self._in_memory = ""
         """Sentence for the record of the split, if the model was built in memory."""
         self.clock = WallClock(self.endpoint)
-        self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
+        self.clock.call_later(ACCOUNT_SECONDS, self._give_account, None)
         self.driver = drive(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
             self.endpoint.watch(channel.connection.fileno(), self._hear)
@@ -286,9 +285,11 @@ class RoleProcess:
             if (counted := traffic.tell(self.role)) is not None:
                 self._tell(counted)
 
-    def _tell_bytes(self, _: None) -> None:
+    def _give_account(self, _: None) -> None:
         self.tell_bytes()
-        self.clock.call_later(TELL_SECONDS, self._tell_bytes, None)
+        if isinstance(self.player, Shard | OwnedShard):
+            self._tell(msgspec.structs.replace(self.player.account(), busy=time.process_time()))
+        self.clock.call_later(ACCOUNT_SECONDS, self._give_account, None)
 
     # roles that are state machines
 

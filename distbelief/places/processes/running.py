@@ -53,6 +53,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import LocalOptions, host_and_port, is_loopback
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
+from distbelief.places.processes.resources import ResourcesMeter
 from distbelief.places.processes.script import name_of
 from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 DEADLINES = Deadlines()
 CROWD = 8
 """Most partitions per core before a note says that they take long."""
+ACCOUNTS = (records.BytesCounted, records.Applied)
+"""Records that processes make at their time, whatever they do."""
 TICK = 1.0
 """Seconds between two looks at the run folder and the processes."""
 
@@ -258,16 +261,18 @@ class Running:
         self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        """Check the run folder, ask the shards for their standing and look for stopped processes, once a tick."""
+        """Check the run folder and look for stopped processes, once a tick."""
         if now < self._looked + TICK:
             return
         self._looked = now
         self._keep_folder()
-        if self.supervisor.started and self.attempt.live.curious:
-            for child in self.processes.children:
-                if roles.kind(child.role) is roles.Kind.SHARD:
-                    child.say(Ask())
+        if self.supervisor.started:
+            self._resources.look(now, self.processes.children)
         self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
+
+    @functools.cached_property
+    def _resources(self) -> ResourcesMeter:
+        return ResourcesMeter(self.attempt)
 
     def _keep_folder(self) -> None:
         """Keep the run folder in place; the job fails if it is gone and cannot be made again."""
@@ -286,14 +291,16 @@ class Running:
 
     def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, said, self.attempt.recorder.summary)
+        recorder = self.attempt.recorder
+        return status.state(children, said, recorder.summary, recorder.timeline)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
-        """Handle a message from a process. A standing only answers a question, and is no sign of progress."""
+        """Handle a message from a process. A standing only answers a question, and an account comes at its time:
+        neither is a sign of progress.
+        """
         if isinstance(word, Standing):
             self.status_server.take(word)
-            self.attempt.live.stands(word.role, word.facts)
-        elif isinstance(word, Noted) and isinstance(word.record, records.BytesCounted):  # no sign of progress either
+        elif isinstance(word, Noted) and word.role != roles.COORDINATOR and isinstance(word.record, ACCOUNTS):
             self.attempt.record(word.moment, word.role, word.record)
         elif isinstance(word, Noted):
             self._known += word.role == roles.COORDINATOR

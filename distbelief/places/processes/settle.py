@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from distbelief.core import roles
 from distbelief.places.processes.forkserver import LEFT
 from distbelief.places.processes.output import open_streams
 from distbelief.places.processes.script import file_of, is_module, module_spec
@@ -129,16 +130,11 @@ def _keep_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def title_of(role: str) -> str:
-    """Return the title of the process that plays a role."""
-    return f"distbelief: {role}"
-
-
 def name_process(role: str) -> None:
     """Set the title of this process to its role."""
     import setproctitle
 
-    setproctitle.setproctitle(title_of(role))
+    setproctitle.setproctitle(roles.title_of(role))
 
 
 def _outlive_nobody(*above: int) -> None:

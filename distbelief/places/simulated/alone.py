@@ -77,7 +77,7 @@ class Alone:
             took = self._stopwatch.draw()
             clock.events += 1
             clock.time += took
-            return msgspec.structs.replace(computed, seconds=took)
+            return msgspec.structs.replace(computed, seconds=took, load=0.0)
 
         def update() -> None:
             if self._computes:

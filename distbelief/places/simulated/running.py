@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from distbelief.core import roles
-from distbelief.core.records import Finished, Json, cause_of
+from distbelief.core.records import EpochDone, Finished, Json, Record, Stepped, cause_of
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
@@ -39,8 +39,9 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         clock = VirtualClock()
         try:
             if not is_alone(job.strategy):
-                simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
-                attempt.live.ask = lambda: _tell_shards(simulation, attempt)
+                accounts = Accounts(attempt.record)
+                simulation = Simulation(job, settings, cluster, accounts.record, attempt, clock, stopped=stopped)
+                accounts.simulation = simulation
                 supervisor = simulation.supervisor
                 simulation.run()
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
@@ -69,10 +70,24 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         return {**result, "events": clock.events}
 
 
-def _tell_shards(simulation: Simulation, attempt: Attempt) -> None:
-    """Show the standing of the shards."""
-    for shard in simulation.shards:
-        attempt.live.stands(roles.shard(shard.index), shard.standing())
+class Accounts:
+    """Accounts of a simulation's roles: before an epoch's end, and with steps as often as its replicas give theirs.
+
+    Args:
+        sink: takes the records, and the accounts.
+    """
+
+    def __init__(self, sink: Callable[[float, str, Record], None]) -> None:
+        self._sink, self._due = sink, 0.0
+        self.simulation: Simulation | None = None
+
+    def record(self, moment: float, role: str, record: Record) -> None:
+        """Pass a record on, after the accounts if they are due."""
+        due = isinstance(record, EpochDone) or (isinstance(record, Stepped) and moment >= self._due)
+        if due and self.simulation:
+            self._due = moment + self.simulation.account_seconds
+            self.simulation.give_accounts()
+        self._sink(moment, role, record)
 
 
 def _cut_short(attempt: Attempt) -> JobFailed:

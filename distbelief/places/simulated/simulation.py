@@ -54,7 +54,7 @@ from distbelief.runtime import direct
 from distbelief.runtime.clock import VirtualClock
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.lasting import LastingHost
-from distbelief.runtime.player import PlayedRole
+from distbelief.runtime.player import ACCOUNT_SECONDS, PlayedRole
 from distbelief.runtime.player import Store as Keeper
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice
@@ -100,6 +100,8 @@ def _adds(message: Message) -> bool:
     return isinstance(message, grouping.ReducedPiece) and message.adds
 
 
+ACCOUNTS = 64
+"""Accounts of a role in a job that nothing slows down."""
 SELDOM = 100_000
 """Number of new objects after which the garbage collector looks for cycles."""
 
@@ -166,6 +168,8 @@ class Simulation:
         task = task_of(self.job)
         own_data = settings.own_data and settings.partitions == 1
         self.task = task if own_data else with_data(task, load(task, "training"))
+        self.account_seconds = self.driver.account_seconds = self._account_seconds()
+        """Least seconds between two accounts of a role."""
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
@@ -472,6 +476,23 @@ class Simulation:
             if not endpoint.ended:
                 endpoint.die()
             self._tell_bytes(role)
+
+    def _account_seconds(self) -> float:
+        """Return a part of the time that the job will take if nothing slows it down, for as many bars on a page."""
+        settings = self.settings
+        if settings.own_data:
+            return ACCOUNT_SECONDS
+        samples = settings.epochs * len(load(self.task, "training"))
+        steps = samples / (settings.batch_size * settings.replicas)
+        return max(1.0, steps) * self.cluster.compute.step / ACCOUNTS
+
+    def give_accounts(self) -> None:
+        """Record the bytes of all roles, and all that the shards have applied."""
+        for role in self.network.endpoints:
+            self._tell_bytes(role)
+        for shard in self.shards:
+            worked = self.network.endpoints[shard.role].thread.worked
+            self.sink(self.clock.time, shard.role, msgspec.structs.replace(shard.account(), busy=worked))
 
     def _tell_bytes(self, role: str) -> None:
         """Record the bytes that the current incarnation of a role has sent and received."""

@@ -22,7 +22,7 @@ def timed(compute: Compute, thread: Thread, stopwatch: Stopwatch, timing: StepTi
         seconds = stopwatch.draw()
         if timing.more:
             thread.owe(timing.more)
-        thread.step(seconds * timing.first, answer, msgspec.structs.replace(computed, seconds=seconds))
+        thread.step(seconds * timing.first, answer, msgspec.structs.replace(computed, seconds=seconds, load=0.0))
 
     return step
 

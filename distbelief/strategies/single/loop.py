@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints
 from distbelief.record.restore import load_part
 from distbelief.replica.work import REPORT_SECONDS, check_loss
+from distbelief.runtime.player import ASIDE, COMPUTE, UPDATE, StepTimes
 from distbelief.server import optimizers
 from distbelief.server.slice import MASTERED
 from distbelief.sharding.layout import Layout
@@ -30,17 +30,6 @@ from distbelief.strategies.context import LoopContext, LoopSteps
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.sparse import check_dense, check_rows, groups_of
 from distbelief.tasks.worker import Trainer, check_measure, measure
-
-
-@dataclass
-class _Times:
-    """Seconds in the parts of its steps; values that overflowed, and all that were counted."""
-
-    steps: int = 0
-    compute: float = 0.0
-    update: float = 0.0
-    overflows: int = 0
-    counted: int = 0
 
 
 class SingleLoop:
@@ -77,7 +66,7 @@ class SingleLoop:
         """Time of the last checkpoint, and the number of steps before it."""
         self._unsaved = ""
         self._target, self._began = Target(), self._now()
-        self._reported, self._times = (0, 0), _Times()
+        self._reported, self._times = (0, 0), StepTimes(roles.SINGLE, self._now, self._note)
         """Number of steps and samples in reports."""
         self._loss = self._seconds = 0.0
         """Sums since the last report."""
@@ -95,14 +84,7 @@ class SingleLoop:
         self._note(admission.started(self._plan, self._start.samples, self._epochs))
         self._note(records.Joined(roles.SINGLE))
         cause, reason = self._train()
-        timed = self._times
-        if timed.steps:
-            seconds = timed.compute, timed.update, 0.0, 0.0
-            self._note(
-                records.StepsTimed(
-                    roles.SINGLE, timed.steps, *seconds, overflows=timed.overflows, counted=timed.counted
-                )
-            )
+        self._times.tell()
         self._note(records.Applied(roles.SINGLE, self._steps, self._samples, {0: self._steps}))
         self._note(records.Finished.of(*records.ended(cause, reason, self._unsaved)))
 
@@ -160,14 +142,15 @@ class SingleLoop:
             hook(self._flat.trained)
 
     def _step(self, batch: Batch) -> None:
+        times = self._times
+        times.begin(COMPUTE)
         computed = self._timed.compute(batch)
+        times.go_on(computed)
         if computed.loss is not None:
             check_loss(roles.SINGLE, computed.loss, batch, self._steps, "loss", self.settings)
-        begin, times = self._now(), self._times
+        times.begin(UPDATE)
         self._timed.update()
-        times.steps, times.compute = times.steps + 1, times.compute + computed.seconds
-        times.update += self._now() - begin
-        times.overflows, times.counted = times.overflows + computed.overflows, times.counted + computed.counted
+        times.begin(ASIDE)
         self._steps += 1
         self._samples += computed.samples
         self._loss += computed.loss or 0.0
@@ -205,6 +188,7 @@ class SingleLoop:
         if self._store is None:
             return
         error = ""
+        began = self._now()
         facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
         try:
             self._store.save_part(self._number, "shard-0", _arrays(self._flat, self._optimizers), facts)
@@ -212,7 +196,7 @@ class SingleLoop:
         except CheckpointError as failed:
             error = str(failed)
         self._unsaved = error
-        self._note(records.Checkpointed(self._number, error))
+        self._note(records.Checkpointed(self._number, error, self._now() - began))
         self._number += 1
 
     def _load(self, checkpoint: str) -> None:

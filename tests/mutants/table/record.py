@@ -13,6 +13,7 @@ GONE = "lost-folder"
 UMASK = "file-modes"
 SUMS = "resumed-sums"
 METRICS = "tests/core/test_record_metrics.py::"
+TIMELINE = "tests/core/test_record_timeline.py::"
 FITS = FILES + "test_a_job_whose_data_would_come_in_another_order_does_not_go_on"
 PACKED = "tests/core/test_idx.py::test_a_file_that_was_packed_small_is_read_and_one_over_the_limit_is_not"
 AGAIN = (
@@ -41,6 +42,18 @@ MUTANTS = [
     Mutant("what-came-after-the-checkpoint-is-forgotten", SUMS, "record/recorder.py",
         "behind(path, mark) or path.stat().st_size", "path.stat().st_size",
         (METRICS + "test_only_what_came_after_the_checkpoint_is_read",)),
+    Mutant("a-long-record-counts-whole-in-each-bin", "thinned-timeline", "record/timeline.py",
+        "self._bin(number, type(sums)).add(sums, share)", "self._bin(number, type(sums)).add(sums)",
+        (TIMELINE + "test_each_bin_has_the_shares_of_the_spans_that_lie_in_it",)),
+    Mutant("happenings-grow-without-end", "thinned-timeline", "record/timeline.py",
+        "while len(self.happenings) > LATEST:", "while not self.happenings:",
+        (TIMELINE + "test_what_is_kept_is_bounded",)),
+    Mutant("a-follower-reads-all-metrics", "thinned-timeline", "record/following.py",
+        "if sums is None or sums.position > size:", "if sums:",
+        (TIMELINE + "test_a_follower_reads_only_what_came_after_the_kept_sums",)),
+    Mutant("times-that-were-recorded-count-again", "times-add-up", "runtime/player.py",
+        "{use: seconds - last.get(use, 0.0) for", "{use: seconds for",
+        (TIMELINE + "test_the_records_of_times_add_up_to_all_of_the_time",)),
     Mutant("a-history-grows-without-end", SUMS, "record/summary.py",
         "if len(self.history) > ROWS:", "if not self.history:",
         (METRICS + "test_a_long_history_is_thinned_and_has_its_first_and_its_last",)),

@@ -1,0 +1,47 @@
+"""The command `watch`: the page of a run, in a process of its own that may be killed at any moment."""
+
+from __future__ import annotations
+
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+from distbelief.cli.arguments import ask_after
+from distbelief.errors import UsageError
+from distbelief.lab.watch.options import WatchOptions
+
+PROG = "distbelief watch [RUN]"
+
+
+def watch(args: list[str]) -> int:
+    """Run `distbelief watch [RUN] [options]`."""
+    named, settings = ask_after(PROG, WatchOptions, args)
+    if len(named) > 1:
+        raise UsageError(f"{named[1]!r} is one word too many: {PROG}")
+    need_packages()
+    if bool(settings.certificate) != bool(settings.key):
+        raise UsageError("--certificate and --key belong together: name both")
+    from distbelief.lab.watch import serving
+    from distbelief.lab.watch.control import Control
+    from distbelief.lab.watch.reading import Reading, newest
+
+    run = Path(named[0]) if named else newest(Path("runs"))
+    if run is None:
+        raise UsageError(f"there is no run under runs/: name its folder, {PROG}")
+    serving.serve(run, Reading(run), settings, Control(run) if settings.control else None)
+    return 0
+
+
+def need_packages() -> None:
+    """Refuse a page whose packages are missing."""
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'distbelief[page]'")
+
+
+def check_page(page: int | bool) -> None:
+    """Refuse a page that could not be served at this port, or at any if it is True."""
+    need_packages()
+    try:
+        socket.create_server(("127.0.0.1", 0 if page is True else page)).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"--page {page}: cannot be used ({error}); name another port, or leave it off") from error

@@ -1,0 +1,53 @@
+"""Buttons of a page: they stop a job that runs on this machine, or kill one of its replicas."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from distbelief.core import roles
+from distbelief.errors import UsageError
+from distbelief.places.status import status, supervisor
+
+
+class Control:
+    """Control of one job.
+
+    Args:
+        run: its run folder.
+
+    Raises:
+        UsageError: no job of this user runs here in it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        supervisor(run)
+
+    def __call__(self, name: str, role: str) -> str:
+        """Do what a button says; return a sentence about it, or raise a `DistbeliefError`."""
+        above = supervisor(self._run)
+        if name == "stop":
+            os.kill(above, signal.SIGTERM)  # a job in the background ignores what Ctrl-C sends
+            return "The job ends, and keeps a checkpoint"
+        pids = [one["pid"] for one in status(self._run).get("members", ()) if one["role"] == role and one["pid"]]
+        if name != "kill" or not pids or not roles.is_replica(role):
+            raise UsageError(f"{name} {role!r}: no button does that")
+        kept = os.pidfd_open(pids[0])  # another process may get the number of one that ends
+        try:
+            if not _plays(pids[0], role, above):
+                raise UsageError(f"process {pids[0]} is not {role} of this job; is it on another machine?")
+            signal.pidfd_send_signal(kept, signal.SIGKILL)
+        finally:
+            os.close(kept)
+        return f"{role} was killed; with --restarts it comes back"
+
+
+def _plays(pid: int, role: str, above: int) -> bool:
+    """Return whether a process of this machine plays a role of the job with this supervisor."""
+    if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ") != roles.title_of(role).encode():
+        return False
+    while pid > 1 and pid != above:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == above

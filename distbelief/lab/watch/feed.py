@@ -1,0 +1,105 @@
+"""Feed of a page: the latest state of a run, and the changes that led to it as JSON merge patches (RFC 7386)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from distbelief.core.records import Json
+from distbelief.errors import DistbeliefError
+
+PERIOD = 1.0
+"""Least seconds between two looks at a run, and so between two messages to a page."""
+KEPT = 120
+"""Changes that are kept for pages that reconnect; a page that has missed more gets the whole state."""
+
+
+class RunReader(Protocol):
+    """Reader of a run."""
+
+    def view(self, at: float | None) -> Json:
+        """Return the state of the run, now or at a moment (seconds of its clock)."""
+
+
+class Part(NamedTuple):
+    """Part of a feed: what makes the named state of the one before, as JSON."""
+
+    name: str
+    kind: str
+    """Its kind: the whole state ("whole"), a merge patch ("patch"), or a token for buttons ("press")."""
+    data: bytes
+
+
+def changes(old: Json, new: Json) -> Json:
+    """Return the merge patch from one object to another; in it, None removes a name.
+
+    >>> changes({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 2, "d": 4}, "e": [5]})
+    {'a': None, 'b': {'d': 4}, 'e': [5]}
+    """
+    patch: Json = {}
+    for name in old | new:
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        patch[name] = changes(before, after) if isinstance(before, dict) and isinstance(after, dict) else after
+    return patch
+
+
+class Feed:
+    """Feed of one run: any number of pages share one look at it."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+        self._looking, self._looked = asyncio.Lock(), -PERIOD
+        self._state: Json = {}
+        self._failed = False
+        self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
+        self._patches: deque[Part] = deque(maxlen=KEPT)
+
+    @property
+    def running(self) -> bool:
+        """Return whether the run was running at the last look."""
+        return bool(self._state.get("run", {}).get("running", True))
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the run has ended, or could not be read at the last look."""
+        return self._failed or not self.running
+
+    async def look(self) -> None:
+        """Look at the run, unless it was looked at within `PERIOD`."""
+        async with self._looking:
+            if time.monotonic() < self._looked + PERIOD:
+                return
+            try:
+                state, self._failed = await asyncio.to_thread(self._reader.view, None), False
+            except (DistbeliefError, OSError) as error:  # such as a folder that was deleted
+                state, self._failed = self._state | {"sentence": str(error)}, True
+            self._looked = time.monotonic()
+            if patch := changes(self._state, state):
+                self._state, self._number = state, self._number + 1
+                self._patches.append(Part(self._name, "patch", msgspec.json.encode(patch)))
+
+    async def at(self, moment: float) -> Json:
+        """Return the state at a moment of the run."""
+        async with self._looking:
+            return await asyncio.to_thread(self._reader.view, moment)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._start}-{self._number}"
+
+    def since(self, name: str) -> list[Part]:
+        """Return what came after a named state, or the whole state if that is not known."""
+        if name == self._name:
+            return []
+        later = [*itertools.dropwhile(lambda part: part.name != name, self._patches)][1:]
+        if later:
+            return later
+        return [Part(self._name, "whole", msgspec.json.encode(self._state))]

@@ -1,0 +1,297 @@
+"""Reading of a run for its page: its state now, or at a moment of its clock, as JSON.
+
+It reads the run folder, and asks the job itself, if it runs, what each of its roles waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from distbelief.core import roles
+from distbelief.core.records import Json
+from distbelief.places import status
+from distbelief.record.folder import RunFolder
+from distbelief.record.following import Follower
+from distbelief.record.live import figures
+from distbelief.record.summary import HistoryRow, Summary, duration
+from distbelief.record.timeline import Amounts, Bin, Bins, Timeline, Uses
+
+BAND = 60
+"""Times `lately` before the shown moment for which the use of time is shown."""
+LONG = 1.0
+"""Seconds of a wait that the first line names."""
+READS = 64
+"""Most reads of the metrics in one look, so that a long file delays no page for long."""
+
+
+class Reading:
+    """Reading of one run.
+
+    Args:
+        run: the run folder.
+
+    Raises:
+        UsageError: it is no run folder.
+        CheckpointError: its `job.json` is corrupt.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._folder = RunFolder.open(run)
+        self._follower = Follower(self._folder, self._folder.read_job())
+        self._moved = time.monotonic()
+        """Time at which the metrics were seen to grow."""
+        self._accounts: dict[str, list[tuple[float, int]]] = {}
+        """Seconds and pushes of the last two accounts of each shard."""
+
+    def view(self, at: float | None) -> Json:
+        """Return the state of the run.
+
+        Args:
+            at: moment in seconds of training; None for now.
+
+        Raises:
+            DistbeliefError: the job does not answer.
+            OSError: the metrics cannot be read.
+        """
+        for _ in range(READS):
+            if not self._follower.read():
+                break
+            self._moved = time.monotonic()
+        timeline, summary = self._follower.timeline, self._follower.summary
+        live = status.status(self._folder.path)
+        running = bool(live["running"])
+        silent = time.monotonic() - self._moved if running else 0.0
+        now = timeline.seconds + silent
+        moment = now if at is None else min(at, now)
+        if at is None:
+            members = self._members(live, now)
+            numbers = self._numbers(live)
+        else:
+            members, numbers = _members_at(timeline, moment), _numbers_at(timeline, moment)
+        settings = summary.settings
+        outcome = live.get("outcome") or ""
+        return {
+            "sentence": self._sentence(live, members, moment, at is not None),
+            "run": {
+                "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
+                "folder": str(self._folder.path),
+                "running": running,
+                "simulated": "cluster" in self._follower.job,
+                "outcome": "" if running else outcome,
+                "reason": live.get("reason") or "",
+                "seconds": _round(timeline.seconds),
+                "at": None if at is None else _round(moment),
+            },
+            "numbers": numbers,
+            "target": {name: settings.get(f"target_{name}") or None for name in ("accuracy", "loss")},
+            "series": {_name(bin): _amounts(bin) for bin in timeline.amounts.between(0.0, moment)},
+            "measures": {
+                str(index): [_round(one.seconds), one.samples, one.accuracy, one.loss]
+                for index, one in enumerate(timeline.measures)
+                if one.seconds <= moment
+            },
+            "members": members,
+            "bands": {
+                role: {_name(bin): _uses(bin) for bin in uses.between(moment - BAND * timeline.lately, moment)}
+                for role, uses in timeline.uses.items()
+            },
+            "marks": {
+                str(timeline.dropped_marks + index): [_round(mark.seconds), mark.role, mark.what]
+                for index, mark in enumerate(timeline.marks)
+                if mark.seconds <= moment
+            },
+            "events": {
+                str(timeline.dropped + index): [_round(one.seconds), one.text, self._command(one.role)]
+                for index, one in enumerate(timeline.happenings)
+                if one.seconds <= moment
+            },
+            "shards": self._shards(members) if at is None else {},
+            "staleness": summary.staleness()["histogram"],
+        }
+
+    def _command(self, role: str) -> str:
+        """Return the command, or the file, that explains what happened to a role."""
+        log = self._folder.path / "logs" / f"{role.replace(' ', '-')}.log"
+        return f"less {log}" if role and log.exists() else f"distbelief status {self._folder.path}"
+
+    def _numbers(self, live: Json) -> Json:
+        """Return the figures of the run now."""
+        summary, timeline = self._follower.summary, self._follower.timeline
+        started = summary.started
+        whole = started.samples_per_epoch * started.epochs if started and started.unit == "epoch" else 0
+        last: HistoryRow | None = summary.history[-1] if summary.history else None
+        return {
+            **_numbers_at(timeline, timeline.seconds),
+            "samples": summary.samples,
+            "of_samples": whole or None,
+            "epoch": summary.epochs,
+            "epochs": started.epochs if started else None,
+            "rate": _round(
+                _rate(timeline.amounts, timeline.seconds, timeline.lately) if live["running"] else summary.rate
+            ),
+            "accuracy": last["test_accuracy"] if last else None,
+            "test_loss": last["test_loss"] if last else None,
+            "staleness": summary.staleness()["mean"],
+            **{way: sum(counts.values()) for way, counts in summary.bytes.items()},
+        }
+
+    def _members(self, live: Json, now: float) -> Json:
+        """Return each member of a running job, or of an ended one, by its role."""
+        summary, timeline = self._follower.summary, self._follower.timeline
+        answered = {one["role"]: one for one in live.get("members") or ()}
+        known = [*(roles.replica(index) for index in sorted(summary.replicas)), *sorted(summary.applied)]
+        members = {}
+        for role in dict.fromkeys([*known, *answered]):
+            one, replica = answered.get(role, {}), roles.is_replica(role)
+            counts = summary.replicas.get(roles.index_of(role)) if replica else None
+            heard = timeline.heard.get(role)
+            waited = one.get("waited_seconds")
+            members[role] = {
+                "state": one.get("state") or ("gone" if live["running"] else "ended"),
+                "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
+                "waited": None if waited is None else round(waited, 1),
+                "rate": _round(_rate(timeline.uses.get(role), now, timeline.lately)) if replica else None,
+                "participation": _round(summary.participation(roles.index_of(role)) or 0.0) if replica else None,
+                "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
+                **{name: one.get(name) for name in ("pid", "clock", "version", "staleness")},
+                "lost": counts.lost if counts else 0,
+                "gone": counts.gone if counts else "",
+            }
+        return members
+
+    def _shards(self, members: Json) -> Json:
+        """Return each shard: its version, its pushes a second, and who has its lock."""
+        summary, timeline = self._follower.summary, self._follower.timeline
+        shards = {}
+        for role, applied in sorted(summary.applied.items()):
+            seconds, pushes = timeline.heard.get(role, 0.0), sum(applied.staleness.values())
+            accounts = self._accounts.setdefault(role, [])
+            if not accounts or accounts[-1][1] != pushes:
+                self._accounts[role] = accounts = [*accounts[-1:], (seconds, pushes)]
+            (before, fewer), (after, more) = accounts[0], accounts[-1]
+            shards[role] = {
+                "version": applied.updates,
+                "pushes": _round((more - fewer) / (after - before)) if after > before else None,
+                "waits_for": members.get(role, {}).get("waits_for", ""),
+            }
+        return shards
+
+    def _sentence(self, live: Json, members: Json, moment: float, past: bool) -> str:
+        """Return how far the job is, when it will be over, and what it waits for."""
+        summary, timeline = self._follower.summary, self._follower.timeline
+        if not live["running"]:
+            ended = f"{live.get('outcome')}: {live.get('reason')}".rstrip(": ")
+            return (
+                f"at {duration(moment)} of {duration(timeline.seconds)}; {ended}" if past else _ending(ended, summary)
+            )
+        started = summary.started
+        if started is None:
+            return f"starting{_longest(members)}"
+        if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
+            epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
+            rate = _rate(timeline.amounts, timeline.seconds, timeline.lately)
+            left = duration(math.ceil((whole - summary.samples) / rate)) if rate else ""
+            far = f"epoch {epoch} of {started.epochs}, {100 * summary.samples / whole:.0f} %"
+            far += f"; over in about {left}" if left else ""
+        else:
+            far = f"{started.unit} {summary.epochs + 1} of {started.epochs}"
+        return f"{far}{_longest(members)}"
+
+
+def _ending(ended: str, summary: Summary) -> str:
+    last = summary.history[-1] if summary.history else None
+    measured = figures(last["test_accuracy"], last.get("test_metrics") or {}, last["test_loss"]) if last else ""
+    return "; ".join(filter(None, [ended, measured, f"{summary.samples:,} samples in {duration(summary.seconds)}"]))
+
+
+def _longest(members: Json) -> str:
+    """Return a phrase about the member that waits longest."""
+    waits = {role: one["waited"] for role, one in members.items() if one["waits_for"] and (one["waited"] or 0) >= LONG}
+    if not waits:
+        return ""
+    role = max(waits, key=lambda role: float(waits[role]))
+    return f"; {role} waits {members[role]['waits_for']} for {waits[role]:.0f} s"
+
+
+def _numbers_at(timeline: Timeline, moment: float) -> Json:
+    """Return the figures at a moment, as far as the timeline has them."""
+    bins = timeline.amounts.between(0.0, moment)
+    done = Amounts()
+    for bin in bins:
+        done.add(bin.sums)
+    latest = next((bin.sums for bin in reversed(bins) if bin.sums.losses), None)
+    measure = next((one for one in reversed(timeline.measures) if one.seconds <= moment), None)
+    return {
+        "samples": round(done.samples),
+        "rate": _round(_rate(timeline.amounts, moment, timeline.lately)),
+        "train_loss": _round(latest.loss / latest.losses) if latest else None,
+        "accuracy": measure.accuracy if measure else None,
+        "test_loss": measure.loss if measure else None,
+        **{way: round(getattr(done, way)) for way in ("sent", "received", "shared_memory")},
+    }
+
+
+def _members_at(timeline: Timeline, moment: float) -> Json:
+    """Return each replica at a moment, with what it did most."""
+    window = {
+        role: sum(bin.sums.samples for bin in uses.between(moment - 6 * timeline.lately, moment))
+        for role, uses in timeline.uses.items()
+    }
+    whole = sum(window.values())
+    members = {}
+    for role, uses in timeline.uses.items():
+        last = next(iter(reversed(uses.between(moment - timeline.lately, moment))), None)
+        members[role] = {
+            "state": _mostly(last.sums) if last else "",
+            "waits_for": last.sums.role if last and last.sums.wait else "",
+            "waited": None,
+            "rate": _round(_rate(uses, moment, timeline.lately)),
+            "participation": _round(window[role] / whole) if whole else None,
+        }
+    return members
+
+
+def _mostly(uses: Uses) -> str:
+    """Return the use that took most of the time."""
+    spent = {name: getattr(uses, name) for name in ("compute", "update", "communicate", "load", "wait")}
+    most = max(spent, key=lambda name: float(spent[name]))
+    return most if spent[most] else ""
+
+
+def _rate(bins: Bins[Amounts] | Bins[Uses] | None, moment: float, lately: float) -> float:
+    """Return the samples a second lately."""
+    latest = bins.between(moment - lately, moment) if bins else []
+    seconds = moment - latest[0].start if latest else 0.0
+    return sum(bin.sums.samples for bin in latest) / seconds if seconds > 0 else 0.0
+
+
+def _amounts(bin: Bin[Amounts]) -> list[float | None]:
+    """Return a bin's width, samples, smallest, mean and largest loss, and bytes by way."""
+    sums = bin.sums
+    losses = (sums.least, sums.loss / sums.losses, sums.most) if sums.losses else (None, None, None)
+    ways = (sums.sent, sums.received, sums.shared_memory)
+    return [bin.width, round(sums.samples), *map(_round, losses), *map(round, ways)]
+
+
+def _uses(bin: Bin[Uses]) -> list[object]:
+    """Return a bin's width, percentages of the time by use, and the role that was waited for longest."""
+    uses = bin.sums
+    spent = (uses.compute, uses.update, uses.communicate, uses.load, uses.wait)
+    return [bin.width, *(round(100 * seconds / bin.width) for seconds in spent), uses.role]
+
+
+def _round(value: float | None) -> float | None:
+    """Return a number with four digits, which is as much as a page shows."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _name(bin: Bin[Amounts] | Bin[Uses]) -> str:
+    return f"{bin.start:.10g}"
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the run that was started last in a folder of runs; None if there is none."""
+    runs = [job.parent for job in folder.glob("*/job.json")]
+    return max(runs, key=lambda run: (run / "job.json").stat().st_mtime, default=None)

@@ -1,0 +1,103 @@
+"""Start of a page: its address, its token and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+
+from distbelief.errors import UsageError, limit
+from distbelief.lab.watch.feed import PERIOD, Feed, RunReader
+from distbelief.lab.watch.options import WatchOptions
+from distbelief.lab.watch.server import LOOPBACK, Page, Press
+from distbelief.places.processes.options import host_and_port, is_loopback
+from distbelief.record.folder import OWNER_ALONE, written_whole
+from distbelief.transport.addresses import joined
+
+KEY = "page.key"
+"""File of a run folder with the token of its page, so that an open page outlives its server."""
+CONNECTIONS = 128
+"""Most connections at the same time."""
+
+
+def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | None) -> None:
+    """Serve the page of a run until a signal comes, or the job has ended `stay` seconds ago.
+
+    Args:
+        run: the run folder.
+        reader: its reader.
+        options: where, and to whom.
+        press: what does as the buttons say; None without buttons.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    host, port = host_and_port(options.bind)
+    local = is_loopback(host)
+    tls = bool(options.certificate)
+    if not (local or tls or options.insecure):
+        raise UsageError(
+            f"--bind {options.bind}: others on the way could read the page and its token: name --certificate and --key "
+            "(PEM files) for TLS, or reach it through ssh -L, or add --insecure"
+        )
+    feed = Feed(reader)
+    token = _token(run)
+    page = Page(feed, press, options.proxy)
+    config = uvicorn.Config(
+        page.app(token, LOOPBACK if local else ()),
+        log_level="error",
+        access_log=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        ws="none",
+        proxy_headers=False,
+        ssl_certfile=options.certificate or None,
+        ssl_keyfile=options.key or None,
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        config.load()
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        remedy = isinstance(error, OSError) and limit(error)
+        raise UsageError(f"--bind {options.bind}: {error}; {remedy or 'name another address or file'}") from error
+    with listener:
+        where = joined(host, listener.getsockname()[1])
+        print(f"page: {'https' if tls else 'http'}://{where}/?token={token}", flush=True)
+        if options.stay is not None:  # whoever reads what the job prints shall not wait for this process
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+                os.dup2(nowhere.fileno(), 2)
+        asyncio.run(_until_end(uvicorn.Server(config), listener, feed, options.stay))
+
+
+async def _until_end(server: uvicorn.Server, listener: socket.socket, feed: Feed, stay: float | None) -> None:
+    serving = asyncio.create_task(server.serve([listener]))
+    ended = None
+    while not serving.done():
+        await asyncio.wait([serving], timeout=PERIOD)
+        if stay is not None:
+            await feed.look()
+            ended = (ended or time.monotonic()) if feed.lost else None
+            server.should_exit = ended is not None and time.monotonic() > ended + stay
+    await serving
+
+
+def _token(run: Path) -> str:
+    """Return the token of a run's page: the one of an earlier page of this user, or a new one."""
+    path = run / KEY
+    with suppress(OSError, UnicodeDecodeError):
+        about = path.stat()
+        if about.st_uid == os.getuid() and not about.st_mode & 0o077 and (token := path.read_text("ascii")):
+            return token
+    token = secrets.token_urlsafe(16)
+    with suppress(OSError), written_whole(path, OWNER_ALONE) as file:  # else the next page has another token
+        file.write(token.encode())
+    return token

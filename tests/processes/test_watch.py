@@ -1,0 +1,225 @@
+"""The page of a run as a process of its own: where it serves, whom, until when, and what its buttons do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import jobs
+import pytest
+from patience import SECONDS, SLOWNESS
+from test_status import STEADY, asked_while_it_runs
+
+from distbelief.core import records
+from distbelief.errors import UsageError
+from distbelief.lab.watch import control, serving
+from distbelief.lab.watch.control import Control
+from distbelief.lab.watch.options import WatchOptions
+from distbelief.places.join.authority import Authority
+from distbelief.places.processes.local import Local
+from distbelief.strategies import Downpour
+
+COMMAND = [sys.executable, "-m", "distbelief"]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended."""
+    run = tmp_path_factory.mktemp("ended") / "run"
+    jobs.run(run, on=jobs.PLAIN)
+    return run
+
+
+@contextmanager
+def watching(run: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of a page, and its address."""
+    process = subprocess.Popen([*COMMAND, "watch", str(run), *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().removeprefix("page: ").strip()
+    finally:
+        process.terminate()
+        process.communicate(timeout=SECONDS)
+
+
+def get(address: str, path: str = "state", trust: ssl.SSLContext | None = None) -> Any:
+    where = urlsplit(address)
+    kind = http.client.HTTPSConnection if trust else http.client.HTTPConnection
+    more = {"context": trust} if trust else {}
+    connection = kind(str(where.hostname), where.port, timeout=SECONDS, **more)  # type: ignore[arg-type]
+    try:
+        connection.request("GET", f"/{path}?{where.query}")
+        answer = connection.getresponse()
+        data = answer.read()
+        assert answer.status == 200, data
+        return json.loads(data)[0][2] if path == "state" else data
+    finally:
+        connection.close()
+
+
+def test_a_page_is_there_within_a_second_and_without_torch(ended: Path) -> None:
+    began = monotonic()
+    with watching(ended) as (process, address):
+        took = monotonic() - began
+        assert address.startswith("http://127.0.0.1:")
+        assert b"libtorch" not in Path(f"/proc/{process.pid}/maps").read_bytes()
+        assert get(address)["run"]["outcome"] == "done"
+        assert b"<!doctype html>" in get(address, "")
+        assert b"libtorch" not in Path(f"/proc/{process.pid}/maps").read_bytes()
+    assert took < 1.0 * SLOWNESS, took
+
+
+def test_the_newest_run_is_the_one_that_is_meant(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run([*COMMAND, "watch"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2, "distbelief: there is no run under runs/: name its folder, distbelief watch [RUN]\n",
+    )  # fmt: skip
+    for name, age in (("newer", 10), ("older", 1000)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text("{}")
+        os.utime(folder, (ended.stat().st_mtime - age,) * 2)
+    with watching(Path("--stay=0")) as (process, address):
+        assert get(address)["run"]["folder"] == "runs/newer"
+        assert process.wait(SECONDS) == 0, "after a job it ends by itself"
+
+
+def test_a_page_that_is_started_again_keeps_its_token(ended: Path) -> None:
+    with watching(ended) as (process, address):
+        process.kill()
+    key = ended / serving.KEY
+    assert key.stat().st_mode & 0o777 == 0o600
+    with watching(ended, "--bind", urlsplit(address).netloc) as (_, again):
+        assert again == address
+    key.chmod(0o640)
+    with watching(ended) as (_, other):
+        assert urlsplit(other).query != urlsplit(address).query, "others could have read it"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path) -> None:
+    identity = Authority("test").issue("page")
+    (tmp_path / "certificate.pem").write_text(identity.certificate)
+    (tmp_path / "key.pem").write_text(identity.key)
+    with pytest.raises(UsageError, match=r"--bind 0.0.0.0: others on the way could read .* --certificate and --key"):
+        serving.serve(ended, None, WatchOptions(bind="0.0.0.0"), None)  # type: ignore[arg-type]
+    words = [
+        "--bind",
+        "0.0.0.0",
+        "--certificate",
+        str(tmp_path / "certificate.pem"),
+        "--key",
+        str(tmp_path / "key.pem"),
+    ]
+    with watching(ended, *words) as (_, address):
+        trust = ssl.create_default_context(cadata=identity.authority)
+        trust.check_hostname = False
+        assert address.startswith("https://")
+        assert get(address, trust=trust)["run"]["outcome"] == "done"
+    with watching(ended, "--bind", "0.0.0.0", "--insecure") as (_, address):
+        assert get(address)["run"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--bind 127.0.0.1:99999", "--bind 127.0.0.1:99999: "),
+        ("--bind 8000", "--bind '8000': write HOST or HOST:PORT"),
+        ("--certificate nothing.pem --key nothing.pem", "No such file"),
+        ("--certificate nothing.pem", "--certificate and --key belong together"),
+        ("--control", "no job of yours runs in"),
+        ("other", "'other' is one word too many"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: str, told: str, ended: Path) -> None:
+    done = subprocess.run([*COMMAND, "watch", str(ended), *words.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_job_shows_its_page_and_does_not_wait_for_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["train", "jobs:tiny", "downpour", "--epochs", str(jobs.MANY), "--page", "--json", "--out", str(run)]
+    job = subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=jobs.environment()
+    )
+    assert job.stderr is not None
+    address = job.stderr.readline().removeprefix("page: ").strip()
+    [page] = [pid for pid, title in jobs.descendants(job.pid).items() if "--stay" in title]
+    try:
+        jobs.wait_until(lambda: get(address)["numbers"]["samples"])
+        assert get(address)["run"]["running"]
+        os.kill(page, signal.SIGSTOP)
+        job.terminate()
+        told, errors = job.communicate(timeout=SECONDS)
+        assert json.loads(told.splitlines()[-1])["outcome"] == "interrupted"
+        assert errors.startswith("distbelief: interrupted; go on with:")
+        os.kill(page, signal.SIGCONT)
+        assert get(address)["run"]["outcome"] == "interrupted", "it outlives the job for a while"
+    finally:
+        os.kill(page, signal.SIGKILL)
+
+
+def test_a_port_that_is_taken_is_refused_before_the_job(ended: Path) -> None:
+    with watching(ended) as (_, address):
+        port = str(urlsplit(address).port)
+        words = ["train", "digits", "single", "--page", port]
+        done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(rf"distbelief: --page {port}: cannot be used \(.*in use.*\); name another port", done.stderr)
+
+
+def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path, watch: jobs.Watch) -> None:
+    run, back = tmp_path / "run", threading.Event()
+    told: list[str] = []
+
+    def look(run: Path) -> None:
+        act = Control(run)
+        watch.once(records.Gone, lambda: watch.once(records.Joined, back.set))
+        for wrong in (("kill", "shard 0"), ("kill", "replica 7"), ("erase", "replica 1"), ("kill", "")):
+            with pytest.raises(UsageError, match="no button does that"):
+                act(*wrong)
+        told.append(act("kill", "replica 1"))
+        assert back.wait(SECONDS)
+        told.append(act("stop", ""))
+        watch.interrupted = True
+
+    _, result = asked_while_it_runs(run, watch, look, Downpour(replicas=2, restarts=2), Local(compute=STEADY))
+    assert told == ["replica 1 was killed; with --restarts it comes back", "The job ends, and keeps a checkpoint"]
+    assert result["outcome"] == "interrupted"
+    assert any((run / "checkpoints").iterdir())
+    with pytest.raises(UsageError, match="no job of yours runs in"):
+        Control(run)
+
+
+def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that the status gives may be that of another machine's process."""
+    title = "import sys, setproctitle; setproctitle.setproctitle('{}'); print(flush=True); sys.stdin.read()"
+    for name, above in (("distbelief: replica 0", 1 << 30), ("distbelief: replica 1", os.getpid())):
+        other = subprocess.Popen(
+            [sys.executable, "-c", title.format(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert other.stdout is not None
+        other.stdout.readline()
+        monkeypatch.setattr(control, "supervisor", lambda _, above=above: above)
+        found = {"members": [{"role": "replica 0", "pid": other.pid}]}
+        monkeypatch.setattr(control, "status", lambda _, found=found: found)
+        with pytest.raises(UsageError, match=f"process {other.pid} is not replica 0 of this job"):
+            Control(tmp_path)("kill", "replica 0")
+        other.communicate(timeout=SECONDS)
+        assert other.returncode == 0
