@@ -6,18 +6,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from drawn import in_chunks, sweep
 
 import distbelief as db
+from distbelief.cli import main
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import LossNotFinite
 from distbelief.places import attempt
+from distbelief.record import diagnosis
 from distbelief.record.diagnosis import GRACE, RULES, Diagnosis, Level, diagnose
+from distbelief.record.folder import RunFolder
+from distbelief.record.metrics import read_metrics
 from distbelief.record.recorder import Recorder
+from distbelief.record.summary import Summary
+from distbelief.record.timeline import Timeline
 
 EVERY = 20
 """Records between two diagnoses."""
@@ -223,3 +230,40 @@ def test_nothing_is_wrong_with_a_job_that_is_well(seeds: range, monkeypatch: pyt
         return Counter([name])
 
     sweep(seeds, hold, well)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_beginning_of_a_run_of_every_strategy_can_be_diagnosed(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also in its first seconds, and where a role dies and comes again, by what its folder keeps."""
+    monkeypatch.setattr(diagnosis, "GRACE", -1.0)
+    strategy = STRATEGIES[name](3, 2)
+    crashes = () if isinstance(strategy, db.Single) else (db.Crash("replica 1", 20), db.Crash("coordinator", 40))
+    if "split" in name:
+        crashes = ()
+    job = db.Job("digits", strategy, out=tmp_path, **({} if name == "sandblaster" else {"epochs": 2}))
+    db.run(job, on=db.Simulated(compute=db.ComputeModel(step=0.1), crashes=crashes, phantom=True))
+    sums, timeline = Summary(RunFolder(tmp_path).read_job()), Timeline.of({})
+    diagnosed = 0
+    for seconds, record in read_metrics(tmp_path / "metrics.jsonl"):
+        sums.take(seconds, record)
+        timeline.take(seconds, record, sums)
+        diagnose(sums, timeline)
+        diagnosed += sums.seconds > 0
+    assert diagnosed > 5
+
+
+def test_a_report_says_what_is_wrong_with_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {
+        "well": db.Downpour(8, 2, db.optim("adagrad", lr=0.02)),
+        "wrong": db.Downpour(8, 2, db.optim("sgd", lr=0.3)),
+    }
+    for name, strategy in runs.items():
+        cluster = db.Simulated(compute=db.ComputeModel(step=0.3))
+        db.run(db.Job("digits", strategy, epochs=12, out=tmp_path / name), on=cluster)
+    assert main.run(["report", *(str(tmp_path / name) for name in runs), "--out", str(tmp_path / "report")]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "try --" in line]
+    assert [line.partition(": the loss has risen")[0] for line in told] == [
+        "downpour on digits (simulated), optimizer sgd 0.3"
+    ]
