@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-all test-busy test-mutants test-gpu test-browser test-frameworks test-clusters scripts bench clean
+.PHONY: train study test test-all test-busy test-mutants test-gpu test-browser test-frameworks test-clusters scripts screenshot bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -38,10 +38,14 @@ test-mutants: .venv/tools
 test-gpu: .venv/tools
 	$(BIN)/pytest tests/gpu
 
-# the page of a report in headless Chromium, which root has installed for it
+# the pages of a report and of a run in headless Chromium, which root has installed for it
 test-browser: .venv/browser
 	@command -v chromium > /dev/null || { echo "test-browser needs chromium: install it, or run this as root" >&2; exit 1; }
-	$(BIN)/pytest -rs tests/slow/test_study_page.py
+	$(BIN)/pytest -rs tests/slow/test_study_page.py tests/slow/test_live_page.py
+
+# the picture of the README: the page of a job that trains here for a minute
+screenshot: .venv/browser
+	PYTHONPATH=tests $(BIN)/python -m screenshot docs/watch.png
 
 # ways to train MNIST beside each other, some five minutes; again goes on where it was
 study: .venv/installed

@@ -100,7 +100,7 @@ class Attempt:
                     self.folder.remove()  # it was empty, or did not exist
                 self.folder.unlock()
             raise
-        if self.folder:
+        if self.folder and view.page is not False:
             view.open_page(self.folder.path)
 
     def _open_sinks(self, view: View) -> None:

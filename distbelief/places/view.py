@@ -51,8 +51,6 @@ class View(CheckedStruct, frozen=True):
 
     def open_page(self, run: Path) -> None:
         """Start the page of a run, in a session of its own: Ctrl-C does not end it, and the job does not need it."""
-        if self.page is False:
-            return
         bind = f"127.0.0.1:{0 if self.page is True else self.page}"
         words = [sys.executable, "-m", "distbelief", "watch", str(run), "--bind", bind, "--stay", str(STAY)]
         # its address goes to standard error, since JSON may be on standard output

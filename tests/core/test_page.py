@@ -133,7 +133,9 @@ def test_what_is_the_same_is_not_sent_again() -> None:
 OTHERS = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::1", "127.0.0.1@evil.example"]
 
 
-@pytest.mark.parametrize("path", ["/", "/state", "/events", "/page.js", "/plotly.js", "/press/stop", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/state", "/events", "/page.js", "/plotly/plotly.min.js", "/press/stop/job", "/nothing"]
+)
 def test_without_the_token_nothing_is_told(path: str) -> None:
     app = page(press=lambda *_: "done")
     for token in ("", "wrong", "rightt", "righ"):
@@ -172,7 +174,7 @@ def test_the_first_address_gives_a_cookie_for_the_rest(scheme: str) -> None:
     assert not cookie.startswith(other), "two pages of one host do not share a name"
 
 
-@pytest.mark.parametrize("path", ["/", "/state", "/page.js", "/plotly.js", "/nothing", "/state?at=x"])
+@pytest.mark.parametrize("path", ["/", "/state", "/page.js", "/plotly/plotly.min.js", "/nothing", "/state/x"])
 def test_every_answer_forbids_what_the_page_does_not_need(path: str) -> None:
     for token in (TOKEN, "wrong"):
         headers = ask(page(), path, token=token).headers
@@ -183,8 +185,8 @@ def test_every_answer_forbids_what_the_page_does_not_need(path: str) -> None:
 
 
 def test_the_page_asks_nobody_else_and_its_addresses_are_relative() -> None:
-    for name in ("page.html", "page.css", "page.js"):
-        text = files("distbelief.lab.watch").joinpath(name).read_text()
+    for name in ("index.html", "page.css", "page.js"):
+        text = files("distbelief.lab.watch").joinpath("page", name).read_text()
         assert not re.findall(r"https?:|//\w+\.|eval\(|innerHTML|new Function", text), name
         assert not re.findall(r"""(?:src|href|fetch|EventSource)(?:=|\()["'`]/""", text), name
 
@@ -192,25 +194,42 @@ def test_the_page_asks_nobody_else_and_its_addresses_are_relative() -> None:
 # what is sent
 
 
+def state_of(parts: list[Any], state: Any = None) -> Any:
+    """What the parts of an answer make of a state."""
+    for _, kind, data in parts:
+        state = merged({} if kind == "whole" else state, data)
+    return state
+
+
 def test_a_page_that_asks_gets_the_whole_state_and_then_what_has_changed() -> None:
     run = MadeRun()
     app = page(run)
     first = ask(app, "/state").json
-    assert merged({}, first["whole"][0]) == merged({}, run.view(None))
-    assert ask(app, f"/state?after={first['id']}").json == {"id": first["id"], "patches": []}
-    before, seen = first["id"], []
+    assert [kind for _, kind, _ in first] == ["whole"]
+    assert state_of(first) == merged({}, run.view(None))
+    assert ask(app, f"/state?after={first[-1][0]}").json == []
+    told = first[:]
     for _ in range(3):
         run.seconds += 1
-        told = ask(app, f"/state?after={before}").json
-        seen += told["patches"]
-        before = told["id"]
-    state = merged({}, first["whole"][0])
-    for patch in seen:
-        state = merged(state, patch)
-    assert state == merged({}, run.view(None))
-    assert ask(app, f"/state?after={first['id']}").json["patches"] == seen
-    for unknown in ("", "x", "x-1", f"{first['id']}1", "0" * 5000):
-        assert "whole" in ask(app, f"/state?after={unknown}").json
+        told += ask(app, f"/state?after={told[-1][0]}").json
+    assert [kind for _, kind, _ in told] == ["whole", "patch", "patch", "patch"]
+    assert state_of(told) == merged({}, run.view(None))
+    assert ask(app, f"/state?after={first[-1][0]}").json == told[1:]
+    for unknown in ("", "x", "x-1", f"{first[-1][0]}1", "0" * 5000):
+        assert ask(app, f"/state?after={unknown}").json[0][1] == "whole"
+
+
+def test_what_a_page_of_16_replicas_is_sent_in_a_minute_is_small() -> None:
+    run = MadeRun(seconds=600, replicas=16)
+    made = Feed(run)
+    asyncio.run(made.look())
+    sent = 0
+    for _ in range(60):
+        before = made._name
+        run.seconds += 1
+        asyncio.run(made.look())
+        sent += sum(len(part.data) for part in made.since(before))
+    assert 60 * 1000 < sent < 300_000
 
 
 def test_a_page_that_missed_too_much_gets_the_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,15 +239,15 @@ def test_a_page_that_missed_too_much_gets_the_whole_state(monkeypatch: pytest.Mo
     named = []
     for _ in range(4):
         run.seconds += 1
-        named.append(ask(app, "/state").json["id"])
-    kinds = [[*ask(app, f"/state?after={name}").json][1] for name in named]
-    assert kinds == ["whole", "patches", "patches", "patches"]
+        named.append(ask(app, "/state").json[-1][0])
+    kinds = [[kind for _, kind, _ in ask(app, f"/state?after={name}").json] for name in named]
+    assert kinds == [["whole"], ["whole"], ["patch"], []]
 
 
 def test_a_moment_is_asked_for_by_its_seconds() -> None:
     app = page(MadeRun(running=False))
-    assert ask(app, "/state?at=30").json["run"]["at"] == 30
-    assert ask(app, "/state?at=soon").status == ask(app, "/state?at=nan").status == 400
+    assert ask(app, "/state/30.5").json["run"]["at"] == 30.5
+    assert {ask(app, f"/state/{wrong}").status for wrong in ("soon", "nan", "inf", "-1", "1e999")} == {404}
 
 
 def events(text: str) -> list[tuple[str, Any]]:
@@ -292,16 +311,16 @@ def test_a_run_that_cannot_be_read_is_told_and_read_again() -> None:
     run = MadeRun()
     made, view = Feed(run), run.view
     app = Page(made).app(TOKEN)
-    assert ask(app, "/state").json["whole"][0]["sentence"].startswith("Epoch 2")
+    assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
 
     def broken(_: float | None) -> Any:
         raise JobFailed("it does not answer")
 
     run.view = broken  # type: ignore[method-assign]
-    told = ask(app, "/state").json["whole"][0]
+    told = state_of(ask(app, "/state").json)
     assert (told["sentence"], told["run"]["seconds"], made.lost, made.running) == ("it does not answer", 90, True, True)
     run.view = view  # type: ignore[method-assign]
-    assert ask(app, "/state").json["whole"][0]["sentence"].startswith("Epoch 2")
+    assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
     assert not made.lost
 
 
@@ -323,22 +342,21 @@ def test_many_pages_share_a_look_at_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def token_of(app: Guard) -> str:
-    [token] = re.findall('name="press" content="(.*?)"', ask(app).body)
-    return str(token)
+    """The token that a page gets with the whole state."""
+    return next((str(data) for _, kind, data in ask(app, "/state").json if kind == "press"), "")
 
 
 HERE = {"origin": "http://127.0.0.1:8000"}
 
 
-def press(app: Guard, token: str, name: str = "kill", body: bytes = b"", **headers: str) -> Answer:
-    words = body or json.dumps({"token": token, "role": "replica 1"}).encode()
-    return ask(app, f"/press/{name}", "POST", body=words, **(headers or HERE))
+def press(app: Guard, token: str, path: str = "/press/kill/replica%201", **headers: str) -> Answer:
+    return ask(app, path.replace("%20", " "), "POST", x_press=token, **(headers or HERE))
 
 
 def test_without_control_there_are_no_buttons_and_no_routes() -> None:
     app = page()
     assert token_of(app) == ""
-    assert press(app, "").status == 404
+    assert press(app, "").status == press(app, "", "/nothing").status == 405
 
 
 def test_a_button_works_once_for_its_page_alone() -> None:
@@ -349,19 +367,27 @@ def test_a_button_works_once_for_its_page_alone() -> None:
     assert token != token_of(app)
     for wrong in ("", "wrong"):
         assert press(app, wrong).status == 403
-    assert press(app, token, origin="http://evil.example").status == 403
-    for origin in ("null", "http://[", "http://127.0.0.1"):
+    for origin in ("null", "http://[", "http://127.0.0.1", "http://evil.example", "http://127.0.0.1:8000.evil.example"):
         assert press(app, token, origin=origin).status == 403
     assert press(app, token, accept="all").status == 403, "no origin"
-    assert ask(app, "/press/kill").status == 405
-    for body, status in ((b"[]", 400), (b"\xff", 400), (b'{"token": 1}', 400), (b" " * 2000, 413)):
-        assert press(app, token, body=body).status == status
+    assert ask(app, "/press/kill/x").status == 404, "not by a link"
     assert not done
     told = press(app, token)
     assert (told.status, told.json["told"], done) == (200, "done", [("kill", "replica 1")])
     assert press(app, token).status == 403
-    assert press(app, told.json["token"], "stop").status == 200
-    assert len(done) == 2
+    assert press(app, told.json["press"], "/press/stop/job").status == 200
+    assert done[1:] == [("stop", "job")]
+
+
+def test_only_a_page_that_begins_gets_a_token_and_old_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TOKENS", 2)
+    run = MadeRun()
+    app = page(run, press=lambda *_: "done")
+    name = ask(app, "/state").json[0][0]
+    run.seconds += 1
+    assert [kind for _, kind, _ in ask(app, f"/state?after={name}").json] == ["patch"]
+    first, second, third = (token_of(app) for _ in range(3))
+    assert [press(app, token).status for token in (first, second, third)] == [403, 200, 200]
 
 
 def test_what_a_button_could_not_do_is_told() -> None:

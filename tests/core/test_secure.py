@@ -27,10 +27,10 @@ OWN = os.getuid()
 def test_at_a_unix_socket_only_a_process_of_the_same_user_is_let_in(uid: int) -> None:
     said: Any = SimpleNamespace(getsockopt=lambda *_: struct.pack("3i", os.getpid(), uid, OWN))
     if uid == OWN:
-        return check_user(said)
+        assert check_user(said) == os.getpid()
+        return
     with pytest.raises(PermissionError, match=f"runs as user {uid}, this one as {OWN}; run both as one user"):
         check_user(said)
-    return None
 
 
 def greet(client: Identity, server: Identity) -> tuple[str, str]:

@@ -65,7 +65,7 @@ def get(address: str, path: str = "state", trust: ssl.SSLContext | None = None) 
         answer = connection.getresponse()
         data = answer.read()
         assert answer.status == 200, data
-        return json.loads(data)["whole"][0] if path == "state" else data
+        return json.loads(data)[0][2] if path == "state" else data
     finally:
         connection.close()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -17,8 +18,6 @@ PERIOD = 1.0
 """Least seconds between two looks at a run, and so between two messages to a page."""
 KEPT = 120
 """Changes that are kept for pages that reconnect; a page that has missed more gets the whole state."""
-RUN = "run"
-"""Part of a state that says whether the run is running."""
 
 
 class RunReader(Protocol):
@@ -26,6 +25,15 @@ class RunReader(Protocol):
 
     def view(self, at: float | None) -> Json:
         """Return the state of the run, now or at a moment (seconds of its clock)."""
+
+
+class Part(NamedTuple):
+    """Part of a feed: what makes the named state of the one before, as JSON."""
+
+    name: str
+    kind: str
+    """Its kind: the whole state ("whole"), a merge patch ("patch"), or a token for buttons ("press")."""
+    data: bytes
 
 
 def changes(old: Json, new: Json) -> Json:
@@ -44,37 +52,25 @@ def changes(old: Json, new: Json) -> Json:
 
 
 class Feed:
-    """Feed of one run: any number of readers share one look at it.
-
-    Args:
-        reader: the reader of the run.
-    """
+    """Feed of one run: any number of pages share one look at it."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
-        self._looking = asyncio.Lock()
-        self._looked = -PERIOD
+        self._looking, self._looked = asyncio.Lock(), -PERIOD
         self._state: Json = {}
         self._failed = False
-        self._start = secrets.token_hex(4)  # a page of an earlier process must not take this one's changes for its own
-        self._number = 0
-        self._changes: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
-        """Each with the name of the state before it."""
+        self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
+        self._patches: deque[Part] = deque(maxlen=KEPT)
 
     @property
     def running(self) -> bool:
         """Return whether the run was running at the last look."""
-        return bool(self._state.get(RUN, {}).get("running", True))
+        return bool(self._state.get("run", {}).get("running", True))
 
     @property
     def lost(self) -> bool:
         """Return whether the run has ended, or could not be read at the last look."""
         return self._failed or not self.running
-
-    @property
-    def id(self) -> str:
-        """Return the name of the state."""
-        return f"{self._start}-{self._number}"
 
     async def look(self) -> None:
         """Look at the run, unless it was looked at within `PERIOD`."""
@@ -82,27 +78,28 @@ class Feed:
             if time.monotonic() < self._looked + PERIOD:
                 return
             try:
-                state = await asyncio.to_thread(self._reader.view, None)
-                self._failed = False
+                state, self._failed = await asyncio.to_thread(self._reader.view, None), False
             except (DistbeliefError, OSError) as error:  # such as a folder that was deleted
-                self._failed = True
-                state = self._state | {"sentence": str(error)}
+                state, self._failed = self._state | {"sentence": str(error)}, True
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
-                self._changes.append((self.id, msgspec.json.encode(patch)))
-                self._number += 1
-                self._state = state
+                self._state, self._number = state, self._number + 1
+                self._patches.append(Part(self._name, "patch", msgspec.json.encode(patch)))
 
-    async def at(self, moment: float) -> bytes:
-        """Return the state at a moment of the run, as JSON."""
+    async def at(self, moment: float) -> Json:
+        """Return the state at a moment of the run."""
         async with self._looking:
-            return msgspec.json.encode(await asyncio.to_thread(self._reader.view, moment))
+            return await asyncio.to_thread(self._reader.view, moment)
 
-    def whole(self) -> bytes:
-        """Return the state, as JSON."""
-        return msgspec.json.encode(self._state)
+    @property
+    def _name(self) -> str:
+        return f"{self._start}-{self._number}"
 
-    def since(self, id: str) -> list[bytes] | None:
-        """Return the changes since a named state, as JSON; None if they are not known."""
-        named = [*(before for before, _ in self._changes), self.id]
-        return [patch for _, patch in [*self._changes][named.index(id) :]] if id in named else None
+    def since(self, name: str) -> list[Part]:
+        """Return what came after a named state, or the whole state if that is not known."""
+        if name == self._name:
+            return []
+        later = [*itertools.dropwhile(lambda part: part.name != name, self._patches)][1:]
+        if later:
+            return later
+        return [Part(self._name, "whole", msgspec.json.encode(self._state))]

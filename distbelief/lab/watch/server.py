@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from hashlib import blake2b
 from importlib.resources import files
@@ -16,47 +15,43 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distbelief.errors import DistbeliefError
-from distbelief.lab.watch.feed import PERIOD, Feed
+from distbelief.lab.watch.feed import PERIOD, Feed, Part
 
 CLIENTS = 16
 """Most streams at the same time; further pages ask again and again instead."""
 QUIET_SECONDS = 15.0
 """Longest silence on a stream, since proxies close silent ones."""
-STREAM_SECONDS = 600.0
-"""Longest life of a stream; the page then opens another, which goes on where this one ended."""
-GRACE_SECONDS = 5.0
-"""Seconds that a browser has to read the last of a stream."""
+STREAM_SECONDS, GRACE_SECONDS = 600.0, 5.0
+"""Longest life of a stream, and time to read its end; the page then opens another, which goes on there."""
 TOKENS = 32
-"""Most pages whose buttons work at the same time."""
-WORDS = 1000
-"""Longest request of a button in bytes."""
+"""Most tokens for buttons that are valid at the same time."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src "
     "'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
+    "Cache-Control": "no-cache",
 }
 """Headers of every answer."""
-KINDS = {"css": "text/css", "js": "text/javascript"}
 Press = Callable[[str, str], str]
 """Function that does what a button says, given its name and a role, and returns a sentence about it."""
 
 
 class Guard:
-    """Gate before the page: it refuses who lacks the token, and adds headers to every answer.
+    """Gate before a page: it refuses who lacks the token, and adds headers to every answer.
 
     Args:
         app: what is guarded.
         token: the token, which the first address has, and later the cookie.
         hosts: names by which the page may be addressed; empty for all. A site that has its own name lead here, to read
-            the page by a visitor's browser, is refused.
+            the page through a visitor's browser, is refused.
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: tuple[str, ...]) -> None:
@@ -67,32 +62,27 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":  # such as the start of the server
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         request = HTTPConnection(scope)
         asked = request.query_params.get("token", "")
+        known = compare_digest((asked or request.cookies.get(self._cookie, "")).encode(), self._token.encode())
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                if asked and message["status"] == 200:
+                headers.update(HEADERS)
+                if asked and known:
                     secure = "; Secure" if scope["scheme"] == "https" else ""
                     # without a path it is for the folder of the address, as the browser knows that behind a proxy
-                    headers.append("Set-Cookie", f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict{secure}")
+                    headers.append("Set-Cookie", f"{self._cookie}={asked}; HttpOnly; SameSite=Strict{secure}")
             await send(message)
 
-        known = self._known(asked) or self._known(request.cookies.get(self._cookie, ""))
         why = "" if known else "the token of this page is missing or wrong: open the address that distbelief shows"
         host = _split(f"//{request.headers.get('host', '')}").hostname
         if self._hosts and host not in self._hosts:
             why = f"{host} is no name of this page; behind a proxy, start it with --proxy"
         app = PlainTextResponse(f"distbelief: {why}\n", 403) if why else self._app
-        await app(scope, receive, send_guarded)
-
-    def _known(self, token: str) -> bool:
-        return compare_digest(token.encode(), self._token.encode())
+        return await app(scope, receive, send_guarded)
 
 
 def _split(address: str) -> SplitResult:
@@ -108,69 +98,62 @@ class Page:
     Args:
         feed: the states of the run.
         press: does what a button says; without it there are no buttons.
-        proxy: the name of a proxy before this page, if it has one.
+        proxy: the host of a proxy before this page, if it has one.
     """
 
     def __init__(self, feed: Feed, press: Press | None = None, proxy: str = "") -> None:
         self._feed, self._press, self._proxy = feed, press, proxy
         self._streams = 0
         self._tokens: list[str] = []
-        self.asked = time.monotonic()
-        """Moment of the last request."""
 
     def app(self, token: str, hosts: tuple[str, ...] = LOOPBACK) -> Guard:
         """Return the page as an application that a server can run."""
-        own = files("distbelief.lab.watch")
-        routes: list[Route] = [Route("/", self._page), Route("/state", self._state), Route("/events", self._events)]
-        routes += [Route(f"/{name}", _file(own.joinpath(name).read_bytes(), name)) for name in ("page.css", "page.js")]
-        script = files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
-        routes.append(Route("/plotly.js", _file(script, "plotly.js", {"Cache-Control": "private, max-age=86400"})))
+        routes: list[BaseRoute] = [
+            Route("/state", self._state),
+            Route("/state/{moment:float}", self._past),
+            Route("/events", self._events),
+            Mount("/plotly", StaticFiles(directory=str(files("plotly").joinpath("package_data")))),
+            Mount("/", StaticFiles(directory=str(files("distbelief.lab.watch").joinpath("page")), html=True)),
+        ]
         if self._press:
-            routes.append(Route("/press/{name}", self._pressed, methods=["POST"]))
-        names = (*hosts, self._proxy) if hosts and self._proxy else hosts
-        return Guard(Starlette(routes=routes), token, names)
+            routes.insert(0, Route("/press/{name}/{role}", self._pressed, methods=["POST"]))
+        refused = {DistbeliefError: lambda _, error: PlainTextResponse(f"{error}\n", 503)}
+        return Guard(
+            Starlette(routes=routes, exception_handlers=refused), token, (*hosts, self._proxy) if hosts else ()
+        )
 
-    async def _page(self, _: Request) -> Response:
-        text = files("distbelief.lab.watch").joinpath("page.html").read_text()
-        return Response(text.replace("{{press}}", self._issue() if self._press else ""), media_type="text/html")
+    async def _parts(self, name: str) -> list[Part]:
+        """Return what came after a state, and with a whole state a token for the buttons."""
+        await self._feed.look()
+        parts = self._feed.since(name)
+        if self._press and parts and parts[0].kind == "whole":
+            parts.append(Part(parts[0].name, "press", msgspec.json.encode(self._issue())))
+        return parts
 
     async def _state(self, request: Request) -> Response:
-        """Answer the state at a moment, or the changes since the state that the page has."""
-        if "at" in request.query_params:
-            moment = math.nan
-            with suppress(ValueError):
-                moment = float(request.query_params["at"])
-            if not math.isfinite(moment):
-                return PlainTextResponse("at: is no number of seconds\n", 400)
-            return Response(await self._feed.at(moment), media_type="application/json")
-        await self._feed.look()
-        missed = self._feed.since(request.query_params.get("after", ""))
-        name, parts = ("whole", [self._feed.whole()]) if missed is None else ("patches", missed)
-        body = b'{"id":"%s","%s":[%s]}' % (self._feed.id.encode(), name.encode(), b",".join(parts))
-        return Response(body, media_type="application/json")
+        parts = await self._parts(request.query_params.get("after", ""))
+        return _json([(part.name, part.kind, msgspec.Raw(part.data)) for part in parts])
+
+    async def _past(self, request: Request) -> Response:
+        return _json(await self._feed.at(request.path_params["moment"]))
 
     async def _events(self, request: Request) -> Response:
         if self._streams >= CLIENTS:
             return PlainTextResponse("too many pages are open\n", 503)
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return BoundedStream(self._stream(after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        headers = {"X-Accel-Buffering": "no"}
+        return BoundedStream(self._stream(after), media_type="text/event-stream", headers=headers)
 
-    async def _stream(self, id: str) -> AsyncIterator[bytes]:
-        """Yield events: the whole state or the changes since `id`, further changes as they come, and the end."""
+    async def _stream(self, name: str) -> AsyncIterator[bytes]:
+        """Yield events: what came after a state, what comes, and the end."""
         self._streams += 1
         try:
-            until, said = time.monotonic() + STREAM_SECONDS, time.monotonic()
+            said = time.monotonic()
+            until = said + STREAM_SECONDS
             while time.monotonic() < until:
-                await self._feed.look()
-                missed = self._feed.since(id)
-                kind, parts = (b"whole", [self._feed.whole()]) if missed is None else (b"patch", missed)
-                id = self._feed.id
-                if parts:
-                    *earlier, last = parts
-                    for part in earlier:
-                        yield b"event: %s\ndata: %s\n\n" % (kind, part)
-                    yield b"id: %s\nevent: %s\ndata: %s\n\n" % (id.encode(), kind, last)
-                    said = time.monotonic()
+                for part in await self._parts(name):
+                    yield b"id: %s\nevent: %s\ndata: %s\n\n" % (part.name.encode(), part.kind.encode(), part.data)
+                    name, said = part.name, time.monotonic()
                 if not self._feed.running:
                     yield b"event: end\ndata:\n\n"
                     return
@@ -192,23 +175,16 @@ class Page:
         origin = _split(request.headers.get("origin", ""))
         if not origin.netloc or (request.headers.get("host") != origin.netloc and self._proxy != origin.hostname):
             return PlainTextResponse("this does not come from the page\n", 403)
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > WORDS:
-                return PlainTextResponse("too long\n", 413)
         try:
-            words = msgspec.json.decode(body, type=dict[str, str])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return PlainTextResponse("no JSON object of strings\n", 400)
-        if words.get("token") not in self._tokens or self._press is None:
+            self._tokens.remove(request.headers.get("x-press", ""))
+        except ValueError:
             return PlainTextResponse("the token of this button is used up: load the page again\n", 403)
-        self._tokens.remove(words["token"])
+        assert self._press is not None
         try:
-            told = await asyncio.to_thread(self._press, request.path_params["name"], words.get("role", ""))
+            told = await asyncio.to_thread(self._press, request.path_params["name"], request.path_params["role"])
         except (DistbeliefError, OSError) as error:
             told = str(error)
-        return JSONResponse({"told": told, "token": self._issue()})
+        return _json({"told": told, "press": self._issue()})
 
 
 class BoundedStream(StreamingResponse):
@@ -221,10 +197,5 @@ class BoundedStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
 
-def _file(data: bytes, name: str, headers: dict[str, str] | None = None) -> Callable[[Request], Awaitable[Response]]:
-    """Return the answer of a file of the package."""
-
-    async def answer(_: Request) -> Response:
-        return Response(data, media_type=KINDS[name.rpartition(".")[2]], headers=headers)
-
-    return answer
+def _json(answer: object) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,71 @@
+"""Mutants of the page of a run: who may read it and press its buttons, and what it is sent."""
+
+from mutants import Mutant
+
+READ = "page-readers"
+PRESS = "page-buttons"
+SENT = "page-changes"
+ALONE = "page-apart"
+PAGE = "tests/core/test_page.py::"
+WATCH = "tests/processes/test_watch.py::"
+
+MUTANTS = [
+    Mutant("a-page-is-for-anybody", READ, "lab/watch/server.py",
+        'app = PlainTextResponse(f"distbelief: {why}\\n", 403) if why else self._app', "app = self._app",
+        (PAGE + "test_without_the_token_nothing_is_told", PAGE + "test_a_site_whose_name_leads_here_is_refused")),
+    Mutant("any-name-leads-to-a-page", READ, "lab/watch/server.py",
+        "if self._hosts and host not in self._hosts:", "if self._hosts and not host:",
+        (PAGE + "test_a_site_whose_name_leads_here_is_refused",)),
+    Mutant("a-script-may-read-the-cookie", READ, "lab/watch/server.py",
+        "HttpOnly; SameSite=Strict", "SameSite=Lax",
+        (PAGE + "test_the_first_address_gives_a_cookie_for_the_rest",)),
+    Mutant("two-pages-share-a-cookie", READ, "lab/watch/server.py",
+        'f"distbelief-{blake2b(token.encode(), digest_size=4).hexdigest()}"', '"distbelief"',
+        (PAGE + "test_the_first_address_gives_a_cookie_for_the_rest",)),
+    Mutant("a-page-may-be-framed", READ, "lab/watch/server.py",
+        "frame-ancestors 'none'", "frame-ancestors *",
+        (PAGE + "test_every_answer_forbids_what_the_page_does_not_need",)),
+    Mutant("elsewhere-without-tls", READ, "lab/watch/serving.py",
+        "if not (local or tls or options.insecure):", "if not (local or tls or options.bind):",
+        (WATCH + "test_elsewhere_a_page_needs_tls",)),
+    Mutant("others-may-read-the-token", READ, "lab/watch/serving.py",
+        "and not about.st_mode & 0o077", "",
+        (WATCH + "test_a_page_that_is_started_again_keeps_its_token",), seconds=15),
+    Mutant("a-button-works-again-and-again", PRESS, "lab/watch/server.py",
+        'self._tokens.remove(request.headers.get("x-press", ""))',
+        'self._tokens.index(request.headers.get("x-press", ""))',
+        (PAGE + "test_a_button_works_once_for_its_page_alone",)),
+    Mutant("another-site-presses-buttons", PRESS, "lab/watch/server.py",
+        'request.headers.get("host") != origin.netloc and ', "",
+        (PAGE + "test_a_button_works_once_for_its_page_alone",)),
+    Mutant("buttons-without-control", PRESS, "lab/watch/server.py",
+        "        if self._press:\n            routes", "        if routes:\n            routes",
+        (PAGE + "test_without_control_there_are_no_buttons_and_no_routes",)),
+    Mutant("a-process-of-another-job-is-killed", PRESS, "lab/watch/control.py",
+        "    return pid == above\n", "    return pid >= 0\n",
+        (WATCH + "test_only_a_process_of_this_job_is_killed",)),
+    Mutant("whatever-has-the-number-is-killed", PRESS, "lab/watch/control.py",
+        "!= roles.title_of(role).encode():", "== b'':",
+        (WATCH + "test_only_a_process_of_this_job_is_killed",)),
+    Mutant("a-patch-forgets-what-is-gone", SENT, "lab/watch/feed.py",
+        "for name in old | new:", "for name in new:",
+        (PAGE + "test_a_merge_patch_leads_from_any_state_to_any_other",)),
+    Mutant("a-patch-has-what-is-the-same", SENT, "lab/watch/feed.py",
+        "        if before == after:\n            continue\n", "",
+        (PAGE + "test_what_is_the_same_is_not_sent_again",)),
+    Mutant("a-page-that-missed-some-gets-the-rest-only", SENT, "lab/watch/feed.py",
+        "        if later:\n            return later\n", "        return later\n",
+        (PAGE + "test_a_page_that_missed_too_much_gets_the_whole_state",)),
+    Mutant("each-page-looks-at-the-run", SENT, "lab/watch/feed.py",
+        "if time.monotonic() < self._looked + PERIOD:", "if time.monotonic() < self._looked:",
+        (PAGE + "test_many_pages_share_a_look_at_the_run",)),
+    Mutant("a-stream-that-is-left-keeps-its-place", SENT, "lab/watch/server.py",
+        "        finally:\n            self._streams -= 1\n", "        finally:\n            self._streams -= 0\n",
+        (PAGE + "test_streams_are_few_and_one_that_is_left_makes_room",)),
+    Mutant("a-job-waits-for-its-page", ALONE, "lab/watch/serving.py",
+        "                os.dup2(nowhere.fileno(), 2)\n", "",
+        (WATCH + "test_a_job_shows_its_page_and_does_not_wait_for_it",), seconds=30, hangs=True),
+    Mutant("a-page-stays-for-ever", ALONE, "lab/watch/serving.py",
+        "ended = (ended or time.monotonic()) if feed.lost else None", "ended = None",
+        (WATCH + "test_the_newest_run_is_the_one_that_is_meant",), seconds=10, hangs=True),
+]  # fmt: skip
