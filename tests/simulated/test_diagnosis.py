@@ -117,12 +117,16 @@ class Watch:
             """Diagnoses after every few records."""
 
             taken = 0
+            past: Timeline | None = None
 
             def take(self, seconds: float, record: Record) -> None:
                 super().take(seconds, record)
                 self.taken += 1
+                self.past = self.past or Timeline.of(self.job)
+                self.past.take(seconds, record, self.summary)
                 if self.taken % EVERY == 0 or isinstance(record, records.Finished):
-                    watch.look(diagnose(self.summary, self.timeline), self.summary.seconds, self.summary.cause)
+                    for timeline in (self.past, None):
+                        watch.look(diagnose(self.summary, timeline), self.summary.seconds, self.summary.cause)
 
         monkeypatch.setattr(attempt, "Recorder", Watching)
         options = {"task": "digits", **run.options}
