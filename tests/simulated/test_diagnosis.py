@@ -96,7 +96,7 @@ NOT_FOUND: dict[str, list[Run]] = {
     ],
     "network": [
         phantom(db.Downpour(8, 1), FAST, handling=HEAVY),
-        phantom(db.Synchronous(8, 2), db.ComputeModel(step=0.1, spread="exponential"), 40),
+        phantom(db.Synchronous(32, 2), db.ComputeModel(step=0.1, spread="exponential"), 60),
         phantom(db.Allreduce(4), slow(1.0)),
     ],
     "alone": [phantom(db.Downpour(4, 2), slow(1.0), 20)],
@@ -207,7 +207,7 @@ def well(seed: int) -> tuple[str, Run]:
     chance = random.Random(seed)
     names = list(STRATEGIES)
     name = names[seed % len(names)]
-    n, step = chance.choice((2, 3, 4, 8)), chance.choice((0.1, 0.2, 0.4))
+    n, step = chance.choice((2, 3, 4, 8)), chance.choice((0.2, 0.3, 0.5))
     strategy = STRATEGIES[name](n, chance.choice((1, 2, 4)))
     compute = db.ComputeModel(
         step=step,
@@ -218,7 +218,7 @@ def well(seed: int) -> tuple[str, Run]:
     options: dict[str, Any] = {"seed": seed}
     if name != "sandblaster":
         rows, replicas = -(-1437 // 64), 1 if "single" in name else n
-        options["epochs"] = max(4, round(20.0 * replicas / (rows * step)))
+        options["epochs"] = max(4, round(15.0 * replicas / (rows * step)))
     plain = chance.random() < 0.5
     network = {} if name == "single" else {"network": db.NetworkModel(latency=chance.choice((50e-6, 1e-3)))}
     return name, Run(strategy, options, {"compute": compute, "phantom": plain, **network})
