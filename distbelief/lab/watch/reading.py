@@ -12,7 +12,6 @@ from pathlib import Path
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.places import status
-from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.live import figures
@@ -75,7 +74,7 @@ class Reading:
         outcome = live.get("outcome") or ""
         return {
             "sentence": self._sentence(live, members, moment, at is not None),
-            "diagnosis": self._wrong() if at is None else {},
+            "diagnosis": {one["rule"]: _shown(one) for one in live.get("wrong", [])} if at is None else {},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -111,20 +110,6 @@ class Reading:
             },
             "shards": self._shards(members) if at is None else {},
             "staleness": summary.staleness()["histogram"],
-        }
-
-    def _wrong(self) -> Json:
-        """Return what is probably wrong with the job."""
-        told = diagnose(self._follower.summary, self._follower.timeline)
-        return {
-            one.rule: {
-                "level": one.level,
-                "sentence": one.sentence,
-                "evidence": ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in one.evidence.items()),
-                "remedy": one.remedy,
-            }
-            for one in told
-            if one.level is Level.WRONG
         }
 
     def _command(self, role: str) -> str:
@@ -214,6 +199,12 @@ class Reading:
         else:
             far = f"{started.unit} {summary.epochs + 1} of {started.epochs}"
         return f"{far}{_longest(members)}"
+
+
+def _shown(found: Json) -> Json:
+    """Return a diagnosis with its numbers as text."""
+    numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in found["evidence"].items()]
+    return {**found, "evidence": ", ".join(numbers)}
 
 
 def _ending(ended: str, summary: Summary) -> str:
