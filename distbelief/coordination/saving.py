@@ -58,6 +58,7 @@ class Saving:
         self.writing: set[str] = set()
         """Roles that are writing a part."""
         self._failed = ""
+        self._took = 0.0  # seconds of the slowest part of this checkpoint
         self.error = ""
         """Reason that the last checkpoint failed; "" if it did not."""
         self.again = False
@@ -213,7 +214,7 @@ class Saving:
         ):
             raise RemoteProtocolError(f"{sender} saved checkpoint {event.number} without being asked")
         self.writing.discard(sender)
-        self._failed = self._failed or event.error
+        self._failed, self._took = self._failed or event.error, max(self._took, event.seconds)
         if self.writing:
             return []
         self._move(CheckpointStage.SEALING)
@@ -229,7 +230,8 @@ class Saving:
         if not self.error:
             self.kept, self.newest = event.number, event.checkpoint
             self.position, self.samples = self._cut
-        return [WriteRecord(records.Checkpointed(event.number, self.error))]
+        took, self._took = self._took, 0.0
+        return [WriteRecord(records.Checkpointed(event.number, self.error, took))]
 
     def unsaved(self, what: str) -> str:
         """Return a sentence for the end of a job that cannot continue."""

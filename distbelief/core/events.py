@@ -84,6 +84,8 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
     error: str
     checkpoint: str = ""
     """Path of the checkpoint, once committed."""
+    seconds: float = 0.0
+    """Time that it took."""
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):

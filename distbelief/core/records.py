@@ -250,6 +250,22 @@ class Checkpointed(Record, frozen=True, tag=True, gc=False):
 
     number: int
     error: str
+    took: float = 0.0
+    """Seconds of writing, in which nothing was applied."""
+
+
+class Resources(Record, frozen=True, tag=True, gc=False):
+    """Cores, memory and disk that a job on processes of this machine has, and may still use."""
+
+    cores: int
+    computing: int
+    """Threads that compute gradients here."""
+    free_memory: int
+    memory: int
+    """Bytes of the whole memory, within the limit of the container."""
+    free_disk: int
+    """Bytes that may still be written where the run folder is."""
+    disk: int
 
 
 class Applied(Record, frozen=True, tag=True, gc=False):
@@ -259,6 +275,8 @@ class Applied(Record, frozen=True, tag=True, gc=False):
     updates: int
     samples: int
     staleness: dict[int, int]
+    busy: float = 0.0
+    """Seconds that its process has worked; 0 where unknown."""
 
 
 class StepsTimed(Record, frozen=True, tag=True, gc=False):
@@ -359,6 +377,6 @@ class Finished(Record, frozen=True, tag=True, gc=False):
 
 AnyRecord = (
     Started | Joined | Stepped | Rewound | Forgotten | Vacant | StandbyReady | Succeeded | Iterated
-    | EpochDone | Tested | Gone | Checkpointed | Applied | StepsTimed | BytesCounted | Parted | PartBuilt | Note
-    | Ending | Finished
+    | EpochDone | Tested | Gone | Checkpointed | Resources | Applied | StepsTimed | BytesCounted | Parted | PartBuilt
+    | Note | Ending | Finished
 )  # fmt: skip

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
+
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.messages import Standing
+from distbelief.record.diagnosis import Level, diagnose
 from distbelief.record.folder import RunFolder
+from distbelief.record.live import told_of
 from distbelief.record.summary import Summary, in_words
+from distbelief.record.timeline import Timeline
 from distbelief.transport.secure import check_user
 
 ANSWER_SECONDS = 0.5
@@ -128,13 +133,19 @@ def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socke
     return None
 
 
-def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], summary: Summary) -> Json:
+def state(
+    children: Iterable[tuple[str, int, int]],
+    said: Iterable[Standing],
+    summary: Summary,
+    timeline: Timeline | None = None,
+) -> Json:
     """Return the state of a job.
 
     Args:
         children: the role, process id and incarnation of every process.
         said: the states that they reported.
         summary: the summary of the job so far.
+        timeline: the timeline of the job so far.
     """
     told = {standing.role: standing for standing in said}
     known: dict[str, Json] = {}
@@ -170,6 +181,7 @@ def state(children: Iterable[tuple[str, int, int]], said: Iterable[Standing], su
         "seconds": summary.seconds,
         "rate": summary.rate,
         "bytes": summary.bytes,
+        "wrong": [msgspec.to_builtins(found) for found in diagnose(summary, timeline) if found.level is Level.WRONG],
         "members": members,
     }
 
@@ -241,6 +253,7 @@ def _ended(folder: RunFolder) -> Json:
         "run": str(folder.path),
         "running": False,
         **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
+        "wrong": [found for found in result.get("diagnosis", []) if found["level"] == Level.WRONG],
     }
 
 
@@ -250,15 +263,17 @@ def lines(found: Json) -> list[str]:
     >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})
     ['runs/x: not running; done: all epochs are done']
     """
+    wrong = [f"wrong: {told_of(one)}" for one in found.get("wrong", [])]
     if not found["running"]:
-        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}"]
+        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}", *wrong]
     if not found["members"]:
         return [f"{found['run']}: running; {found['reason']}"]
     whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
     moved = in_words(found["bytes"])
     told = [
         f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"
-        f"{moved and f', {moved}'}"
+        f"{moved and f', {moved}'}",
+        *wrong,
     ]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "share", "to do", "waits for"]]
     for one in found["members"]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,10 +25,14 @@ from distbelief.errors import CheckpointError, UsageError, limit
 
 LOOKS, LOOK_SECONDS = 5, 0.02
 """Tries to lock a folder, and the time between them: `distbelief status` holds the lock for a moment."""
+PACKED_LIMIT = 256 << 20
+"""Longest file of sums in bytes."""
 OWNER_ALONE = 0o600
 """Mode of a file that only its owner may read."""
 UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 """Errors of file systems that cannot sync a folder and do not need it: network file systems, some FUSE."""
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 @contextlib.contextmanager
@@ -60,6 +64,16 @@ def write_atomically(path: Path, data: bytes, lasts: bool = True) -> None:
     """Write `data` to `path` as `written_whole` does."""
     with written_whole(path, lasts=lasts) as file:
         file.write(data)
+
+
+def read_packed(path: Path, kind: type[T]) -> T | None:
+    """Read a struct from a file of msgpack; None if it is missing, corrupt, or longer than `PACKED_LIMIT`."""
+    try:
+        if path.stat().st_size <= PACKED_LIMIT:
+            return msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        pass
+    return None
 
 
 def sync(folder: Path) -> None:

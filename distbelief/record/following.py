@@ -6,18 +6,21 @@ begins there, and reads on.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from pathlib import Path
 
 import msgspec
 
-from distbelief.core.records import Json
-from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.core.records import Finished, Json, Record, Started
+from distbelief.record.folder import RunFolder, read_packed, write_atomically
 from distbelief.record.metrics import read_further
 from distbelief.record.summary import Summary
 from distbelief.record.timeline import Timeline
 
-LIMIT = 256 << 20
-"""Longest file of a timeline in bytes."""
+KEEP_SECONDS = 10.0
+"""Least seconds between two writes of the timeline."""
 AT_ONCE = 1 << 16
 """Most bytes of metrics that are read at once."""
 UNKEPT = 64 << 20
@@ -37,16 +40,6 @@ class RunSums(msgspec.Struct):
         write_atomically(path, msgspec.msgpack.encode(kept), lasts=False)
 
 
-def _read(path: Path) -> RunSums | None:
-    """Read sums; None if they are missing or corrupt."""
-    try:
-        if path.stat().st_size <= LIMIT:
-            return msgspec.msgpack.decode(path.read_bytes(), type=RunSums)
-    except (OSError, msgspec.DecodeError):
-        pass
-    return None
-
-
 class Follower:
     """Follower of a run.
 
@@ -62,7 +55,7 @@ class Follower:
     def _begin(self) -> RunSums:
         """Return the sums to go on from."""
         path = self.folder.metrics
-        sums, size = _read(self.folder.timeline), path.stat().st_size if path.exists() else 0
+        sums, size = read_packed(self.folder.timeline, RunSums), path.stat().st_size if path.exists() else 0
         if sums is None or sums.position > size:
             # the first line may be torn, and is then skipped
             sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline.of(self.job))
@@ -102,3 +95,30 @@ class Follower:
         while self.read():
             pass
         return self
+
+
+class TimelineKeeper:
+    """Sink that keeps the timeline of a run, from which a `Follower` goes on.
+
+    Args:
+        folder: the run folder, perhaps with the metrics of earlier attempts.
+        job: contents of its `job.json`.
+    """
+
+    def __init__(self, folder: RunFolder, job: Json) -> None:
+        self._folder, self._kept = folder, -math.inf
+        self.timeline = Follower(folder, job).read_all().timeline
+
+    def take(self, seconds: float, record: Record, summary: Summary) -> None:
+        """Add a record, which is in the metrics already; write the timeline if it is time."""
+        self.timeline.take(seconds, record, summary)
+        if isinstance(record, Started | Finished) or time.monotonic() >= self._kept + KEEP_SECONDS:
+            self._write(summary)
+
+    def close(self, result: Json) -> None:
+        """Do nothing: it was written with the last record."""
+
+    def _write(self, summary: Summary) -> None:
+        self._kept = time.monotonic()
+        with contextlib.suppress(OSError):  # the metrics have it all
+            RunSums(self._folder.metrics.stat().st_size, summary, self.timeline).write(self._folder.timeline)

@@ -31,14 +31,21 @@ def cores() -> int:
 
 def free_memory() -> int:
     """Return the bytes that processes may still allocate: the machine's, within the limits of their container."""
-    free = _counts(PROC / "meminfo")["MemAvailable"] << 10
+    return memory()[0]
+
+
+def memory() -> tuple[int, int]:
+    """Return the bytes that processes may still allocate, and all that they and others may ever."""
+    known = _counts(PROC / "meminfo")
+    free, whole = known["MemAvailable"] << 10, known.get("MemTotal", 0) << 10
     for group in _groups("memory"):
         for most, held in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             if (limit := _read(group / most)).isdecimal():
                 kept = _counts(group / "memory.stat")
                 cached = kept.get("total_inactive_file", kept.get("inactive_file", 0))  # the kernel frees it on demand
                 free = min(free, max(0, int(limit) - int(_read(group / held) or 0) + cached))
-    return free
+                whole = min(whole, int(limit))
+    return free, whole
 
 
 def memory_kills() -> int:

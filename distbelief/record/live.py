@@ -374,9 +374,22 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
         rows.append(("simulated", _cluster(cluster, network, result.get("path") == "direct")))
+    rows += [(found["level"], told_of(found)) for found in result.get("diagnosis", [])]
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def told_of(found: Json) -> str:
+    """Return the sentence of a diagnosis, with the remedy.
+
+    Args:
+        found: an entry of `diagnosis` in `result.json`.
+
+    >>> told_of({"sentence": "the disk is full", "remedy": "--out"}), told_of({"sentence": "it is slow", "remedy": ""})
+    ('the disk is full; try --out', 'it is slow')
+    """
+    return f"{found['sentence']}; try {found['remedy']}" if found["remedy"] else str(found["sentence"])
 
 
 def _cluster(cluster: Json, network: Json | None, direct: bool) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import shutil
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 
 import msgspec
 
@@ -20,20 +17,17 @@ from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
 from distbelief.record.curves import Curves, TensorBoardEvents
-from distbelief.record.folder import RunFolder, write_atomically, written_whole
-from distbelief.record.following import Follower, RunSums
+from distbelief.record.diagnosis import diagnose
+from distbelief.record.folder import RunFolder, read_packed, write_atomically, written_whole
+from distbelief.record.following import TimelineKeeper
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
 from distbelief.record.sinks import Sink
 from distbelief.record.summary import Summary
-from distbelief.record.timeline import Timeline
 
 RECENT = 10_000
 """Most records that may come while a checkpoint is sealed; after more records it has no sums."""
-KEEP_SECONDS = 10.0
-"""Least seconds between two writes of the timeline."""
 SUMS = "sums.msgpack"
 """Checkpoint's file with the sums of the run until then; without it all metrics are read."""
-SUMS_LIMIT = 64 << 20
 
 
 class CheckpointSums(msgspec.Struct):
@@ -64,16 +58,13 @@ class Recorder:
         """Records that the next checkpoint may lack, each with its seconds and the samples done until then."""
         self.warn = warn or _to_stderr
         self._file: io.FileIO | None = None
-        self.sinks: list[Sink] = [Curves(TensorBoardEvents(folder.path), self.warn)] if folder else []
+        self.sinks: list[Sink] = []
         """What each record is passed to."""
+        if folder:
+            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn), TimelineKeeper(folder, self.job)]
         self._torn = self._warned = False
-        self.timeline = Timeline.of(self.job)
-        self._kept = -math.inf
-        """Time at which the timeline was written."""
         if folder:
             try:
-                if folder.metrics.exists():
-                    self.timeline = Follower(folder, self.job).read_all().timeline
                 self._file = folder.metrics.open("ab", buffering=0)
                 if self._file.tell():
                     self._file.truncate(behind(folder.metrics, b"\n"))  # a kill may have torn the last line
@@ -91,10 +82,7 @@ class Recorder:
                 self.summary = deepcopy(self._settled)
                 self.summary.job = self.job
         self.summary.take(seconds, record)
-        self.timeline.take(seconds, record, self.summary)
         self._write(line(seconds, record))
-        if self.folder and (isinstance(record, records.Started) or time.monotonic() >= self._kept + KEEP_SECONDS):
-            self._keep_timeline(self.folder)
         if self.folder:
             self._recent.append((seconds, record, self.summary.samples))
             if len(self._recent) > RECENT:
@@ -111,12 +99,6 @@ class Recorder:
             except Exception as error:
                 self.sinks.remove(sink)
                 self.warn(f"{type(sink).__name__} fails ({error!r}); the job continues without it")
-
-    def _keep_timeline(self, folder: RunFolder) -> None:
-        """Write the timeline, from which readers go on by the metrics."""
-        self._kept = time.monotonic()
-        with contextlib.suppress(OSError):  # the metrics have it all
-            RunSums(folder.metrics.stat().st_size, self.summary, self.timeline).write(folder.timeline)
 
     def _keep_sums(self, folder: RunFolder, number: int) -> None:
         """Write the sums of the run at a checkpoint into its folder."""
@@ -140,7 +122,7 @@ class Recorder:
         path = folder.metrics
         try:
             for checkpoint in Checkpoints(folder.path).newest():
-                if (kept := _read_sums(checkpoint / SUMS)) is None:
+                if (kept := read_packed(checkpoint / SUMS, CheckpointSums)) is None:
                     continue
                 mark = b'"event":"Checkpointed","number":%d,"error":""' % int(checkpoint.name)
                 start = behind(path, mark) or path.stat().st_size  # without its record, later metrics are lost
@@ -188,7 +170,7 @@ class Recorder:
 
     def result(self) -> Json:
         """Return the contents of `result.json`, as if the run ended now."""
-        return self.summary.result()
+        return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary, self.timeline))}
 
     def finish(self, write: bool = True) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
@@ -198,23 +180,11 @@ class Recorder:
                 write_atomically(self.folder.result, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
             except OSError as error:
                 self.warn(f"{self.folder.result} cannot be written: {error.strerror}; the result is only shown")
-        if self.folder:
-            self._keep_timeline(self.folder)
         if self._file:
             self._file.close()
             self._file = None
         self._pass(lambda sink: sink.close(result))
         return result
-
-
-def _read_sums(path: Path) -> CheckpointSums | None:
-    """Read the sums of a checkpoint; None if they are missing or corrupt."""
-    try:
-        if path.stat().st_size <= SUMS_LIMIT:
-            return msgspec.msgpack.decode(path.read_bytes(), type=CheckpointSums)
-    except (OSError, msgspec.DecodeError):
-        pass
-    return None
 
 
 def _to_stderr(text: str) -> None:

@@ -42,6 +42,8 @@ class ReplicaCounts(msgspec.Struct):
     """Samples in the present window."""
     older: int = 0
     """Samples in the window before."""
+    joined: float | None = None
+    """Seconds of training after which it has joined; None once it has died, or left before the job's end."""
 
 
 class HistoryRow(TypedDict):
@@ -128,6 +130,11 @@ class Summary(msgspec.Struct):
     reached: TargetReached | None = None
     evaluating: float = 0.0
     """Seconds of evaluations."""
+    beside: dict[str, float] = {}
+    """Seconds of evaluations and of checkpoints after which training went on."""
+    busy: dict[str, float] = {}
+    """Share of the time in which each shard's process works."""
+    resources: records.Resources | None = None
     outcome: str = ""
     cause: str = ""
     reason: str = ""
@@ -148,6 +155,11 @@ class Summary(msgspec.Struct):
     """Samples whose seconds are known; a resumed run may have lost the metrics of earlier samples."""
     _window: float = 0.0
     """Beginning of the present window."""
+    _older: float = 0.0
+    """Beginning of the window before."""
+    _ending: bool = False
+    _last_beside: dict[str, float] = {}
+    """Seconds of evaluations and of checkpoints since the last steps."""
     _began: float = 0.0
     _before: float = 0.0
 
@@ -166,13 +178,16 @@ class Summary(msgspec.Struct):
         self.epochs = max(self.epochs, self._done(record, record.samples_per_epoch))
         self._began, self._before = seconds, self.seconds
         self.applied, self.outcome, self.cause, self.reason = {}, "", "", ""
+        self._ending, self.busy = False, {}
         for replica in self.replicas.values():
             replica.gone = ""
+            # those of earlier attempts are gone; the replica that sends the initial parameters joins before the start
+            replica.joined = None if record.samples or replica.joined is None else self._before
 
-    def _take_joined(self, _: float, record: records.Joined) -> None:
+    def _take_joined(self, seconds: float, record: records.Joined) -> None:
         if roles.is_replica(record.role):
-            self._replica(record.role).gone = ""
-            self._replica(record.role).given_up = 0
+            replica = self._replica(record.role)
+            replica.gone, replica.given_up, replica.joined = "", 0, self._training(seconds)
 
     def _take_rewound(self, _: float, record: records.Rewound) -> None:
         self.samples, self.reached, self._holding = record.samples, None, None  # the model at the target is lost
@@ -194,9 +209,22 @@ class Summary(msgspec.Struct):
             replica.lost += record.lost
             replica.given_up = record.given_up
             replica.gone = (record.reason or "for no known reason") if record.died else ""
+            if record.died or not self._ending:
+                replica.joined = None
 
-    def _take_applied(self, _: float, record: records.Applied) -> None:
+    def _take_ending(self, _: float, record: records.Ending) -> None:
+        self._ending = True
+
+    def _take_checkpointed(self, _: float, record: records.Checkpointed) -> None:
+        self._last_beside["checkpoints"] = self._last_beside.get("checkpoints", 0.0) + record.took
+
+    def _take_resources(self, _: float, record: records.Resources) -> None:
+        self.resources = record
+
+    def _take_applied(self, seconds: float, record: records.Applied) -> None:
         self.applied[record.role] = record
+        if record.busy and (lasted := seconds - self._began) > 0:
+            self.busy[record.role] = record.busy / lasted
 
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
         replica = self._replica(record.role)
@@ -227,10 +255,13 @@ class Summary(msgspec.Struct):
     def _take_stepped(self, seconds: float, record: records.Stepped) -> None:
         replica = self._replica(record.role)
         if self._training(seconds) > self._window + WINDOW:
-            self._window = self._training(seconds)
+            self._older, self._window = self._window, self._training(seconds)
             for each in self.replicas.values():
                 each.older, each.recent = each.recent, 0
         replica.recent += record.samples
+        for what, took in self._last_beside.items():
+            self.beside[what] = self.beside.get(what, 0.0) + took
+        self._last_beside.clear()
         for sums in (self, replica):
             sums.steps += record.steps
             sums.samples += record.samples
@@ -246,6 +277,16 @@ class Summary(msgspec.Struct):
         whole = sum(replica.recent + replica.older for replica in self.replicas.values())
         mine = self.replicas.get(index, ReplicaCounts())
         return (mine.recent + mine.older) / whole if whole else None
+
+    @property
+    def window(self) -> float:
+        """Return the seconds of training in which the samples of `participation` were done."""
+        return self.seconds - self._older
+
+    @property
+    def lasted(self) -> float:
+        """Return the seconds of training of this attempt."""
+        return self.seconds - self._before
 
     def _take_iterated(self, _: float, record: records.Iterated) -> None:
         """Count the evaluations of a batch method, including those before a resumption."""
@@ -265,6 +306,7 @@ class Summary(msgspec.Struct):
     def _take_tested(self, seconds: float, record: records.Tested) -> None:
         self._row(seconds, record.epoch, record)
         self.evaluating += record.took
+        self._last_beside["evaluations"] = self._last_beside.get("evaluations", 0.0) + record.took
         accuracy, loss = (self.settings.get(name, 0.0) for name in ("target_accuracy", "target_loss"))
         held = record.holds(accuracy, loss)
         if held and self.reached is None:
@@ -459,6 +501,9 @@ TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.EpochDone: Summary._take_epoch_done,
     records.Tested: Summary._take_tested,
     records.Gone: Summary._take_gone,
+    records.Ending: Summary._take_ending,
+    records.Checkpointed: Summary._take_checkpointed,
+    records.Resources: Summary._take_resources,
     records.Applied: Summary._take_applied,
     records.StepsTimed: Summary._take_steps_timed,
     records.BytesCounted: Summary._take_bytes_counted,

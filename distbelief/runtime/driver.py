@@ -364,6 +364,7 @@ class Driver:
         """Write to the store; answer errors, as a checkpoint that fails is no reason to end: the last one stays."""
         assert player.store is not None
         where: object = ""
+        began = self.clock.now()
         try:
             if isinstance(effect, Save):
                 player.store.save_part(effect.number, effect.part, effect.arrays, effect.facts)
@@ -373,7 +374,7 @@ class Driver:
                 where = player.store.commit(effect.number, effect.plan, effect.position, effect.samples, effect.script)
         except CheckpointError as error:
             return events.Saved(effect.number, str(error))
-        return events.Saved(effect.number, "", str(where))
+        return events.Saved(effect.number, "", str(where), self.clock.now() - began)
 
     def _load(self, player: Player, effect: Load) -> events.Loaded:
         assert player.store is not None

@@ -214,7 +214,7 @@ class Shard:
                 mirroring.Unmirrored: self._unmirrored,
                 checkpointing.Snapshot: self._snapshot,
                 events.Saved: lambda _sender, event, _payload: [
-                    Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error))
+                    Send(roles.COORDINATOR, checkpointing.SnapshotDone(event.number, event.error, event.seconds))
                 ],
                 checkpointing.Describe: lambda sender, _event, _payload: [
                     *self._settle(short=True),

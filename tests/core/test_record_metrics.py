@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from distbelief.core import records as r
 from distbelief.core.records import Cause
 from distbelief.record import recorder
+from distbelief.record.diagnosis import diagnose
 from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import BLOCK, behind, goes_back, in_effect, line, read_metrics
 from distbelief.record.recorder import RECENT, SUMS, Recorder
@@ -142,7 +143,7 @@ def test_a_run_goes_on_from_the_sums_of_its_checkpoint_as_from_all_its_metrics(
     expected = Summary(JOB)
     for record in [*taken[:-1], (run.at, taken[-1][1])]:
         expected.take(*record)
-    assert result == expected.result()
+    assert result == {**expected.result(), "diagnosis": msgspec.to_builtins(diagnose(expected, run.recorder.timeline))}
     for sums in path.glob(f"checkpoints/*/{SUMS}"):
         sums.unlink()
     assert run.go_on() == result

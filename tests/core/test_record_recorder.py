@@ -69,7 +69,7 @@ def played(folder, records=RUN, job=JOB, **options):
 def test_the_result_holds_the_contract_and_the_right_sums(tmp_path):
     folder = RunFolder.create(tmp_path, "x")
     result = played(folder)
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert json.loads(folder.result.read_text()) == result
     expected = {
         "replicas": 2, "shards": 2, "epochs": 2, "steps": 8, "samples": 80, "pushes": 8, "updates": 8, "seconds": 4.0,
@@ -144,7 +144,7 @@ def test_what_held_a_target_before_all_went_back_holds_nothing():
 
 def test_a_job_that_ends_before_it_starts_has_the_contract_too():
     result = played(None, [(0.0, r.Finished.of(Cause.REPLICAS_DIED, "no replica came"))])
-    assert list(result) == [*CONTRACT, "outcome", "cause", "reason"]
+    assert list(result) == [*CONTRACT, "outcome", "cause", "reason", "diagnosis"]
     assert (result["seconds"], result["samples_per_second"], result["test_accuracy"], result["history"]) == (
         0.0,
         0.0,
@@ -301,5 +301,5 @@ print([name for name in ("tensorboard", "torch.utils.tensorboard", "rich") if na
 def test_a_line_is_flat_json():
     assert json.loads(line(1.25, r.Applied("shard 0", 3, 30, {0: 2, 1: 1}))) == {
         "seconds": 1.25, "event": "Applied", "role": "shard 0", "updates": 3, "samples": 30, "staleness": {"0": 2,
-            "1": 1},
+            "1": 1}, "busy": 0.0,
     }  # fmt: skip

@@ -59,6 +59,11 @@ def test_each_bin_has_the_shares_of_the_spans_that_lie_in_it(spans: list[tuple[f
             assert abs(bin.sums.samples - naive) <= border + 1e-6
 
 
+def timeline_of(job: recorder.Recorder) -> Timeline:
+    """The timeline that a recorder keeps."""
+    return next(sink.timeline for sink in job.sinks if isinstance(sink, following.TimelineKeeper))
+
+
 def happenings(count: int) -> list[tuple[float, r.Record]]:
     """Records of a job of three replicas, of which one dies and comes back."""
     made: list[tuple[float, r.Record]] = [(3.0, r.Joined("replica 0")), (3.1, r.Started(3, 1, 10, 6000, 10, 2))]
@@ -148,9 +153,9 @@ def test_a_follower_has_what_a_reader_of_all_metrics_has(
 
 def test_a_follower_reads_only_what_came_after_the_kept_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
-    monkeypatch.setattr(recorder, "KEEP_SECONDS", math.inf)
+    monkeypatch.setattr(following, "KEEP_SECONDS", math.inf)
     job = recorder.Recorder(run, {"task": "t"})
-    for each in happenings(600):
+    for each in [*happenings(600), (999.0, r.Finished.of(r.Cause.EPOCHS_DONE, "all epochs are done"))]:
         job.take(*each)
     job.finish()
     read: list[int] = []
@@ -162,7 +167,7 @@ def test_a_follower_reads_only_what_came_after_the_kept_sums(tmp_path: Path, mon
 
     monkeypatch.setattr(following, "read_further", counted)
     follower = Follower(run, job.job).read_all()
-    assert follower.timeline == job.timeline
+    assert follower.timeline == timeline_of(job)
     assert read == [run.metrics.stat().st_size]
 
 
@@ -177,7 +182,7 @@ def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | 
         run.timeline.unlink()
     else:
         run.timeline.write_bytes(spoilt)
-    assert Follower(run, job.job).read_all().timeline == job.timeline
+    assert Follower(run, job.job).read_all().timeline == timeline_of(job)
 
 
 def test_another_job_in_the_folder_is_followed_from_its_start(tmp_path: Path) -> None:

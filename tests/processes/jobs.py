@@ -62,6 +62,18 @@ def tiny() -> Task:
     return Task(model=net, train=data, test=lambda: data(100))
 
 
+class _FromAfar(TensorData):
+    """Loads a minibatch in much more time than its step takes."""
+
+    def batch(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sleep(0.02)
+        return super().batch(numbers)
+
+
+def starved() -> Task:
+    return Task(model=net, train=lambda: _FromAfar(data().inputs, data().targets))
+
+
 def wrongly_split() -> Task:
     return Task(model=net, train=data, split="0=stagse")
 

@@ -31,6 +31,8 @@ class SnapshotDone(Message, frozen=True, array_like=True, tag=True, gc=False):
 
     number: int
     error: str
+    seconds: float = 0.0
+    """Time that writing took."""
 
 
 LEAVING = 0

@@ -288,7 +288,7 @@ class RoleProcess:
     def _give_account(self, _: None) -> None:
         self.tell_bytes()
         if isinstance(self.player, Shard | OwnedShard):
-            self._tell(self.player.account())
+            self._tell(msgspec.structs.replace(self.player.account(), busy=time.process_time()))
         self.clock.call_later(ACCOUNT_SECONDS, self._give_account, None)
 
     # roles that are state machines

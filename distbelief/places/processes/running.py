@@ -53,6 +53,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import LocalOptions, host_and_port, is_loopback
 from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
+from distbelief.places.processes.resources import ResourcesMeter
 from distbelief.places.processes.script import name_of
 from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
@@ -265,7 +266,13 @@ class Running:
             return
         self._looked = now
         self._keep_folder()
+        if self.supervisor.started:
+            self._resources.look(now, self.processes.children)
         self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
+
+    @functools.cached_property
+    def _resources(self) -> ResourcesMeter:
+        return ResourcesMeter(self.attempt)
 
     def _keep_folder(self) -> None:
         """Keep the run folder in place; the job fails if it is gone and cannot be made again."""
@@ -284,7 +291,8 @@ class Running:
 
     def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
-        return status.state(children, said, self.attempt.recorder.summary)
+        recorder = self.attempt.recorder
+        return status.state(children, said, recorder.summary, recorder.timeline)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Handle a message from a process. A standing only answers a question, and an account comes at its time:

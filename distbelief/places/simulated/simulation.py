@@ -491,7 +491,8 @@ class Simulation:
         for role in self.network.endpoints:
             self._tell_bytes(role)
         for shard in self.shards:
-            self.sink(self.clock.time, shard.role, shard.account())
+            worked = self.network.endpoints[shard.role].thread.worked
+            self.sink(self.clock.time, shard.role, msgspec.structs.replace(shard.account(), busy=worked))
 
     def _tell_bytes(self, role: str) -> None:
         """Record the bytes that the current incarnation of a role has sent and received."""

@@ -577,7 +577,7 @@ class AllreduceReplica:
         saved: events.Saved = yield Save(number, part, self.whole.arrays(), facts)
         yield from self._wait_for_followers()
         error = next(filter(None, (saved.error, *self._errors)), "")
-        yield Send(self._siblings.superior, checkpointing.SnapshotDone(number, error))
+        yield Send(self._siblings.superior, checkpointing.SnapshotDone(number, error, saved.seconds))
 
     def _give_values(self) -> Steps[None]:
         """Send the lead this partition's range of the flat vector."""

@@ -188,6 +188,7 @@ class SingleLoop:
         if self._store is None:
             return
         error = ""
+        began = self._now()
         facts = {"updates": self._steps, "samples": self._samples, "staleness": {"0": self._steps}}
         try:
             self._store.save_part(self._number, "shard-0", _arrays(self._flat, self._optimizers), facts)
@@ -195,7 +196,7 @@ class SingleLoop:
         except CheckpointError as failed:
             error = str(failed)
         self._unsaved = error
-        self._note(records.Checkpointed(self._number, error))
+        self._note(records.Checkpointed(self._number, error, self._now() - began))
         self._number += 1
 
     def _load(self, checkpoint: str) -> None:

@@ -43,7 +43,7 @@ MUTANTS = [
         "behind(path, mark) or path.stat().st_size", "path.stat().st_size",
         (METRICS + "test_only_what_came_after_the_checkpoint_is_read",)),
     Mutant("a-long-record-counts-whole-in-each-bin", "thinned-timeline", "record/timeline.py",
-        "            self._bin(number, type(sums)).add(sums, share)", "            self._bin(number, type(sums)).add(sums)",
+        "self._bin(number, type(sums)).add(sums, share)", "self._bin(number, type(sums)).add(sums)",
         (TIMELINE + "test_each_bin_has_the_shares_of_the_spans_that_lie_in_it",)),
     Mutant("happenings-grow-without-end", "thinned-timeline", "record/timeline.py",
         "while len(self.happenings) > LATEST:", "while not self.happenings:",

@@ -1,0 +1,53 @@
+"""Cores, memory and disk that a job has on this machine, as it records them while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+
+from distbelief.core import records, roles
+from distbelief.places.attempt import Attempt
+from distbelief.places.cluster.remote_agent import RemoteLife
+from distbelief.places.processes.processes import Child
+from distbelief.record import limits
+
+PERIOD = 30.0
+"""Seconds between two records of the resources, unless these shrink."""
+SHRUNK = 0.8
+"""Ratio of free memory or disk to that of the last record, below which there is another at once."""
+
+
+class ResourcesMeter:
+    """Meter of the resources of a job.
+
+    Args:
+        attempt: takes the records.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._last: records.Resources | None = None
+        self._moment = 0.0
+
+    def look(self, now: float, lives: Iterable[Child | RemoteLife]) -> None:
+        """Record the resources, if they have shrunk or the last record is old.
+
+        Args:
+            now: this moment.
+            lives: processes of the job; those of other hosts do not count.
+        """
+        free, whole = limits.memory()
+        free_disk = disk = 0
+        if self._attempt.folder:
+            with contextlib.suppress(OSError):  # the folder may be gone
+                disk, _, free_disk = shutil.disk_usage(self._attempt.folder.path)
+        last = self._last
+        lasts = last and free >= SHRUNK * last.free_memory and free_disk >= SHRUNK * last.free_disk
+        if lasts and now < self._moment + PERIOD:
+            return
+        here = [life.role for life in lives if isinstance(life, Child)]
+        computing = sum(role == roles.SINGLE or roles.is_replica(role) for role in here)
+        threads = computing * self._attempt.job.threads
+        self._last, self._moment = records.Resources(limits.cores(), threads, free, whole, free_disk, disk), now
+        self._attempt.record(now, roles.SUPERVISOR, self._last)
