@@ -17,6 +17,7 @@ const bytes = value => {
   return `${short(value / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 };
 const clock = value => {
+  if (value < 60) return `${short(value)} s`;
   const two = number => String(Math.floor(number) % 60).padStart(2, "0"), minutes = Math.floor(value / 60);
   return minutes < 60 ? `${minutes}:${two(value)}` : `${Math.floor(minutes / 60)}:${two(minutes)}:${two(value)}`;
 };
@@ -199,7 +200,7 @@ const drawBand = (cell, key, bins, since, until) => {
   if (!cell.firstChild) cell.append(make("canvas", {role: "img"}));
   const canvas = cell.firstChild, ratio = devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight;
   canvas.width = wide * ratio; canvas.height = high * ratio;
-  const pen = canvas.getContext("2d"), place = seconds => (seconds - since) / Math.max(1, until - since) * wide;
+  const pen = canvas.getContext("2d"), place = seconds => (seconds - since) / (until - since || 1) * wide;
   const sums = PARTS.map(() => 0), reasons = {};
   pen.scale(ratio, ratio);
   for (const [start, bin] of bins) {
