@@ -23,6 +23,7 @@ from distbelief.record.following import TimelineKeeper
 from distbelief.record.metrics import GOES_BACK, behind, goes_back, in_effect, line
 from distbelief.record.sinks import Sink
 from distbelief.record.summary import Summary
+from distbelief.record.timeline import Timeline
 
 RECENT = 10_000
 """Most records that may come while a checkpoint is sealed; after more records it has no sums."""
@@ -60,8 +61,11 @@ class Recorder:
         self._file: io.FileIO | None = None
         self.sinks: list[Sink] = []
         """What each record is passed to."""
+        self.timeline: Timeline | None = None
         if folder:
-            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn), TimelineKeeper(folder, self.job)]
+            keeper = TimelineKeeper(folder, self.job)
+            self.timeline = keeper.timeline
+            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn), keeper]
         self._torn = self._warned = False
         if folder:
             try:
