@@ -156,9 +156,7 @@ def test_a_value_that_may_be_left_off_is_no_other_word(words: list[str], page: i
         assert (found, type(found)) == (page, type(page))
     file = tmp_path / "job.toml"
     file.write_text(f"page = {json.dumps(page)}")
-    assert options.parse("train", "mnist", "downpour", ["--config", str(file)]).showing.page is page or page != bool(
-        page
-    )
+    assert options.parse("train", "mnist", "downpour", ["--config", str(file)]).showing.page == page
     with pytest.raises(UsageError, match="--page 'x': is not a whole number"):
         options.parse("train", "mnist", "downpour", ["--page", "x"])
 
