@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from distbelief.core import records, roles
 from distbelief.core.messages import WAYS
 from distbelief.core.records import Json
-from distbelief.record.summary import PARTS, Mean, Summary
+from distbelief.record.summary import TIMES, Mean, Summary
 
 BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, math.inf)
 """Bounds of the buckets of the staleness."""
@@ -62,6 +62,11 @@ class JobMetrics:
         kinds = [roles.kind(role) for role in self._members]
         replicas = [(str(index), replica) for index, replica in sums.replicas.items()]
         times = [(index, replica.times) for index, replica in replicas if replica.times]
+        waited: dict[tuple[str, str], float] = {}
+        for at, timed in times:
+            for role, seconds in timed.waited.items():
+                whom = at, str(roles.kind(role))
+                waited[whom] = waited.get(whom, 0.0) + seconds
         moved = {(way, kind): count for way in WAYS for kind, count in sums.bytes[way].items()}
         return [
             InfoMetricFamily("distbelief_job", "Task and strategy.", self._job),
@@ -79,7 +84,8 @@ class JobMetrics:
                 for what in ("samples", "steps", "pushes")
             ),
             _counter("replica_seconds", "Seconds of a replica by use.",
-                {(at, part): getattr(of, part) for at, of in times for part in PARTS}, "replica", "kind"),
+                {(at, part): getattr(of, part) for at, of in times for part in TIMES[1:]}, "replica", "kind"),
+            _counter("waiting_seconds", "Seconds that a replica waited for a kind of role.", waited, "replica", "kind"),
             _counter("bytes", "Bytes of all roles.", moved, "direction", "kind"),
             _counter("dropped_pushes", "Pushes that came too late for their round.", {(): sums.dropped}),
             _counter("evaluation_seconds", "Seconds of evaluations.", {(): sums.evaluating}),

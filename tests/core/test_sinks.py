@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,21 @@ def test_a_writer_gets_the_points_and_the_result_and_one_that_fails_is_told_once
     assert never.result is None, "nothing is shown of a job that never began"
 
 
+def test_a_job_does_not_wait_for_a_writer_that_waits() -> None:
+    told: list[str] = []
+    writer, stuck = Written(), threading.Event()
+    take = writer.write
+    writer.write = lambda points, first: (stuck.wait(10), take(points, first))  # type: ignore[method-assign]
+    sink, began = Curves(writer, told.append, period=0.0), time.monotonic()
+    for record in (STARTED, *[r.Tested(1, float(at), None) for at in range(9)]):
+        sink.take(1.0, record, Summary({}))
+    assert time.monotonic() < began + 9
+    stuck.set()
+    sink.close({"outcome": "done"})
+    assert [point[1] for point in writer.points] == [float(at) for at in range(9)]
+    assert (writer.result, told) == ({"outcome": "done"}, [])
+
+
 def test_points_that_a_writer_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "WAITING", 3)
     played(writer := Written(), [], STARTED, *[r.Tested(1, float(at), None) for at in range(9)])
@@ -150,6 +167,7 @@ NAMES = {
     "distbelief_steps_total": ("replica",),
     "distbelief_pushes_total": ("replica",),
     "distbelief_replica_seconds_total": ("kind", "replica"),
+    "distbelief_waiting_seconds_total": ("kind", "replica"),
     "distbelief_bytes_total": ("direction", "kind"),
     "distbelief_dropped_pushes_total": (),
     "distbelief_evaluation_seconds_total": (),
@@ -157,6 +175,16 @@ NAMES = {
     "distbelief_staleness_updates": ("le",),
 }
 """The names of all metrics and their labels: an interface, to which names may be added, and none renamed."""
+
+
+def test_a_tool_knows_a_run_by_one_name_at_one_place(tmp_path: Path) -> None:
+    job = {"task": "digits", "settings": {"replicas": 2, "clip_norm": None}, "options": {"threads": 1}, "seed": 3}
+    run = sinks.ShownRun(tmp_path, job, print, print)
+    asked = [run.identity(tool, iter("abc").__next__) for tool in ("mlflow:here", "mlflow:here", "wandb")]
+    assert asked == ["a", "a", "a"]
+    assert run.identity("mlflow:there", lambda: "d") == "d"
+    assert sinks.ShownRun(tmp_path, {}, print, print).identity("mlflow:there", lambda: "e") == "d"
+    assert run.parameters == {"task": "digits", "seed": 3, "replicas": 2, "threads": 1}
 
 
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
@@ -203,7 +231,7 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
         r.Checkpointed(2, "the disk is full"),
         r.BytesCounted("replica 0", {"push": 800}, {"fetch": 90}, {}),
         r.Applied("shard 0", 4, 30, {0: 2, 3: 1, 500: 1}),
-        r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard"),
+        r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, 0.25, {"shard 0": 0.5, "shard 1": 0.75, "coordinator": 0.25}),
     )
     expected: dict[str, Any] = {
         "job_info": {("downpour", "digits"): 1.0}, "model_samples": 30.0, "epochs": 1.0, "train_loss": 1.5,
@@ -213,7 +241,8 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
         "steps_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "pushes_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "replica_seconds_total": {("compute", "0"): 1.0, ("update", "0"): 0.0, ("communicate", "0"): 0.5,
-            ("wait", "0"): 1.5},
+            ("wait", "0"): 1.5, ("load", "0"): 0.25},
+        "waiting_seconds_total": {("shard", "0"): 1.25, ("coordinator", "0"): 0.25},
         "dropped_pushes_total": 3.0, "evaluation_seconds_total": 0.25,
         "failures_total": {("replica",): 1.0, ("shard",): 1.0, ("standby",): 0.0, ("checkpoint",): 1.0},
         "staleness_updates_count": 4.0, "staleness_updates_sum": 503.0,

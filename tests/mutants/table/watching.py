@@ -13,6 +13,8 @@ RULES = "record/diagnosis.py"
 MADE_UP = "tests/core/test_diagnosis.py::"
 FOUND = "tests/simulated/test_diagnosis.py::test_each_rule_finds_what_it_is_for"
 NOT_FOUND = "tests/simulated/test_diagnosis.py::test_no_rule_finds_what_only_looks_like_it"
+SINKS, METRICS = "sinks", "metrics"
+SINK, SCRAPE = "tests/core/test_sinks.py::", "tests/processes/test_metrics.py::"
 
 MUTANTS = [
     Mutant("a-page-is-for-anybody", READ, "lab/watch/server.py",
@@ -122,4 +124,40 @@ MUTANTS = [
     Mutant("those-who-are-done-have-left-early", WRONG, "record/summary.py",
         "if record.died or not self._ending:", "if record.died or self._ending:",
         (MADE_UP + "test_replicas_that_leave_at_the_end_took_part_and_those_that_left_before_did_not",)),
+    Mutant("a-sink-that-fails-is-asked-again", SINKS, "record/recorder.py",
+        "                self.sinks.remove(sink)\n", "",
+        (SINK + "test_a_sink_that_raises_is_dropped_with_one_warning_and_the_others_go_on",)),
+    Mutant("a-job-waits-for-a-tool", SINKS, "record/curves.py",
+        "result), wait > 0, wait)", "result))",
+        (SINK + "test_a_job_does_not_wait_for_a_writer_that_waits",), 15),
+    Mutant("points-wait-without-end", SINKS, "record/curves.py",
+        "deque(maxlen=WAITING)", "deque()",
+        (SINK + "test_points_that_a_writer_does_not_take_are_bounded",)),
+    Mutant("a-job-that-never-began-is-shown", SINKS, "record/curves.py",
+        "if not self._begun or self._broken:", "if self._broken:",
+        (SINK + "test_a_writer_gets_the_points_and_the_result_and_one_that_fails_is_told_once",)),
+    Mutant("a-run-of-another-store-goes-on", SINKS, "record/sinks.py",
+        "if known == tool:", "if known:",
+        (SINK + "test_a_tool_knows_a_run_by_one_name_at_one_place",)),
+    Mutant("a-sink-gets-half-of-its-argument", SINKS, "places/view.py",
+        'self.track.partition(":")', 'self.track.rpartition(":")',
+        (SINK + "test_a_sink_of_another_package_is_found_by_its_entry_point",)),
+    Mutant("who-leaves-has-died", METRICS, "integrations/families.py",
+        'self._failed["replica"] += died', 'self._failed["replica"] += 1',
+        (SINK + "test_metrics_count_what_the_records_say",)),
+    Mutant("buckets-count-only-their-own", METRICS, "integrations/families.py",
+        "if staleness <= bound)", "if staleness == bound)",
+        (SINK + "test_metrics_count_what_the_records_say",)),
+    Mutant("every-step-makes-a-snapshot", METRICS, "integrations/prometheus.py",
+        ">= self._taken + 1.0", ">= self._taken",
+        (SCRAPE + "test_a_snapshot_is_a_second_old_at_most_and_shows_what_is_rare_at_once",)),
+    Mutant("what-is-rare-waits-for-a-second", METRICS, "integrations/prometheus.py",
+        "if not isinstance(record, OFTEN) or time", "if time",
+        (SCRAPE + "test_a_snapshot_is_a_second_old_at_most_and_shows_what_is_rare_at_once",)),
+    Mutant("metrics-stay-after-the-job", METRICS, "integrations/prometheus.py",
+        "        self.server_close()\n", "",
+        (SCRAPE + "test_a_running_job_is_scraped_and_says_that_it_runs",), 15),
+    Mutant("metrics-are-plain-everywhere", METRICS, "places/join/authority.py",
+        "    if is_loopback(host):\n        return None", "    if host:\n        return None",
+        (SCRAPE + "test_beyond_loopback_metrics_are_encrypted_and_certified",), 15),
 ]  # fmt: skip
