@@ -198,7 +198,7 @@ def _taking_part(e: Evidence) -> Iterator[Diagnosis]:
         tail = sum(count for each, count in e.staleness["histogram"].items() if int(each) > FAR * usual)
         if tail >= TAIL and e.shares[slow] < SLOW:
             sentence = (
-                f"{roles.replica(slow)} is slow, with {_percent(e.shares[slow])} of a fair share of the samples: pushes "
+                f"{roles.replica(slow)} is slow, with {_percent(e.shares[slow])} of a fair share of samples: pushes "
                 f"come up to {most} updates late, where {usual:.0f} is usual"
             )
             found = {"share": e.shares[slow], "staleness_max": most, "usual": usual, "pushes": tail}
