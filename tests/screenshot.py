@@ -14,11 +14,12 @@ COMMAND = [sys.executable, "-m", "distbelief"]
 JOB = "train mnist downpour --replicas 4 --shards 2 --restarts 3 --optimizer adagrad --lr 0.02 --epochs 100"
 SECONDS = 25.0
 """Time before the death of a replica, and after it."""
-SIZE = {"width": 1200, "height": 900}
+SIZE = {"width": 1400, "height": 860}
 
 
 def main(out: str = "docs/watch.png") -> None:
     """Write the picture."""
+    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
@@ -41,6 +42,7 @@ def main(out: str = "docs/watch.png") -> None:
             tab.wait_for_selector("#learning .main-svg")
             time.sleep(SECONDS)
             tab.screenshot(path=out)
+            Image.open(out).quantize(128).save(out, optimize=True)  # a third of the size
         finally:
             browser.close()
             page.terminate()

@@ -146,6 +146,22 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
 
 
 @pytest.mark.parametrize(
+    ("words", "page"), [([], False), (["--page"], True), (["--page", "8000"], 8000), (["--page=0"], 0)]
+)
+def test_a_value_that_may_be_left_off_is_no_other_word(words: list[str], page: int | bool, tmp_path: Path) -> None:
+    script = ["train.py", "9"]
+    assert options.split_script("downpour", [*words, *script]) == (words, script)
+    for more in ([], ["--replicas", "3"]):
+        found = options.parse("launch", "", "downpour", [*words, *more]).showing.page
+        assert (found, type(found)) == (page, type(page))
+    file = tmp_path / "job.toml"
+    file.write_text(f"page = {json.dumps(page)}")
+    assert options.parse("train", "mnist", "downpour", ["--config", str(file)]).showing.page == page
+    with pytest.raises(UsageError, match="--page 'x': is not a whole number"):
+        options.parse("train", "mnist", "downpour", ["--page", "x"])
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ('lr = "x"\nreplicas = "two"\n', "job.toml, line 1: --lr 'x': is not a number"),

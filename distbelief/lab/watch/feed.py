@@ -27,7 +27,7 @@ class RunReader(Protocol):
         """Return the state of the run, now or at a moment (seconds of its clock)."""
 
 
-class Part(NamedTuple):
+class FeedPart(NamedTuple):
     """Part of a feed: what makes the named state of the one before, as JSON."""
 
     name: str
@@ -60,7 +60,7 @@ class Feed:
         self._state: Json = {}
         self._failed = False
         self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
-        self._patches: deque[Part] = deque(maxlen=KEPT)
+        self._patches: deque[FeedPart] = deque(maxlen=KEPT)
 
     @property
     def running(self) -> bool:
@@ -84,7 +84,7 @@ class Feed:
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
                 self._state, self._number = state, self._number + 1
-                self._patches.append(Part(self._name, "patch", msgspec.json.encode(patch)))
+                self._patches.append(FeedPart(self._name, "patch", msgspec.json.encode(patch)))
 
     async def at(self, moment: float) -> Json:
         """Return the state at a moment of the run."""
@@ -95,11 +95,11 @@ class Feed:
     def _name(self) -> str:
         return f"{self._start}-{self._number}"
 
-    def since(self, name: str) -> list[Part]:
+    def since(self, name: str) -> list[FeedPart]:
         """Return what came after a named state, or the whole state if that is not known."""
         if name == self._name:
             return []
         later = [*itertools.dropwhile(lambda part: part.name != name, self._patches)][1:]
         if later:
             return later
-        return [Part(self._name, "whole", msgspec.json.encode(self._state))]
+        return [FeedPart(self._name, "whole", msgspec.json.encode(self._state))]

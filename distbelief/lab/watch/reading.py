@@ -14,7 +14,7 @@ from distbelief.core.records import Json
 from distbelief.places import status
 from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
-from distbelief.record.live import figures, told_of
+from distbelief.record.live import figures
 from distbelief.record.summary import HistoryRow, Summary, duration
 from distbelief.record.timeline import Amounts, Bin, Bins, Timeline, Uses
 
@@ -72,9 +72,9 @@ class Reading:
             members, numbers = _members_at(timeline, moment), _numbers_at(timeline, moment)
         settings = summary.settings
         outcome = live.get("outcome") or ""
-        wrong = [] if at is not None else [f"wrong: {told_of(one)}" for one in live.get("wrong", [])]
         return {
-            "sentence": "; ".join([self._sentence(live, members, moment, at is not None), *wrong]),
+            "sentence": self._sentence(live, members, moment, at is not None),
+            "diagnosis": {one["rule"]: _shown(one) for one in live.get("wrong", [])} if at is None else {},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -199,6 +199,12 @@ class Reading:
         else:
             far = f"{started.unit} {summary.epochs + 1} of {started.epochs}"
         return f"{far}{_longest(members)}"
+
+
+def _shown(found: Json) -> Json:
+    """Return a diagnosis with its numbers as text."""
+    numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in found["evidence"].items()]
+    return {**found, "evidence": ", ".join(numbers)}
 
 
 def _ending(ended: str, summary: Summary) -> str:

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distbelief.errors import DistbeliefError
-from distbelief.lab.watch.feed import PERIOD, Feed, Part
+from distbelief.lab.watch.feed import PERIOD, Feed, FeedPart
 
 CLIENTS = 16
 """Most streams at the same time; further pages ask again and again instead."""
@@ -122,12 +122,12 @@ class Page:
             Starlette(routes=routes, exception_handlers=refused), token, (*hosts, self._proxy) if hosts else ()
         )
 
-    async def _parts(self, name: str) -> list[Part]:
+    async def _parts(self, name: str) -> list[FeedPart]:
         """Return what came after a state, and with a whole state a token for the buttons."""
         await self._feed.look()
         parts = self._feed.since(name)
         if self._press and parts and parts[0].kind == "whole":
-            parts.append(Part(parts[0].name, "press", msgspec.json.encode(self._issue())))
+            parts.append(FeedPart(parts[0].name, "press", msgspec.json.encode(self._issue())))
         return parts
 
     async def _state(self, request: Request) -> Response:

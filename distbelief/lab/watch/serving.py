@@ -24,6 +24,8 @@ KEY = "page.key"
 """File of a run folder with the token of its page, so that an open page outlives its server."""
 CONNECTIONS = 128
 """Most connections at the same time."""
+UNSEEN_SECONDS = 10.0
+"""Seconds between two looks at a job for its end, while nobody has the page open."""
 
 
 def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | None) -> None:
@@ -46,11 +48,9 @@ def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | No
             f"--bind {options.bind}: others on the way could read the page and its token: name --certificate and --key "
             "(PEM files) for TLS, or reach it through ssh -L, or add --insecure"
         )
-    feed = Feed(reader)
-    token = _token(run)
-    page = Page(feed, press, options.proxy)
+    feed, token = Feed(reader), _token(run)
     config = uvicorn.Config(
-        page.app(token, LOOPBACK if local else ()),
+        Page(feed, press, options.proxy).app(token, LOOPBACK if local else ()),
         log_level="error",
         access_log=False,
         limit_concurrency=CONNECTIONS,
@@ -82,7 +82,8 @@ async def _until_end(server: uvicorn.Server, listener: socket.socket, feed: Feed
     serving = asyncio.create_task(server.serve([listener]))
     ended = None
     while not serving.done():
-        await asyncio.wait([serving], timeout=PERIOD)
+        # a page that nobody has open asks the job seldom
+        await asyncio.wait([serving], timeout=UNSEEN_SECONDS if stay is None else min(UNSEEN_SECONDS, stay + PERIOD))
         if stay is not None:
             await feed.look()
             ended = (ended or time.monotonic()) if feed.lost else None
@@ -94,7 +95,7 @@ def _token(run: Path) -> str:
     """Return the token of a run's page: the one of an earlier page of this user, or a new one."""
     path = run / KEY
     with suppress(OSError, UnicodeDecodeError):
-        about = path.stat()
+        about = path.lstat()
         if about.st_uid == os.getuid() and not about.st_mode & 0o077 and (token := path.read_text("ascii")):
             return token
     token = secrets.token_urlsafe(16)

@@ -17,6 +17,7 @@ const bytes = value => {
   return `${short(value / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 };
 const clock = value => {
+  if (value < 60) return `${short(value)} s`;
   const two = number => String(Math.floor(number) % 60).padStart(2, "0"), minutes = Math.floor(value / 60);
   return minutes < 60 ? `${minutes}:${two(value)}` : `${Math.floor(minutes / 60)}:${two(minutes)}:${two(value)}`;
 };
@@ -166,8 +167,9 @@ const show = () => {
 };
 // rows stay where they are, and so does the focus on a button in one
 const rows = (table, items, kinds, fill, made = () => {}) => {
-  const before = new Map([...$(table).rows].map(row => [row.dataset.name, row]));
-  const now = items.sort(([a], [b]) => a.localeCompare(b, "en", {numeric: true})).map(([key]) => {
+  const before = new Map([...$(table).rows].map(row => [row.dataset.name, row])), place = key => key.startsWith("replica") ? 0 : 1;
+  items.sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b, "en", {numeric: true}));
+  const now = items.map(([key]) => {
     if (before.has(key)) return before.get(key);
     const row = make("tr", {}, make("th", {scope: "row"}, key), ...kinds.map(kind => make("td", {className: kind})));
     row.dataset.name = key;
@@ -199,7 +201,7 @@ const drawBand = (cell, key, bins, since, until) => {
   if (!cell.firstChild) cell.append(make("canvas", {role: "img"}));
   const canvas = cell.firstChild, ratio = devicePixelRatio || 1, wide = canvas.clientWidth, high = canvas.clientHeight;
   canvas.width = wide * ratio; canvas.height = high * ratio;
-  const pen = canvas.getContext("2d"), place = seconds => (seconds - since) / Math.max(1, until - since) * wide;
+  const pen = canvas.getContext("2d"), place = seconds => (seconds - since) / (until - since || 1) * wide;
   const sums = PARTS.map(() => 0), reasons = {};
   pen.scale(ratio, ratio);
   for (const [start, bin] of bins) {
@@ -264,7 +266,7 @@ const drawCharts = () => {
       yaxis2: {overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", tickformat: ".2~f"}},
     `test accuracy ${percent(numbers.accuracy) || "unknown"}, training loss ${short(numbers.train_loss) || "unknown"}`);
   plot("rate", [line("samples a second", at, speed(1), "compute")], {showlegend: false}, `${whole(numbers.rate)} samples a second`);
-  plot("bytes", ["sent", "received", "shared memory"].map((way, n) => line(way, at, speed(5 + n), PARTS[2 * n])), {},
+  plot("bytes", ["sent", "received", "shared memory"].map((way, n) => line(way, at, speed(5 + n), ["compute", "communicate", "load"][n])), {},
     `${bytes(numbers.sent)} sent, ${bytes(numbers.received)} received, ${bytes(numbers.shared_memory)} in shared memory`);
 };
 const plot = (id, data, more, text) => {
@@ -283,6 +285,6 @@ $("axis").onclick = () => {
 matchMedia("(prefers-color-scheme:dark)").addEventListener("change", () => { colours = {}; drawn = 0; show(); });
 addEventListener("resize", show);
 history.replaceState(null, "", location.pathname);  // the cookie has the token now
-$("legend").append(...PARTS.flatMap((part, at) => [make("i", {style: `background:var(--${part})`}), DOING[at]]),
-  ...entries(SIGNS).slice(0, 4).map(([kind, sign]) => `  ${sign} ${kind}`));
+$("legend").append(...PARTS.map((part, at) => make("span", {}, make("i", {style: `background:var(--${part})`}), DOING[at])),
+  ...entries(SIGNS).slice(0, 4).map(([kind, sign]) => make("span", {}, `${sign} ${kind}`)));
 listen();
