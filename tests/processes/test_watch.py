@@ -130,6 +130,8 @@ def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: py
         trust.check_hostname = False
         assert address.startswith("https://")
         assert get(address, trust=trust)["run"]["outcome"] == "done"
+    with watching(ended, "--bind", "127.0.0.2") as (_, address):
+        assert get(address)["run"]["outcome"] == "done", "which is loopback"
     with watching(ended, "--bind", "0.0.0.0", "--insecure") as (_, address):
         assert get(address)["run"]["outcome"] == "done"
 
