@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train study test test-all test-busy test-mutants test-gpu test-browser test-frameworks test-clusters scripts screenshot bench clean
+.PHONY: train study test test-all test-busy test-mutants test-gpu test-browser test-frameworks test-trackers test-clusters scripts screenshot bench clean
 
 train: .venv/installed
 	@task=mnist; why=$$($(BIN)/python -c 'from distbelief.tasks import available; print(available("mnist") or "")'); \
@@ -56,6 +56,10 @@ test-frameworks: .venv/frameworks
 	$(BIN)/pytest tests/frameworks
 	$(BIN)/python recipes/scripts/run.py --frameworks
 
+# jobs that MLflow, Weights & Biases and Aim follow, without a network; they are installed for it
+test-trackers: .venv/trackers
+	$(BIN)/pytest tests/trackers
+
 # jobs on four hosts by every engine: network namespaces of this machine, which only root may make; tests whose tools
 # are missing are skipped, and where all are it fails
 test-clusters: .venv/clusters
@@ -92,6 +96,10 @@ clean:
 
 .venv/frameworks: .venv/tools
 	$(PIP) --editable '.[frameworks]'
+	@touch $@
+
+.venv/trackers: .venv/tools
+	$(PIP) --editable '.[mlflow,wandb,aim]'
 	@touch $@
 
 ENGINES := iproute2 openssh-server openssh-client slurmctld slurmd slurm-client munge openmpi-bin libfaketime

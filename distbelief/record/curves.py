@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections import deque
@@ -60,6 +61,7 @@ class Curves:
         self._samples = self._from = self._first = 0
         self._seconds = 0.0
         self._wrote = time.monotonic()
+        self._batches: queue.Queue[tuple[list[Scalar], int, Json | None]] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._begun = self._broken = False
 
@@ -89,8 +91,8 @@ class Curves:
                 mean = summary.staleness()["mean"]
                 if mean is not None:
                     self._add("staleness/mean", mean)
-        if self._due and time.monotonic() - self._wrote >= self._period and not self._writing:
-            self._write_beside()
+        if self._due and not self._broken and time.monotonic() >= self._wrote + self._period:
+            self._pass()
 
     def _point(self, seconds: float) -> None:
         loss = self._loss.take()
@@ -103,40 +105,38 @@ class Curves:
     def _add(self, tag: str, value: float) -> None:
         self._due.append((tag, value, self._samples, time.time()))
 
-    @property
-    def _writing(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _write_beside(self, result: Json | None = None) -> None:
-        if not self._broken:
-            due = list(self._due)
+    def _pass(self, result: Json | None = None, wait: float = 0.0) -> None:
+        """Pass what is due to the thread, unless it is still busy with what was passed before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="curves", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._batches.put(([*self._due], self._first, result), wait > 0, wait)
             self._due.clear()
             self._wrote = time.monotonic()
-            self._thread = threading.Thread(target=self._write, args=(due, result), name="curves", daemon=True)
-            self._thread.start()
 
-    def _write(self, due: Sequence[Scalar], result: Json | None) -> None:
+    def _write(self) -> None:
+        """Write batches until the last one, which has the result."""
+        result = None
         try:
-            if due:
-                self._writer.write(due, self._first)
-            if result is not None:
-                self._writer.close(result)
+            while result is None:
+                due, first, result = self._batches.get()
+                if due:
+                    self._writer.write(due, first)
+            self._writer.close(result)
         except Exception as error:  # a job must not fail because of its curves
             self._broken = True
             self._warn(f"{self._writer} cannot be written: {error}; the curves are in metrics.jsonl too")
 
     def close(self, result: Json) -> None:
         """Write the last curves, waiting at most `CLOSE_SECONDS`; nothing of a job that never began is written."""
-        if not self._begun:
+        if not self._begun or self._broken:
             return
         end = time.monotonic() + CLOSE_SECONDS
-        if self._thread:
-            self._thread.join(CLOSE_SECONDS)
-        if not self._writing:
-            self._write_beside(result)
+        self._pass(result, CLOSE_SECONDS)
         if self._thread:
             self._thread.join(max(0.0, end - time.monotonic()))
-        if self._writing:
+        if self._thread and self._thread.is_alive():
             self._warn(
                 f"{self._writer} were not written within {CLOSE_SECONDS:g} s; the curves are in metrics.jsonl too"
             )

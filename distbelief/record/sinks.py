@@ -11,6 +11,7 @@ from typing import Protocol
 
 from distbelief.core.records import Json, Record
 from distbelief.errors import UsageError, unknown
+from distbelief.record.folder import write_atomically
 from distbelief.record.summary import Summary
 
 GROUP = "distbelief.sinks"
@@ -42,6 +43,32 @@ class ShownRun:
     """Shows and records a sentence, on the job's own thread."""
     warn: Callable[[str], None]
     """Shows a warning; any thread may call it."""
+
+    @property
+    def parameters(self) -> dict[str, str | float]:
+        """Return the settings and options of the job, without those that are not set."""
+        named = {
+            **self.job,
+            **self.job.get("options", {}),
+            **self.job.get("settings", {}),
+            **self.job.get("versions", {}),
+        }
+        kept = {name: value for name, value in named.items() if value is not None and not isinstance(value, dict)}
+        return {name: value if isinstance(value, int | float) else str(value) for name, value in kept.items()}
+
+    def identity(self, tool: str, new: Callable[[], str]) -> str:
+        """Return the name by which a tool knows the run, which is kept in the run folder.
+
+        Args:
+            tool: the tool, and the place where it keeps its runs.
+            new: makes the name, if this tool there does not know the run yet.
+        """
+        path = self.folder / f"{tool.partition(':')[0]}.id"
+        known, _, identity = path.read_text().partition("\n") if path.exists() else ("", "", "")
+        if known == tool:
+            return identity
+        write_atomically(path, f"{tool}\n{(identity := new())}".encode())
+        return identity
 
 
 SinkMaker = Callable[[ShownRun], Sink]
@@ -75,3 +102,13 @@ def need(package: str) -> None:
     """Raise the error of a missing package without importing it, which may take seconds."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f"No module named {package!r}")
+
+
+def figures(result: Json) -> dict[str, float | str]:
+    """Return the numbers of a result, and how it ended.
+
+    >>> figures({"steps": 3, "test_loss": None, "target": {}, "outcome": "done", "reason": "all epochs are done"})
+    {'steps': 3, 'outcome': 'done', 'reason': 'all epochs are done'}
+    """
+    counted = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    return {**counted, **{name: str(result[name]) for name in ("outcome", "reason")}}

@@ -91,6 +91,8 @@ def cases(of: int) -> dict[str, list[r.Record]]:
         "alone": [*trained(of, falls), *(times(i, compute=1e-3) for i in everyone)],
         "evaluations": [r.Tested(1, 0.5, 0.9, {}, 50.0), *trained(of, falls)],
         "checkpoints": [r.Checkpointed(1, "", 50.0), *trained(of, falls)],
+        "enough": [*trained(of, falls), r.Resources(9, 9, 10**9, 10**10, 10**12, 10**12)],
+        "no folder": [*trained(of, falls), r.Resources(9, 9, 10**9, 10**10, 0, 0)],
         "machine": [*trained(of, falls), r.Resources(1, 9, 10**6, 10**10, 10**6, 10**12)],
     }
 
@@ -129,8 +131,22 @@ def test_every_rule_finds_something_in_some_of_these() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_nothing_is_wrong_with_a_job_to_which_nothing_happened(name: str) -> None:
-    assert found(SETTINGS[name], "nothing") == {}
+@pytest.mark.parametrize("case", ["nothing", "enough", "no folder"])
+def test_nothing_is_wrong_with_a_job_to_which_nothing_happened(name: str, case: str) -> None:
+    assert found(SETTINGS[name], case) == {}
+
+
+def test_loading_is_a_part_of_the_time_of_steps() -> None:
+    told = found(SETTINGS["downpour"], "starved")["starved"]
+    assert told.evidence == {"share": 0.75, "load": 0.3, "compute": 0.1, "starved": 4}
+    assert "loading a minibatch takes 300 ms, and computing it 100 ms" in told.sentence
+
+
+def test_evaluations_count_where_they_hold_the_training_up() -> None:
+    assert found(SETTINGS["single"], "evaluations")["beside"].remedy == "--evaluate-every 2"
+    assert found(SETTINGS["allreduce"], "evaluations").keys() == {"beside"}
+    assert found(SETTINGS["downpour"], "evaluations") == {}
+    assert found(SETTINGS["downpour"], "checkpoints").keys() == {"beside"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -170,3 +186,12 @@ def test_what_is_wrong_stands_in_the_last_lines_of_a_run_with_its_remedy() -> No
     text = lines({**sums.result(), "diagnosis": told}).splitlines()
     assert "wrong       memory is nearly full: 0.001 of 10 GB are free; try --replicas 2 or --batch-size 5" in text
     assert "advice      9 threads compute gradients on 1 cores; try --threads 1" in text
+
+
+def test_replicas_that_leave_at_the_end_took_part_and_those_that_left_before_did_not() -> None:
+    leaves = [r.Gone(f"replica {i}", 0, "it was done", died=False) for i in (1, 2)]
+    ends = r.Ending.of(Cause.EPOCHS_DONE, "all epochs are done")
+    idle = trained(4, [1.0] * 8, idle=(1, 2))
+    for happened, rules in (([*idle, ends, *leaves], {"idle"}), ([*leaves, *idle, ends], set())):
+        _, sums, timeline = played(SETTINGS["downpour"], happened)
+        assert {one.rule for one in diagnose(sums, timeline)} == rules

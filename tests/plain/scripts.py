@@ -287,7 +287,7 @@ def tensors() -> None:
         refused=f"parameter '1.scale' is float64 .16., and was float32 .16.{BEFORE}")
     has("view_kept", "A view of a weight, taken before the optimizer is made",
         begin=sees(lambda m: m[0].weight.detach()[1:, :2].clone))
-    has("array_kept", "A numpy array on the memory of a weight",
+    has("array_kept", "A numpy array in the memory of a weight",
         begin=sees(lambda m: m[2].weight.detach().numpy().tobytes))
     has("places_kept", "The identity and the memory of each parameter", begin=sees(places))
     has("tied", "One parameter under two names", model=lambda: changed(net(nn.Tanh(), nn.Linear(16, 16)), tie))
@@ -301,7 +301,7 @@ def tensors() -> None:
         model=lambda: changed(net(), lambda m: m[0].requires_grad_(False)),
         begin=each(lambda m, n: m[0].requires_grad_(n > 3)),
         refused="0.weight has a gradient in step .*, and was frozen .*: call .* first and freeze it afterwards")
-    has("parametrized", "A weight that is computed of others (weight norm)",
+    has("parametrized", "A weight computed from others (weight norm)",
         model=lambda: changed(net(), lambda m: nn.utils.parametrizations.weight_norm(m[0])))
     has("spectral", "A parametrization with buffers (spectral norm)",
         model=lambda: changed(net(), lambda m: nn.utils.parametrizations.spectral_norm(m[2])))
@@ -319,7 +319,7 @@ def tensors() -> None:
     has("scripted", "A model that TorchScript has traced", model=traced)
     has("batch_norm", "Running statistics", model=normed)
     has("cumulative_norm", "Running statistics that are a cumulative average", model=lambda: normed(momentum=None))
-    has("dropout", "Chance in the model", model=lambda: net(nn.Dropout(0.4), nn.Linear(16, 16)))
+    has("dropout", "Random numbers in the model", model=lambda: net(nn.Dropout(0.4), nn.Linear(16, 16)))
     has("lazy", "A lazy module whose first call is in the loop", model=lambda: nn.Sequential(nn.LazyLinear(16)),
         refused="'0.weight' of a lazy module has no shape yet: run a minibatch through the model first")
     has("unused", "A parameter that never has a gradient, with weight decay", of={"optimizer": DECAYED},
@@ -529,7 +529,8 @@ def optimizers() -> None:
             made = {"optimizer": optim(name, lr=lr, **decay), "epochs": 4, **close}
             has(f"optimizer_{name}{'_with_weight_decay' if decay else ''}", title or name, of=made)
     for name, make in SCHEDULERS.items():
-        has(f"scheduler_{name.replace(' ', '_')}", name, refused=BY_JOB, begin=schedule(make))
+        title = "Each scheduler of torch.optim, with and without momentum"
+        has(f"scheduler_{name.replace(' ', '_')}", title, refused=BY_JOB, begin=schedule(make))
     has("rate_set", "The rate is set in the loop", refused=BY_JOB, begin=sets("lr", lambda n: 0.07 / (n + 1)))
     has("rate_of_one_group_set", "The rate of one of two groups is set in the loop", refused=BY_JOB,
         groups=two_groups, begin=sets("lr", lambda n: 0.07 / (n + 1), 1))
@@ -544,7 +545,8 @@ def optimizers() -> None:
     for option, value in {**allowed, **foreign, **of_adam}.items():
         says = f"parameter group 0 sets '{option}'; a group may set lr, weight_decay, the rest is the job's"
         made = {"optimizer": optim("adam", lr=0.01)} if option in of_adam else {}
-        has(f"group_{option}", f"{option} of a group", groups=partial(two_groups, **{option: value}), of=made,
+        title = f"{option} of a group" if option in allowed else "Any other option of a group"
+        has(f"group_{option}", title, groups=partial(two_groups, **{option: value}), of=made,
             refused="" if option in allowed else says)
     has("group_named", "Groups of named parameters", groups=lambda m: [{"params": [*m.named_parameters()]}])
     has("group_lacks", "A parameter is in no group", groups=lambda m: [{"params": m[0].parameters()}],
@@ -778,6 +780,7 @@ def loader(dataset: Any = None, size: int | None = 8, **given: Any) -> DataLoade
 
 GROUP = "means nothing to strategy allreduce; the minibatches of a round are dealt to its whole group"
 STREAM = {"allreduce": f"a stream {GROUP}"}
+DRAWS = "A transform that draws from torch, Python or numpy"
 OWN_ORDER = "the job has its own order, in which each sample goes to one replica"
 DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "arrays": ("Arrays in a tuple", lambda: tuple(one.numpy() for one in data()), ""),
@@ -791,9 +794,9 @@ DATA: dict[str, tuple[str, Callable[[], Any], Any]] = {
     "one_batch": ("Fewer samples than a minibatch", lambda: data(5), ""),
     "loader": ("A DataLoader, with its batch size", lambda: loader(size=5, shuffle=True), ""),
     "collate": ("A collate_fn", lambda: loader(shuffle=True, collate_fn=shifted), ""),
-    "draws_torch": ("A transform that draws from torch", lambda: Numbered(lambda x: x + torch.randn(3)), ""),
-    "draws_python": ("A transform that draws from Python", lambda: Numbered(lambda x: x + random.random()), ""),
-    "draws_numpy": ("A transform that draws from numpy", lambda: Numbered(lambda x: x + float(np.random.rand())), ""),
+    "draws_torch": (DRAWS, lambda: Numbered(lambda x: x + torch.randn(3)), ""),
+    "draws_python": (DRAWS, lambda: Numbered(lambda x: x + random.random()), ""),
+    "draws_numpy": (DRAWS, lambda: Numbered(lambda x: x + float(np.random.rand())), ""),
     "iterable": ("An IterableDataset", Flow, STREAM),
     "loader_of_stream": ("A DataLoader of an IterableDataset", lambda: loader(Flow()), STREAM),
     "batched_stream": ("A stream of minibatches", lambda: loader(InBatches(), None), STREAM),
@@ -882,7 +885,7 @@ def data_sets() -> None:
         samples=partial(loader, shuffle=True))
     add("data", "epochs_left", "Epochs that are left before their end", in_epochs, of=one, samples=data, most=3,
         refused="the loop over the minibatches of epoch 0 was left, which has ended this replica's part: skip")
-    add("data", "epochs_of_other_data", "Epochs of more and more data", in_epochs, of=one, samples=data, grows=True,
+    add("data", "epochs_of_other_data", "Epochs whose data grow", in_epochs, of=one, samples=data, grows=True,
         refused=r"batches\(\) of 30 samples in epoch 1, and of 20 before: all epochs of a job have the same data")
     add("data", "epochs_scheduled", "A scheduler that is stepped with each epoch", in_epochs, BY_JOB, of=one,
         samples=data, scheduled=True)
@@ -1029,26 +1032,26 @@ def says(_model: Any, _optimizer: Any, seen: Seen) -> After:
 
 # fmt: off
 def control() -> None:
-    whats = {"continue": "A minibatch is passed over", "break": "The loop is left", "stop": "stop()",
-             "stop, break": "stop(), and the loop is left", "error": "An error in the loop that nobody takes",
-             "caught": "An error in the loop that the script takes"}
+    whats = {"continue": "A minibatch is skipped", "break": "The loop is left", "stop": "stop()",
+             "stop, break": "stop(), and the loop is left", "error": "An error in the loop that nobody catches",
+             "caught": "An error in the loop that the script catches"}
     for what, title in whats.items():
         refused = ONE_STEP if what == "continue" else {}
         add("control", f"control_{what.replace(', ', '_')}", title, controlled, refused, what=what)
     add("control", "early_stop", "Early stopping between epochs", early_stop, of={"epochs": 1})
     add("control", "by_hand", "Minibatches that are taken one by one", by_hand, most=100)
-    add("control", "sliced", "The first minibatches alone (itertools.islice)", by_hand, most=6)
+    add("control", "sliced", "Only the first minibatches (itertools.islice)", by_hand, most=6)
     add("control", "loops", "A second loop over batches(), without one over epochs", again, loops=2,
         refused=r"batches\(\) a second time: the first yields the minibatches of all epochs .* replica.epochs\(n\)")
     add("control", "steps", "Two steps in one minibatch", again, steps=2,
         refused=r"optimizer.step\(\) twice in one minibatch of replica.batches\(\): each minibatch is one step")
     add("control", "step_before", "A step before the loop", again, before=True,
         refused=r"optimizer.step\(\) outside of a minibatch of replica.batches\(\): there is no gradient to")
-    add("control", "printed", "Lines and warnings of the script", train, begin=says)
+    add("control", "printed", "Lines and warnings that the script prints", train, begin=says)
     add(
         "control",
         "chance",
-        "Chance that the script draws in the loop",
+        "Random numbers drawn in the loop",
         train,
         begin=sees(lambda _: partial(torch.rand, 2)),
     )

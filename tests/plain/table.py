@@ -103,13 +103,12 @@ def plainly(name: str, folder: Path) -> Outcome:
 
 HEAD = """# What a script may do, feature by feature
 
-With one replica a script does what plain PyTorch does, or a sentence refuses it ([scripts.md](scripts.md)). Each
-feature is a small script. `pytest tests/plain` runs it without distbelief, and in four ways: `served` and `direct`
+With one replica a script does what plain PyTorch does, or a sentence refuses it ([scripts.md](scripts.md)).
+`pytest tests/plain` runs a small script for each feature without distbelief, and in four ways: `served` and `direct`
 (both `downpour`), `synchronous` and `allreduce`.
 
-**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Of a sentence
-that refuses others the page has the part that says why, and what to do. Where it begins with a way, that way alone
-refuses, and the others are equal.
+**Equal** features have the same parameters, buffers, losses, samples, files and messages, bit for bit. Others are
+refused: the tables have the end of the message. Where a way is named, only that way refuses.
 
 `DISTBELIEF_RENEW=1 pytest tests/plain -k document` writes this page.
 """

@@ -12,6 +12,7 @@ import pytest
 
 from distbelief.cli import main
 from distbelief.core import records
+from distbelief.lab.watch.reading import Reading
 from distbelief.places import status
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes import resources
@@ -103,7 +104,7 @@ def test_memory_that_goes_while_a_job_runs_is_recorded_at_once(
     assert [record.free_memory for record in watch.of(records.Resources)] == [20 * GB, GB]
 
 
-def test_status_says_what_is_wrong_while_a_job_runs_and_when_it_has_ended(
+def test_status_and_page_say_what_is_wrong_while_a_job_runs_and_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watch: jobs.Watch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_machine(monkeypatch, (GB, 32 * GB), *ROOMY[1:])
@@ -120,7 +121,9 @@ def test_status_says_what_is_wrong_while_a_job_runs_and_when_it_has_ended(
     watch.once(records.Resources, asker.start)
     jobs.run(run, Downpour(2, 1), Local(compute=ComputeModel(step=0.005)), epochs=jobs.MANY)
     asker.join()
+    page = Reading(run).view(None)
     line = "wrong: memory is nearly full: 1 of 32 GB are free; try --replicas 1 or --batch-size 8"
     assert line in asked
+    assert page["sentence"].endswith(line)
     assert not main.run(["status", str(run)])
     assert line in capsys.readouterr().out

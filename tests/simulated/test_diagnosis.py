@@ -6,18 +6,25 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from drawn import in_chunks, sweep
 
 import distbelief as db
+from distbelief.cli import main
 from distbelief.core import records
 from distbelief.core.records import Record
 from distbelief.errors import LossNotFinite
 from distbelief.places import attempt
+from distbelief.record import diagnosis
 from distbelief.record.diagnosis import GRACE, RULES, Diagnosis, Level, diagnose
+from distbelief.record.folder import RunFolder
+from distbelief.record.metrics import read_metrics
 from distbelief.record.recorder import Recorder
+from distbelief.record.summary import Summary
+from distbelief.record.timeline import Timeline
 
 EVERY = 20
 """Records between two diagnoses."""
@@ -89,7 +96,7 @@ NOT_FOUND: dict[str, list[Run]] = {
     ],
     "network": [
         phantom(db.Downpour(8, 1), FAST, handling=HEAVY),
-        phantom(db.Synchronous(8, 2), db.ComputeModel(step=0.1, spread="exponential"), 40),
+        phantom(db.Synchronous(32, 2), db.ComputeModel(step=0.1, spread="exponential"), 60),
         phantom(db.Allreduce(4), slow(1.0)),
     ],
     "alone": [phantom(db.Downpour(4, 2), slow(1.0), 20)],
@@ -110,12 +117,16 @@ class Watch:
             """Diagnoses after every few records."""
 
             taken = 0
+            past: Timeline | None = None
 
             def take(self, seconds: float, record: Record) -> None:
                 super().take(seconds, record)
                 self.taken += 1
+                self.past = self.past or Timeline.of(self.job)
+                self.past.take(seconds, record, self.summary)
                 if self.taken % EVERY == 0 or isinstance(record, records.Finished):
-                    watch.look(diagnose(self.summary, self.timeline), self.summary.seconds, self.summary.cause)
+                    for timeline in (self.past, None):
+                        watch.look(diagnose(self.summary, timeline), self.summary.seconds, self.summary.cause)
 
         monkeypatch.setattr(attempt, "Recorder", Watching)
         options = {"task": "digits", **run.options}
@@ -196,7 +207,7 @@ def well(seed: int) -> tuple[str, Run]:
     chance = random.Random(seed)
     names = list(STRATEGIES)
     name = names[seed % len(names)]
-    n, step = chance.choice((2, 3, 4, 8)), chance.choice((0.1, 0.2, 0.4))
+    n, step = chance.choice((2, 3, 4, 8)), chance.choice((0.2, 0.3, 0.5))
     strategy = STRATEGIES[name](n, chance.choice((1, 2, 4)))
     compute = db.ComputeModel(
         step=step,
@@ -207,7 +218,7 @@ def well(seed: int) -> tuple[str, Run]:
     options: dict[str, Any] = {"seed": seed}
     if name != "sandblaster":
         rows, replicas = -(-1437 // 64), 1 if "single" in name else n
-        options["epochs"] = max(4, round(20.0 * replicas / (rows * step)))
+        options["epochs"] = max(4, round(15.0 * replicas / (rows * step)))
     plain = chance.random() < 0.5
     network = {} if name == "single" else {"network": db.NetworkModel(latency=chance.choice((50e-6, 1e-3)))}
     return name, Run(strategy, options, {"compute": compute, "phantom": plain, **network})
@@ -223,3 +234,40 @@ def test_nothing_is_wrong_with_a_job_that_is_well(seeds: range, monkeypatch: pyt
         return Counter([name])
 
     sweep(seeds, hold, well)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_beginning_of_a_run_of_every_strategy_can_be_diagnosed(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also in its first seconds, and where a role dies and comes again, by what its folder keeps."""
+    monkeypatch.setattr(diagnosis, "GRACE", -1.0)
+    strategy = STRATEGIES[name](3, 2)
+    crashes = () if isinstance(strategy, db.Single) else (db.Crash("replica 1", 20), db.Crash("coordinator", 40))
+    if "split" in name:
+        crashes = ()
+    job = db.Job("digits", strategy, out=tmp_path, **({} if name == "sandblaster" else {"epochs": 2}))
+    db.run(job, on=db.Simulated(compute=db.ComputeModel(step=0.1), crashes=crashes, phantom=True))
+    sums, timeline = Summary(RunFolder(tmp_path).read_job()), Timeline.of({})
+    diagnosed = 0
+    for seconds, record in read_metrics(tmp_path / "metrics.jsonl"):
+        sums.take(seconds, record)
+        timeline.take(seconds, record, sums)
+        diagnose(sums, timeline)
+        diagnosed += sums.seconds > 0
+    assert diagnosed > 5
+
+
+def test_a_report_says_what_is_wrong_with_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {
+        "well": db.Downpour(8, 2, db.optim("adagrad", lr=0.02)),
+        "wrong": db.Downpour(8, 2, db.optim("sgd", lr=0.3)),
+    }
+    for name, strategy in runs.items():
+        cluster = db.Simulated(compute=db.ComputeModel(step=0.3))
+        db.run(db.Job("digits", strategy, epochs=12, out=tmp_path / name), on=cluster)
+    assert main.run(["report", *(str(tmp_path / name) for name in runs), "--out", str(tmp_path / "report")]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "try --" in line]
+    assert [line.partition(": the loss has risen")[0] for line in told] == [
+        "downpour on digits (simulated), optimizer sgd 0.3"
+    ]

@@ -17,7 +17,7 @@ from distbelief.lab.study.claims import FIGURES, judge
 from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import SHRUNK_HEAD, Report, figures, kind, shrunk_figures, tables
 from distbelief.lab.study.running import MACHINE, cost_of, read_kept, starts
-from distbelief.lab.study.sentences import findings, observe, sentences
+from distbelief.lab.study.sentences import diagnoses, findings, observe, sentences
 from distbelief.lab.study.trials import Point, Trial
 from distbelief.record.folder import write_atomically
 from distbelief.record.summary import moved
@@ -43,7 +43,8 @@ def make_report(study: Study, trials: Sequence[Trial], machine: Json, left: int 
         judge(claim, [FIGURES[claim.of](report.arm(name)) for name in claim.arms])
         for claim in (() if report.left else study.claims)
     ]
-    return msgspec.structs.replace(report, sentences=[*findings(study, beside), *sentences(report)], claims=judged)
+    told = [*findings(study, beside), *sentences(report), *diagnoses(report)]
+    return msgspec.structs.replace(report, sentences=told, claims=judged)
 
 
 def write_report(path: Path, study: Study, trials: Sequence[Trial]) -> Report:

@@ -48,6 +48,14 @@ def sentences(report: Report) -> list[str]:
     return [text for text in (*main, *more, *rest) if text][:MOST]
 
 
+def diagnoses(report: Report) -> list[str]:
+    """Say of each arm what is probably wrong with its runs."""
+    told: dict[str, list[str]] = {}
+    for trial in report.trials:
+        told.setdefault(trial.arm, []).extend(trial.diagnosis)
+    return [f"{arm}: {_several([*dict.fromkeys(texts)], '; ')}." for arm, texts in told.items() if texts]
+
+
 def _several(texts: Sequence[str], between: str = ", ") -> str:
     """Join texts to a list of readable length.
 

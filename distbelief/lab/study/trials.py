@@ -23,6 +23,7 @@ from distbelief.errors import UsageError
 from distbelief.lab.study.definition import TARGETS, Target, parse_target
 from distbelief.record.checkpoints import read_manifest
 from distbelief.record.folder import RunFolder
+from distbelief.record.live import told_of
 from distbelief.record.metrics import read_metrics
 from distbelief.record.restore import load_weights
 from distbelief.record.summary import PARTS, moved
@@ -125,6 +126,8 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True):
     staleness: dict[str, int] = {}
     parts: dict[str, float] = {}
     """Seconds of a step by `PARTS`; empty if unknown."""
+    diagnosis: list[str] = []
+    """Sentences on what is probably wrong."""
     losses: list[tuple[float, float]] = []
     """Seconds of each moment, and the mean training loss since the one before."""
 
@@ -186,6 +189,7 @@ def of_result(*results: Json) -> Json:
         "bytes": sum(sum(moved(result["bytes"]).values()) for result in results),
         "bytes_by_kind": {kind: sum(moved(result["bytes"])[kind] for result in results) for kind in moved({})},
         "staleness": dict(staleness),
+        "diagnosis": [told_of(found) for result in results for found in result.get("diagnosis", [])],
         "losses": [(row["seconds"], row["train_loss"]) for row in rows],
         "parts": _parts([replica["times"] for replica in replicas if replica.get("times")]),
     }

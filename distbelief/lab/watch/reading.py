@@ -74,6 +74,7 @@ class Reading:
         outcome = live.get("outcome") or ""
         return {
             "sentence": self._sentence(live, members, moment, at is not None),
+            "diagnosis": {one["rule"]: _shown(one) for one in live.get("wrong", [])} if at is None else {},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -198,6 +199,12 @@ class Reading:
         else:
             far = f"{started.unit} {summary.epochs + 1} of {started.epochs}"
         return f"{far}{_longest(members)}"
+
+
+def _shown(found: Json) -> Json:
+    """Return a diagnosis with its numbers as text."""
+    numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in found["evidence"].items()]
+    return {**found, "evidence": ", ".join(numbers)}
 
 
 def _ending(ended: str, summary: Summary) -> str:

@@ -1,4 +1,4 @@
-"""Mutants of the page of a run: who may read it and press its buttons, and what it is sent."""
+"""Mutants of the page of a run (who may read it and press its buttons, and what it is sent) and of what is wrong."""
 
 from mutants import Mutant
 
@@ -8,6 +8,11 @@ SENT = "page-changes"
 ALONE = "page-apart"
 PAGE = "tests/core/test_page.py::"
 WATCH = "tests/processes/test_watch.py::"
+WRONG = "what-is-wrong"
+RULES = "record/diagnosis.py"
+MADE_UP = "tests/core/test_diagnosis.py::"
+FOUND = "tests/simulated/test_diagnosis.py::test_each_rule_finds_what_it_is_for"
+NOT_FOUND = "tests/simulated/test_diagnosis.py::test_no_rule_finds_what_only_looks_like_it"
 
 MUTANTS = [
     Mutant("a-page-is-for-anybody", READ, "lab/watch/server.py",
@@ -68,4 +73,53 @@ MUTANTS = [
     Mutant("a-page-stays-for-ever", ALONE, "lab/watch/serving.py",
         "ended = (ended or time.monotonic()) if feed.lost else None", "ended = None",
         (WATCH + "test_the_newest_run_is_the_one_that_is_meant",), seconds=10, hangs=True),
+    Mutant("a-loss-that-was-high-once-rises", WRONG, RULES,
+        "min(losses[:-LAST]), min(losses[-LAST:])", "min(losses[:-LAST]), max(losses)",
+        (MADE_UP + "test_nothing_is_wrong_with_a_job_to_which_nothing_happened",)),
+    Mutant("momentum-on-fresh-pushes", WRONG, RULES,
+        "repeats = self.stale >= STALE and ", "repeats = ",
+        (NOT_FOUND + "[momentum-0]",), seconds=10),
+    Mutant("the-fastest-replica-is-slow", WRONG, RULES,
+        "slow = min(e.shares,", "slow = max(e.shares,",
+        (FOUND + "[staleness-0]",)),
+    Mutant("whoever-does-less-is-silent", WRONG, RULES,
+        "if share == 0]", "if share < 1]",
+        (NOT_FOUND + "[silent-0]",)),
+    Mutant("all-must-be-idle", WRONG, RULES,
+        "2 * len(idle) >= len(self.present)", "len(idle) >= len(self.present)",
+        (FOUND + "[idle-0]",)),
+    Mutant("loading-is-no-time", WRONG, RULES,
+        "times.wait + times.load", "times.wait",
+        (MADE_UP + "test_loading_is_a_part_of_the_time_of_steps",)),
+    Mutant("shards-that-do-nothing-are-waited-for", WRONG, RULES,
+        "if wait < WAITS or busy < BUSY:", "if wait < WAITS:",
+        (NOT_FOUND + "[shards-1]",)),
+    Mutant("the-slowest-of-a-round-is-a-network", WRONG, RULES,
+        'NETWORK if "staleness_scaling" in e.settings else ROUNDS', "NETWORK",
+        (NOT_FOUND + "[network-1]",)),
+    Mutant("an-evaluator-holds-up-the-training", WRONG, RULES,
+        "    if e.started.shards:\n        spent.pop", "    if not e.started:\n        spent.pop",
+        (MADE_UP + "test_evaluations_count_where_they_hold_the_training_up",)),
+    Mutant("one-process-is-faster-where-it-is-slower", WRONG, RULES,
+        "if alone < FASTER * e.sums.rate:", "if alone > FASTER * e.sums.rate:",
+        (FOUND + "[alone-0]",)),
+    Mutant("as-many-cores-as-threads-are-too-few", WRONG, RULES,
+        "have.cores < have.computing", "have.cores <= have.computing",
+        (MADE_UP + "test_nothing_is_wrong_with_a_job_to_which_nothing_happened",)),
+    Mutant("a-byte-of-free-memory-is-enough", WRONG, RULES,
+        "have.free_memory >= SCARCE * have.memory", "have.free_memory >= SCARCE",
+        (MADE_UP + "test_what_is_wrong_stands_in_the_last_lines_of_a_run_with_its_remedy",)),
+    Mutant("no-folder-is-a-full-disk", WRONG, RULES,
+        "if have is None or not have.disk or", "if have is None or",
+        (MADE_UP + "test_nothing_is_wrong_with_a_job_to_which_nothing_happened",)),
+    Mutant("the-first-seconds-count", WRONG, RULES,
+        "summary.lasted < GRACE", "summary.lasted < 0",
+        (MADE_UP
+         + "test_every_beginning_of_a_run_can_be_diagnosed_and_nothing_is_found_in_its_first_seconds",)),
+    Mutant("an-option-of-another-strategy-helps", WRONG, RULES,
+        "filter(evidence.offers, found.remedies)", "found.remedies",
+        (MADE_UP + "test_every_remedy_is_an_option_of_the_strategy",)),
+    Mutant("those-who-are-done-have-left-early", WRONG, "record/summary.py",
+        "if record.died or not self._ending:", "if record.died or self._ending:",
+        (MADE_UP + "test_replicas_that_leave_at_the_end_took_part_and_those_that_left_before_did_not",)),
 ]  # fmt: skip
