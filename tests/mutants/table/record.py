@@ -22,7 +22,7 @@ AGAIN = (
 
 MUTANTS = [
     Mutant("a-checkpoint-is-not-written-through", CHECKPOINT, "record/folder.py",
-        "            _sync(file.fileno())\n", "",
+        "            if lasts:\n                _sync(file.fileno())\n", "",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",)),
     Mutant("the-checksum-of-a-part-is-not-looked-at", GARBAGE, "record/restore.py",
         "if checksum(file) != part.crc32:", "if not part.crc32:",
