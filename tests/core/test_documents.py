@@ -30,7 +30,7 @@ from distbelief.lab.study import definition
 from distbelief.lab.study import report as study_report
 from distbelief.lab.study import running as studying
 from distbelief.lab.study import runs as study_runs
-from distbelief.lab.watch import control, reading, serving
+from distbelief.lab.watch import reading, serving
 from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.cluster import meeting
@@ -131,7 +131,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "lines", lambda _: [])
     monkeypatch.setattr(reading, "Reading", lambda _: None)
     monkeypatch.setattr(reading, "newest", Path)
-    monkeypatch.setattr(control, "Control", lambda _: None)
+    monkeypatch.setattr(status, "supervisor", lambda _: 1)
     monkeypatch.setattr(serving, "serve", lambda *_: None)
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)
     monkeypatch.setattr(guest, "leave", lambda _: 1)
