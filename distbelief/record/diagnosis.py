@@ -1,17 +1,16 @@
 """What is probably wrong with a job, one sentence each, with the evidence and an option that may help.
 
-Each rule is a pure function of the sums of a job's records. A rule that is not sure finds nothing.
+Each rule reads the sums of a job's records, and nothing else. A rule that is not sure finds nothing.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +28,7 @@ RISES = 0.5  # part of its fall that the loss loses again: a new phase of the le
 NOISE = 0.15  # of the best loss: a loss that has hardly fallen is only noise
 LOSSES = 20  # losses in a mean: those of single minibatches differ by half
 LAST = 3  # means in a row that have risen: one bad stretch says nothing
+BURST = 2.0  # times the first loss: no step in the right direction leads there
 STALE = 1.0  # mean staleness of two asynchronous replicas: pushes of fewer are not stale
 HEAVY = 0.5  # momentum below which most of an update is new
 FAR = 5.0  # times the usual staleness: exponential step times exceed it in one push of 150
@@ -38,7 +38,7 @@ IDLE = 0.1  # of a fair share: below it a replica costs more than it brings
 CROWD = 4  # replicas: of fewer, half is one or two
 STARVED = 0.25  # of a replica's time for loading: a quarter more machines would do as much
 WAITS = 0.3  # of a replica's time for the shards: below it more shards gain little
-BUSY = 0.8  # of the time that a shard works: the rest is chance, as a queue grows without end near 1
+BUSY = 0.8  # of the time that a shard works: a queue grows without end near 1
 NETWORK = 0.7  # of an asynchronous replica's time for messages: less is usual for small models
 ROUNDS = 0.9  # the same in rounds: of 200 replicas with exponential times, each waits 83 % for the slowest
 BESIDE = 0.1  # of the time for evaluations or checkpoints: more is seldom meant
@@ -58,7 +58,7 @@ class Level(StrEnum):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Cause of a loss, probably."""
+    """Probable cause of a failure or of wasted time."""
 
     level: Level
     rule: str
@@ -69,15 +69,6 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Options that may help; "" where none does."""
 
 
-class Found(NamedTuple):
-    """Finding of a rule, with remedies of which the strategy may lack some."""
-
-    sentence: str
-    evidence: Mapping[str, float]
-    remedies: Sequence[str]
-    level: Level = Level.WRONG
-
-
 class Evidence:
     """Facts that several rules read, derived from the sums of a job."""
 
@@ -86,11 +77,13 @@ class Evidence:
         self.sums, self.settings, self.started, self.timeline = sums, sums.settings, sums.started, timeline
         self.by_steps = sums.started.unit == "epoch"
         """False for a batch method, whose replicas make no steps of their own."""
-        self.stale: float = sums.staleness()["mean"] or 0.0
+        self.optimizer = self.settings.get("optimizer") or {}
+        self.gradients = not self.settings.get("local_optimizer")
+        """True where replicas push gradients, and no changes by steps of their own."""
+        self.staleness = sums.staleness()
+        self.stale: float = self.staleness["mean"] or 0.0
         self.present = {i: one for i, one in sorted(sums.replicas.items()) if one.joined is not None}
-        self.times = {i: one.times for i, one in sorted(sums.replicas.items()) if one.times and one.times.steps}
-        have = sums.resources
-        self.scarce = have is not None and have.cores < have.computing
+        self.times = [one.times for _, one in sorted(sums.replicas.items()) if one.times and one.times.steps]
 
     def offers(self, remedy: str) -> bool:
         """Return whether the strategy has the option of a remedy."""
@@ -100,42 +93,45 @@ class Evidence:
         some = {"lr": self.by_steps, "optimizer": self.by_steps, "replicas": several, "shards": self.started.shards}
         return bool(some.get(name, name in self.settings or name in ("snapshot_every", "out", "threads", "single")))
 
+    def found(
+        self,
+        rule: str,
+        sentence: str,
+        numbers: Mapping[str, float],
+        remedies: Iterable[str],
+        level: Level = Level.WRONG,
+    ) -> Diagnosis:
+        """Make a diagnosis, with those remedies that the strategy has."""
+        return Diagnosis(level, rule, sentence, dict(numbers), " or ".join(filter(self.offers, remedies)))
+
     def count(self, option: str) -> int:
         """Return an option's number, such as 50 of auto:50; 1 without one."""
         found = re.search(r"\d+", str(self.settings.get(option) or ""))
         return max(1, int(found[0])) if found else 1
 
-    @cached_property
-    def momentum(self) -> float:
-        """Momentum on stale pushes, else 0; that of Adam has another meaning, as its step is scaled."""
-        optimizer = self.settings.get("optimizer") or {}
-        usual = 0.9 if optimizer.get("name") in ("momentum", "nesterov") else 0.0
-        momentum = float((optimizer.get("options") or {}).get("momentum", usual))
-        repeats = self.stale >= STALE and momentum >= HEAVY and not self.settings.get("local_optimizer")
-        return momentum if repeats else 0.0
-
-    @cached_property
+    @property
     def trend(self) -> str:
         """Phrase on a loss that rises or is not finite; "" if it does neither."""
-        if not self.by_steps:
-            return ""
-        if self.sums.cause == Cause.LOSS_NOT_FINITE:
+        if self.sums.cause == Cause.LOSS_NOT_FINITE and self.by_steps:
             return "is not finite"
-        if len(losses := self.losses) <= LAST:
+        losses, first = self.losses if self.by_steps else [], self.sums.first_loss
+        if len(losses) <= LAST:
             return ""
         best, last = min(losses[:-LAST]), min(losses[-LAST:])
-        risen = last - best > max(RISES * (losses[0] - best), NOISE * abs(best))
-        return f"has risen from {best:.3g} to {last:.3g}" if risen else ""
+        if first and last > BURST * abs(first):
+            best = first
+        elif last - best <= max(RISES * (losses[0] - best), NOISE * abs(best)):
+            return ""
+        return f"has risen from {best:.3g} to {last:.3g}"
 
     @property
     def losses(self) -> list[float]:
-        """Training losses in the order of time, each the mean of some; the first one is of the earliest steps."""
+        """Means of training losses in the order of time."""
         if self.timeline is None:
             return [row["train_loss"] for row in self.sums.history if row["train_loss"] is not None]
         means, mean, weight = list[float](), Mean(), 0.0
         for one in self.timeline.amounts.between(0.0, math.inf):
             if one.sums.losses:
-                means = means or [one.sums.least]
                 mean.add(one.sums.loss / one.sums.losses, round(one.sums.losses))
                 weight += one.sums.losses
             if weight >= LOSSES and (value := mean.take()) is not None:
@@ -158,180 +154,146 @@ class Evidence:
         fair = {i: stay * whole / len(present) for i, stay in stays.items()}
         return {i: (present[i].recent + present[i].older) / fair[i] for i in fair if fair[i] >= SURE * push}
 
-    @cached_property
-    def idle(self) -> list[int]:
-        """Replicas that hardly take part, where these are a half; else none."""
-        idle = [i for i, share in self.shares.items() if share < IDLE]
-        return idle if len(self.present) >= CROWD and 2 * len(idle) >= len(self.present) else []
+
+def _learning(e: Evidence) -> Iterator[Diagnosis]:
+    """Find a loss that rises, by momentum on stale pushes or by a rate that is too high for so many replicas."""
+    trend, rate, implied = e.trend, float(e.optimizer.get("lr") or 0.0), e.stale / (1 + e.stale)
+    # that of Adam has another meaning, as its step is scaled
+    usual = 0.9 if e.optimizer.get("name") in ("momentum", "nesterov") else 0.0
+    momentum = float((e.optimizer.get("options") or {}).get("momentum", usual))
+    if e.stale >= STALE and momentum >= HEAVY and e.gradients:
+        what = f"momentum {momentum:g} repeats pushes that are {e.stale:.1f} updates old"
+        sentence = f"the loss {trend}: {what}" if trend else f"{what}, which act like momentum themselves"
+        found = {"momentum": momentum, "staleness": e.stale}
+        yield e.found("momentum", sentence, found, ["--optimizer sgd"], Level.WRONG if trend else Level.ADVICE)
+    elif trend:
+        why, remedies = "", [f"--lr {rate / max(2.0, 1 + e.stale):.2g}"]
+        if e.stale >= STALE:
+            why = f", as pushes that are {e.stale:.1f} updates old act like a momentum of {implied:.2f}"
+            if e.settings.get("staleness_scaling") == "none" and e.gradients:
+                remedies = ["--staleness-scaling inverse", *remedies, f"--warm-start-steps {100 * e.started.replicas}"]
+        sentence = f"the loss {trend}: the learning rate {rate:g} is probably too high{why}"
+        yield e.found("rate", sentence, {"lr": rate, "staleness": e.stale, "implied_momentum": implied}, remedies)
 
 
-Rule = Callable[[Evidence], Found | None]
+def _taking_part(e: Evidence) -> Iterator[Diagnosis]:
+    """Find replicas that do much less than the others: half of them, one that does nothing, or a slow one."""
+    present, window = len(e.present), e.sums.window
+    idle = [i for i, share in e.shares.items() if share < IDLE]
+    if present >= CROWD and 2 * len(idle) >= present:
+        sentence = (
+            f"{len(idle)} of {present} replicas hardly take part, each with under {_percent(IDLE)} of a fair share"
+        )
+        yield e.found("idle", sentence, {"idle": len(idle), "present": present}, [f"--replicas {present - len(idle)}"])
+    elif silent := [roles.replica(i) for i, share in e.shares.items() if share == 0]:
+        late = f", and {e.sums.dropped:,} pushes came too late for their round" if e.sums.dropped else ""
+        sentence = f"{roles.named(silent, NAMES)} contributed nothing in the last {window:.0f} s{late}"
+        found = {"silent": len(silent), "window": window, "dropped": e.sums.dropped}
+        remedies = [f"--{name.replace('_', '-')} 0" for name in ("backup_workers", "quorum") if e.settings.get(name)]
+        yield e.found("silent", sentence, found, remedies or [f"--replicas {present - len(silent)}"])
+    elif e.shares and e.settings.get("staleness_scaling") == "none":
+        slow = min(e.shares, key=lambda i: e.shares[i])
+        ahead = (max(1.0, e.count("fetch_every") / e.count("push_every")) + 1) / 2 + bool(e.settings.get("prefetch"))
+        usual, most = max(1.0, ahead * present - 1), e.staleness["max"]
+        tail = sum(count for each, count in e.staleness["histogram"].items() if int(each) > FAR * usual)
+        if tail >= TAIL and e.shares[slow] < SLOW:
+            sentence = (
+                f"{roles.replica(slow)} is slow, with {_percent(e.shares[slow])} of a fair share of samples: pushes "
+                f"come up to {most} updates late, where {usual:.0f} is usual"
+            )
+            found = {"share": e.shares[slow], "staleness_max": most, "usual": usual, "pushes": tail}
+            yield e.found("staleness", sentence, found, ["--staleness-scaling inverse"])
 
 
-def _rate(e: Evidence) -> Found | None:
-    """Find a learning rate that is too high for so many replicas."""
-    if not e.trend or e.momentum:
-        return None
-    rate, implied = float((e.settings.get("optimizer") or {}).get("lr") or 0.0), e.stale / (1 + e.stale)
-    why, remedies = "", [f"--lr {rate / max(2.0, 1 + e.stale):.2g}"]
-    if e.stale >= STALE:
-        why = f", as pushes that are {e.stale:.1f} updates old act like a momentum of {implied:.2f}"
-        if e.settings.get("staleness_scaling") == "none" and not e.settings.get("local_optimizer"):
-            remedies = ["--staleness-scaling inverse", *remedies, f"--warm-start-steps {100 * e.started.replicas}"]
-    sentence = f"the loss {e.trend}: the learning rate {rate:g} is probably too high{why}"
-    return Found(sentence, {"lr": rate, "staleness": e.stale, "implied_momentum": implied}, remedies)
-
-
-def _momentum(e: Evidence) -> Found | None:
-    """Find momentum on stale pushes; where the loss does not rise it is advice."""
-    if not e.momentum:
-        return None
-    what = f"momentum {e.momentum:g} repeats pushes that are {e.stale:.1f} updates old"
-    sentence = f"the loss {e.trend}: {what}" if e.trend else f"{what}, which act like momentum themselves"
-    level = Level.WRONG if e.trend else Level.ADVICE
-    return Found(sentence, {"momentum": e.momentum, "staleness": e.stale}, ["--optimizer sgd"], level)
-
-
-def _staleness(e: Evidence) -> Found | None:
-    """Find a slow replica whose pushes are far too stale."""
-    if e.settings.get("staleness_scaling") != "none" or len(e.present) < 2 or not e.shares or e.idle:
-        return None
-    ahead = (max(1.0, e.count("fetch_every") / e.count("push_every")) + 1) / 2 + bool(e.settings.get("prefetch"))
-    usual, stale = max(1.0, ahead * len(e.present) - 1), e.sums.staleness()
-    tail = sum(count for each, count in stale["histogram"].items() if int(each) > FAR * usual)
-    slow = min(e.shares, key=lambda i: e.shares[i])
-    if tail < TAIL or e.shares[slow] >= SLOW:
-        return None
-    sentence = (
-        f"{roles.replica(slow)} is slow: it does {_percent(e.shares[slow])} of a fair share of the samples, and pushes "
-        f"come up to {stale['max']} updates late, where {usual:.0f} is usual"
-    )
-    found = {"share": e.shares[slow], "staleness_max": stale["max"], "usual": usual, "pushes": tail}
-    return Found(sentence, found, ["--staleness-scaling inverse"])
-
-
-def _silent(e: Evidence) -> Found | None:
-    """Find a replica that contributes nothing."""
-    silent = [roles.replica(i) for i, share in e.shares.items() if share == 0]
-    if not silent or e.idle:
-        return None
-    late = f", and {e.sums.dropped:,} pushes came too late for their round" if e.sums.dropped else ""
-    remedies = [f"--{name.replace('_', '-')} 0" for name in ("backup_workers", "quorum") if e.settings.get(name)]
-    return Found(
-        f"{roles.named(silent, NAMES)} contributed nothing in the last {e.sums.window:.0f} s{late}",
-        {"silent": len(silent), "window": e.sums.window, "dropped": e.sums.dropped},
-        remedies or [f"--replicas {len(e.present) - len(silent)}"],
-    )
-
-
-def _idle(e: Evidence) -> Found | None:
-    """Find half of the replicas alive but not taking part."""
-    idle, present = len(e.idle), len(e.present)
-    sentence = f"{idle} of {present} replicas hardly take part: each does less than {_percent(IDLE)} of a fair share"
-    return Found(sentence, {"idle": idle, "present": present}, [f"--replicas {present - idle}"]) if idle else None
-
-
-def _starved(e: Evidence) -> Found | None:
+def _starved(e: Evidence) -> Iterator[Diagnosis]:
     """Find replicas that wait for their data."""
-    shares = {i: share for i, one in e.times.items() if (share := one.load / _whole(one)) > STARVED}
-    if not shares:
-        return None
-    most = max(shares, key=lambda i: shares[i])
-    load, step = (seconds / e.times[most].steps for seconds in (e.times[most].load, e.times[most].compute))
-    who = roles.named([roles.replica(i) for i in shares], NAMES)
-    sentence = f"{who} wait for data: loading a minibatch takes {_ms(load)}, and computing it {_ms(step)}"
-    return Found(sentence, {"share": shares[most], "load": load, "compute": step, "starved": len(shares)}, [])
+    starved = [one for one in e.times if one.load / _whole(one) > STARVED]
+    if starved:
+        most = max(starved, key=lambda one: one.load / _whole(one))
+        load, step, who = most.load / most.steps, most.compute / most.steps, [one.role for one in starved]
+        told = f"loading a minibatch takes {1000 * load:.3g} ms, and computing it {1000 * step:.3g} ms"
+        found = {"share": most.load / _whole(most), "load": load, "compute": step, "starved": len(starved)}
+        yield e.found("starved", f"data come too slowly to {roles.named(who, NAMES)}: {told}", found, [])
 
 
-def _shards(e: Evidence) -> Found | None:
-    """Find shards that all replicas wait for, as they are always busy with updates."""
-    shards = e.started.shards
-    if len(e.times) < 3 or not shards or e.scarce:
-        return None
-    wait = min(_waited(one, roles.Kind.SHARD) / _whole(one) for one in e.times.values())
-    works = e.sums.busy
-    if e.sums.job.get("path") == "direct":  # replicas make the updates, one at a time
-        works = {"the shards": sum((one.update + one.communicate) / _whole(one) for one in e.times.values()) / shards}
-    role, busy = max(works.items(), key=lambda one: one[1], default=("", 0.0))
-    if wait < WAITS or busy < BUSY:
-        return None
-    sentence = (
-        f"all replicas wait for {role}, {_percent(wait)} of their time: updates take {_percent(busy)} of its time"
-    )
-    return Found(sentence, {"wait": wait, "busy": busy}, [f"--shards {2 * shards}"])
-
-
-def _network(e: Evidence) -> Found | None:
-    """Find a job that waits for its network."""
+def _messages(e: Evidence) -> Iterator[Diagnosis]:
+    """Find shards that all replicas wait for, as they always work; else a network."""
+    if len(e.times) < 2:
+        return
+    shards, direct = e.started.shards, e.sums.job.get("path") == "direct"
+    wait = min(_waited(one, roles.Kind.SHARD) / _whole(one) for one in e.times)
+    # on the direct path replicas make the updates, one at a time
+    works = {"the shards": sum((one.update + one.communicate) / _whole(one) for one in e.times) / max(1, shards)}
+    role, busy = max((works if direct else e.sums.busy).items(), key=lambda one: one[1], default=("", 0.0))
+    if len(e.times) > 2 and shards and wait >= WAITS and busy >= BUSY and not _scarce(e):
+        sentence = f"all replicas wait for {role}, {_percent(wait)} of their time: updates take {_percent(busy)} there"
+        yield e.found("shards", sentence, {"wait": wait, "busy": busy}, [f"--shards {2 * shards}"])
+        return
     shared, sent = (sum(e.sums.bytes[way].values()) / max(1, e.sums.steps) for way in ("shared_memory", "sent"))
-    if not e.times or sent <= shared or not e.by_steps or e.count("partitions") > 1 or _shards(e):
-        return None
-    share = min((one.wait + one.communicate) / _whole(one) for one in e.times.values())
-    awaited = min(_waited(one, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(one) for one in e.times.values())
-    if share < (NETWORK if "staleness_scaling" in e.settings else ROUNDS) or awaited < WAITS:
-        return None
-    step = median(one.compute / one.steps for one in e.times.values())
+    share = min((one.wait + one.communicate) / _whole(one) for one in e.times)
+    awaited = min(_waited(one, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(one) for one in e.times)
+    limit = NETWORK if "staleness_scaling" in e.settings else ROUNDS
     remedies = [f"--push-every {2 * e.count('push_every')}", f"--accumulate {2 * e.count('accumulate')}"]
-    if not any(map(e.offers, remedies)):  # its replicas share one memory
-        return None
-    sentence = f"the network takes {_percent(share)} of the time: {sent / 1e6:.2g} MB for each step of {_ms(step)}"
-    return Found(sentence, {"share": share, "bytes_per_step": sent, "compute": step}, remedies)
+    whole = e.by_steps and e.count("partitions") == 1
+    if whole and sent > shared and share >= limit and awaited >= WAITS and any(map(e.offers, remedies)):
+        step = median(one.compute / one.steps for one in e.times)
+        each = f"{sent / 1e6:.2g} MB for each step of {1000 * step:.3g} ms"
+        sentence = f"the network takes {_percent(share)} of the time: {each}"
+        yield e.found("network", sentence, {"share": share, "bytes_per_step": sent, "compute": step}, remedies)
 
 
-def _beside(e: Evidence) -> Found | None:
+def _beside(e: Evidence) -> Iterator[Diagnosis]:
     """Find evaluations or checkpoints that take long; an evaluator with its own process holds nothing up."""
     spent = {what: seconds / e.sums.seconds for what, seconds in e.sums.beside.items()}
     if e.started.shards:
         spent.pop("evaluations", None)
     what = max(spent, key=lambda what: spent[what], default="")
     if not what or spent[what] < BESIDE:
-        return None
+        return
     batches = int(e.settings.get("evaluate_minibatches", 0))
     remedies = [f"--checkpoint-every {2 * e.count('checkpoint_every')}", "--snapshot-every 5min"]
     if what == "evaluations":
         remedies = [f"--evaluate-every {f'{2 * batches}minibatches' if batches else 2 * e.count('evaluate_every')}"]
-    return Found(f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
+    yield e.found("beside", f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
 
 
-def _alone(e: Evidence) -> Found | None:
+def _alone(e: Evidence) -> Iterator[Diagnosis]:
     """Find that one process would be faster, by a replica's own time of a step."""
     if len(e.times) < 2 or not e.by_steps or e.count("partitions") > 1:
-        return None
-    alone = e.started.batch_size / (median(one.compute / one.steps for one in e.times.values()) or 1.0)
-    if alone < FASTER * e.sums.rate:
-        return None
-    sentence = f"one process would be faster, at about {alone:,.0f} samples/s: all replicas do {e.sums.rate:,.0f}"
-    return Found(sentence, {"alone": alone, "rate": e.sums.rate}, ["single"], Level.ADVICE)
+        return
+    alone = e.started.batch_size / (median(one.compute / one.steps for one in e.times) or 1.0)
+    if alone >= FASTER * e.sums.rate:
+        sentence = f"one process would be faster, at about {alone:,.0f} samples/s: all replicas do {e.sums.rate:,.0f}"
+        yield e.found("alone", sentence, {"alone": alone, "rate": e.sums.rate}, ["single"], Level.ADVICE)
 
 
-def _cores(e: Evidence) -> Found | None:
-    """Find fewer cores than threads that compute."""
-    if not e.scarce or (have := e.sums.resources) is None:
-        return None
-    sentence = f"{have.computing} threads compute gradients on {have.cores} cores"
-    fewer = [f"--replicas {have.cores}"]
-    if have.computing > e.started.replicas * e.count("partitions"):
-        fewer = ["--threads 1"]
-    return Found(sentence, {"computing": have.computing, "cores": have.cores}, fewer, Level.ADVICE)
+def _machine(e: Evidence) -> Iterator[Diagnosis]:
+    """Find fewer cores than threads that compute, a memory near its limit, and a disk with no room for checkpoints."""
+    have, replicas = e.sums.resources, e.started.replicas
+    if have is None:
+        return
+    if _scarce(e):
+        sentence = f"{have.computing} threads compute gradients on {have.cores} cores"
+        threads = have.computing > replicas * e.count("partitions")
+        remedies = ["--threads 1" if threads else f"--replicas {have.cores}"]
+        found = {"computing": have.computing, "cores": have.cores}
+        yield e.found("cores", sentence, found, remedies, Level.ADVICE)
+    if have.free_memory < SCARCE * have.memory:
+        sentence = f"memory is nearly full: {have.free_memory / 1e9:.2g} of {have.memory / 1e9:.3g} GB are free"
+        fewer = [f"--replicas {replicas // 2}", f"--batch-size {max(1, e.started.batch_size // 2)}"]
+        yield e.found("memory", sentence, {"free": have.free_memory, "memory": have.memory}, fewer)
+    room = ROOM + 2 * STATES * FLOAT * e.started.parameters
+    if have.disk and have.free_disk < room:
+        sentence = f"the disk of the run folder is nearly full: {have.free_disk / 1e9:.2g} GB are free"
+        yield e.found("disk", sentence, {"free": have.free_disk, "room": room}, ["--keep-checkpoints 1", "--out"])
 
 
-def _memory(e: Evidence) -> Found | None:
-    """Find a memory near its limit."""
-    have = e.sums.resources
-    if have is None or have.free_memory >= SCARCE * have.memory:
-        return None
-    sentence = f"memory is nearly full: {have.free_memory / 1e9:.2g} of {have.memory / 1e9:.3g} GB are free"
-    fewer = [f"--replicas {e.started.replicas // 2}", f"--batch-size {max(1, e.started.batch_size // 2)}"]
-    return Found(sentence, {"free": have.free_memory, "memory": have.memory}, fewer)
+def _scarce(e: Evidence) -> bool:
+    return e.sums.resources is not None and e.sums.resources.cores < e.sums.resources.computing
 
 
-def _disk(e: Evidence) -> Found | None:
-    """Find a disk without room for the next two checkpoints."""
-    have, room = e.sums.resources, ROOM + 2 * STATES * FLOAT * e.started.parameters
-    if have is None or not have.disk or have.free_disk >= room:
-        return None
-    sentence = f"the disk of the run folder is nearly full: {have.free_disk / 1e9:.2g} GB are free"
-    return Found(sentence, {"free": have.free_disk, "room": room}, ["--keep-checkpoints 1", "--out"])
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _whole(times: StepsTimed) -> float:
@@ -342,20 +304,8 @@ def _waited(times: StepsTimed, *kinds: roles.Kind) -> float:
     return sum(seconds for role, seconds in times.waited.items() if roles.kind(role) in kinds)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
-
-
-RULES: Mapping[str, Rule] = {
-    "rate": _rate, "momentum": _momentum, "staleness": _staleness, "silent": _silent, "idle": _idle,
-    "starved": _starved, "shards": _shards, "network": _network, "beside": _beside, "alone": _alone, "cores": _cores,
-    "memory": _memory, "disk": _disk,
-}  # fmt: skip
-"""Rules by name, in the order in which their findings are told."""
+RULES = (_learning, _taking_part, _starved, _messages, _beside, _alone, _machine)
+"""Rules, in the order in which their findings are told."""
 
 
 def diagnose(summary: Summary, timeline: Timeline | None = None) -> list[Diagnosis]:
@@ -368,9 +318,6 @@ def diagnose(summary: Summary, timeline: Timeline | None = None) -> list[Diagnos
     failed = summary.cause == Cause.LOSS_NOT_FINITE
     if summary.started is None or not summary.seconds or (summary.lasted < GRACE and not failed):
         return []
-    evidence, told = Evidence(summary, timeline), list[Diagnosis]()
-    for name, rule in RULES.items():
-        if found := rule(evidence):
-            remedy = " or ".join(filter(evidence.offers, found.remedies))
-            told.append(Diagnosis(found.level, name, found.sentence, dict(found.evidence), remedy))
+    evidence = Evidence(summary, timeline)
+    told = [found for rule in RULES for found in rule(evidence)]
     return sorted(told, key=lambda one: one.level is Level.ADVICE)

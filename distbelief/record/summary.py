@@ -150,6 +150,8 @@ class Summary(msgspec.Struct):
     _forgotten: dict[tuple[str, str, int], int] = {}
     _holding: TargetReached | None = None
     """Moment of the last evaluation, if it met the target."""
+    first_loss: float | None = None
+    """Training loss of the first steps."""
     _loss: Mean = msgspec.field(default_factory=Mean)
     _counted: int = 0
     """Samples whose seconds are known; a resumed run may have lost the metrics of earlier samples."""
@@ -271,6 +273,7 @@ class Summary(msgspec.Struct):
         self.seconds = self._training(seconds)
         if record.loss is not None:
             self._loss.add(record.loss, record.losses)
+            self.first_loss = record.loss if self.first_loss is None else self.first_loss
 
     def participation(self, index: int) -> float | None:
         """Return a replica's share of the last window's samples (0 to 1); None before there are any."""

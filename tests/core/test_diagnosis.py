@@ -12,7 +12,7 @@ from distbelief.cli.options import arguments
 from distbelief.core import records as r
 from distbelief.core.records import Cause
 from distbelief.core.settings import flat
-from distbelief.record.diagnosis import GRACE, RULES, Diagnosis, diagnose
+from distbelief.record.diagnosis import GRACE, Diagnosis, diagnose
 from distbelief.record.live import summary as lines
 from distbelief.record.summary import Summary
 from distbelief.record.timeline import Timeline
@@ -127,7 +127,10 @@ def test_every_remedy_is_an_option_of_the_strategy(name: str) -> None:
 
 def test_every_rule_finds_something_in_some_of_these() -> None:
     everything = {rule for strategy in SETTINGS.values() for case in cases(4) for rule in found(strategy, case)}
-    assert everything == set(RULES)
+    assert everything == {
+        "rate", "momentum", "staleness", "silent", "idle", "starved", "shards", "network", "beside", "alone", "cores",
+        "memory", "disk",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -25,7 +25,7 @@ from test_status import STEADY, asked_while_it_runs
 from distbelief.core import records
 from distbelief.errors import UsageError
 from distbelief.lab.watch import control, serving
-from distbelief.lab.watch.control import Control
+from distbelief.lab.watch.control import press
 from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import signals
 from distbelief.places.join.authority import Authority
@@ -130,6 +130,8 @@ def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: py
         trust.check_hostname = False
         assert address.startswith("https://")
         assert get(address, trust=trust)["run"]["outcome"] == "done"
+    with watching(ended, "--bind", "127.0.0.2") as (_, address):
+        assert get(address)["run"]["outcome"] == "done", "which is loopback"
     with watching(ended, "--bind", "0.0.0.0", "--insecure") as (_, address):
         assert get(address)["run"]["outcome"] == "done"
 
@@ -189,14 +191,13 @@ def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path
     told: list[str] = []
 
     def look(run: Path) -> None:
-        act = Control(run)
         watch.once(records.Gone, lambda: watch.once(records.Joined, back.set))
         for wrong in (("kill", "shard 0"), ("kill", "replica 7"), ("erase", "replica 1"), ("kill", "")):
             with pytest.raises(UsageError, match="no button does that"):
-                act(*wrong)
-        told.append(act("kill", "replica 1"))
+                press(run, *wrong)
+        told.append(press(run, "kill", "replica 1"))
         assert back.wait(SECONDS)
-        told.append(act("stop", ""))
+        told.append(press(run, "stop", "job"))
         watch.interrupted = True
 
     _, result = asked_while_it_runs(run, watch, look, Downpour(replicas=2, restarts=2), Local(compute=STEADY))
@@ -204,7 +205,7 @@ def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path
     assert result["outcome"] == "interrupted"
     assert any((run / "checkpoints").iterdir())
     with pytest.raises(UsageError, match="no job of yours runs in"):
-        Control(run)
+        press(run, "stop", "job")
 
 
 def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +221,6 @@ def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytes
         found = {"members": [{"role": "replica 0", "pid": other.pid}]}
         monkeypatch.setattr(control, "status", lambda _, found=found: found)
         with pytest.raises(UsageError, match=f"process {other.pid} is not replica 0 of this job"):
-            Control(tmp_path)("kill", "replica 0")
+            press(tmp_path, "kill", "replica 0")
         other.communicate(timeout=SECONDS)
         assert other.returncode == 0

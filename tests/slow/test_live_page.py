@@ -124,6 +124,7 @@ def test_a_page_is_for_those_who_do_not_see_and_who_have_no_mouse(browser: Any) 
         one.charts()
         tab = one.tab
         assert tab.get_by_role("status").text_content().startswith("Epoch 2 of 5")
+        assert "The rate is too high" in tab.get_by_role("status").text_content()
         assert tab.get_by_role("rowheader", name="replica 1").count() == 1
         bands = tab.locator("#members canvas")
         words = [bands.nth(at).get_attribute("aria-label") for at in range(3)]
@@ -257,13 +258,13 @@ def test_a_simulated_job_is_played_again_on_its_own_clock(browser: Any, tmp_path
         one.tab.wait_for_function("() => document.getElementById('at').value == 0")
         one.tab.locator("#speed").select_option("1")
         one.tab.locator("#play").click()
-        one.tab.wait_for_selector("#play[aria-pressed=true]")
+        one.until("play", "Pause")
         while not 0 < one.number("samples") < whole:
             one.tab.wait_for_timeout(50)
         one.tab.locator("#at").focus()
         one.tab.keyboard.press("End")
         one.until("sentence", "done")
-        one.tab.wait_for_selector("#play[aria-pressed=false]")
+        one.until("play", "Play")
         assert one.number("samples") == whole
         assert not one.wrong
         one.context.close()

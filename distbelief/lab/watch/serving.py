@@ -50,7 +50,7 @@ def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | No
         )
     feed, token = Feed(reader), _token(run)
     config = uvicorn.Config(
-        Page(feed, press, options.proxy).app(token, LOOPBACK if local else ()),
+        Page(feed, press, options.proxy).app(token, (*LOOPBACK, host) if local else ()),
         log_level="error",
         access_log=False,
         limit_concurrency=CONNECTIONS,

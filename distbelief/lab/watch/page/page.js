@@ -125,7 +125,6 @@ const play = on => {
   };
   playing = on ? setInterval(step, 250) : 0;
   write($("play"), on ? "Pause" : "Play");
-  $("play").setAttribute("aria-pressed", on);
 };
 $("at").oninput = replay;
 $("play").onclick = () => {
@@ -142,7 +141,8 @@ const show = () => {
   write($("folder"), run.folder + (run.simulated ? ", simulated" : ""));
   document.title = `${sentence} · ${run.title}`;
   write($("sentence"), sentence);
-  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), sentence); }
+  const wrong = values(state.diagnosis).filter(one => one.level === "wrong").map(one => one.sentence);
+  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), [sentence, ...wrong].join("; ")); }
   $("diagnosis").replaceChildren(...values(state.diagnosis).map(one => make("li", {className: one.level},
     make("b", {}, one.level === "wrong" ? "Wrong: " : "Advice: "), one.sentence, " ",
     make("small", {}, one.evidence || ""), " ", make("code", {}, one.remedy || ""))));
