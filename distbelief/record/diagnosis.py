@@ -234,7 +234,9 @@ def _messages(e: Evidence) -> Iterator[Diagnosis]:
     awaited = min(_waited(one, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(one) for one in e.times)
     limit = NETWORK if "staleness_scaling" in e.settings else ROUNDS
     remedies = [f"--push-every {2 * e.count('push_every')}", f"--accumulate {2 * e.count('accumulate')}"]
-    whole = e.by_steps and e.count("partitions") == 1
+    have = e.sums.resources
+    here = have is not None and have.computing >= e.started.replicas  # on one machine they wait for its cores
+    whole = e.by_steps and e.count("partitions") == 1 and not here
     if whole and sent > shared and share >= limit and awaited >= WAITS and any(map(e.offers, remedies)):
         step = median(one.compute / one.steps for one in e.times)
         each = f"{sent / 1e6:.2g} MB for each step of {1000 * step:.3g} ms"

@@ -87,6 +87,7 @@ def cases(of: int) -> dict[str, list[r.Record]]:
             *trained(of, falls),
             *(times(i, compute=1.0, wait=20.0) for i in everyone),
             r.BytesCounted("replica 0", {"push": 10**9}, {}, {}),
+            r.Resources(9, 1, 10**9, 10**10, 10**12, 10**12),
         ],
         "alone": [*trained(of, falls), *(times(i, compute=1e-3) for i in everyone)],
         "evaluations": [r.Tested(1, 0.5, 0.9, {}, 50.0), *trained(of, falls)],
@@ -143,6 +144,13 @@ def test_loading_is_a_part_of_the_time_of_steps() -> None:
     told = found(SETTINGS["downpour"], "starved")["starved"]
     assert told.evidence == {"share": 0.75, "load": 0.3, "compute": 0.1, "starved": 4}
     assert "loading a minibatch takes 300 ms, and computing it 100 ms" in told.sentence
+
+
+def test_replicas_of_one_machine_do_not_wait_for_a_network() -> None:
+    strategy, happened = SETTINGS["downpour"], cases(4)["network"]
+    assert [one.rule for one in diagnose(played(strategy, happened)[1])] == ["network"]
+    happened[-1] = r.Resources(9, 4, 10**9, 10**10, 10**12, 10**12)
+    assert diagnose(played(strategy, happened)[1]) == []
 
 
 def test_evaluations_count_where_they_hold_the_training_up() -> None:
