@@ -129,9 +129,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Cluster, "check", lambda *_: [])
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
+    monkeypatch.setattr(status, "supervisor", lambda _: 0)
     monkeypatch.setattr(reading, "Reading", lambda _: None)
-    monkeypatch.setattr(reading, "newest", Path)
-    monkeypatch.setattr(status, "supervisor", lambda _: 1)
     monkeypatch.setattr(serving, "serve", lambda *_: None)
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)
     monkeypatch.setattr(guest, "leave", lambda _: 1)
@@ -172,6 +171,7 @@ def test_an_option_that_is_named_is_one() -> None:
         ReportOptions,
         RunsOptions,
         commands.StatusOptions,
+        WatchOptions,
         CheckOptions,
         commands.JoinOptions,
         costs.DrawPipelineOptions,
@@ -181,7 +181,6 @@ def test_an_option_that_is_named_is_one() -> None:
         CompressOptions,
         ExpandOptions,
         PredictOptions,
-        WatchOptions,
         *(bench.options for bench in BENCHES.values()),
     ]
     known |= {option(name) for kind in kinds for name in kind.__dataclass_fields__}
