@@ -171,6 +171,14 @@ def test_a_follower_reads_only_what_came_after_the_kept_sums(tmp_path: Path, mon
     assert read == [run.metrics.stat().st_size]
 
 
+def test_a_line_that_is_longer_than_one_reading_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "AT_ONCE", 100)
+    run = RunFolder(tmp_path)
+    notes = [r.Note("a" * 50), r.Note("b" * 5000), r.Note("c" * 50)]
+    run.metrics.write_bytes(b"".join(line(0.0, note) for note in notes))
+    assert [one.text for one in Follower(run, {}).read_all().timeline.happenings] == [note.text for note in notes]
+
+
 @pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", None])
 def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | None) -> None:
     run = RunFolder(tmp_path)
