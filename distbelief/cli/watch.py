@@ -20,8 +20,6 @@ def watch(args: list[str]) -> int:
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: {PROG}")
     need_packages()
-    if bool(settings.certificate) != bool(settings.key):
-        raise UsageError("--certificate and --key belong together: name both")
     from distbelief.lab.watch import serving
     from distbelief.lab.watch.control import press
     from distbelief.lab.watch.reading import Reading, newest

@@ -132,6 +132,8 @@ class Curves:
             self._writer.close(result)
         except Exception as error:  # a job must not fail because of its curves
             self._broken = True
+            with contextlib.suppress(queue.Empty):
+                self._batches.get_nowait()  # `close` may be waiting to pass the last one
             self._warn(f"{self._writer} cannot be written: {error}; the curves are in metrics.jsonl too")
 
     def close(self, result: Json) -> None:

@@ -170,9 +170,6 @@ SMALL: dict[str, dict[str, str]] = {
     "watch": {
         "bind": "127.0.0.1:8000",
         "control": "",
-        "certificate": "mine.pem",
-        "key": "mine.key",
-        "insecure": "",
         "proxy": "hub.example",
         "stay": "60",
     },

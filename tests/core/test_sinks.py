@@ -147,6 +147,23 @@ def test_a_job_does_not_wait_for_a_writer_that_waits() -> None:
     assert (writer.result, told) == ({"outcome": "done"}, [])
 
 
+def test_the_end_of_a_job_does_not_wait_for_a_writer_that_fails_late() -> None:
+    told: list[str] = []
+    writer, begun, stuck = Written(fails=True), threading.Event(), threading.Event()
+    fail = writer.write
+    writer.write = lambda points, first: (begun.set(), stuck.wait(6), fail(points, first))  # type: ignore[method-assign]
+    sink = Curves(writer, told.append, period=0.0)
+    sink.take(0.0, STARTED, Summary({}))
+    sink.take(1.0, r.Tested(1, 1.0, None), Summary({}))
+    assert begun.wait(6)
+    sink.take(2.0, r.Tested(1, 2.0, None), Summary({}))  # it waits until the first is written
+    began = time.monotonic()
+    threading.Timer(0.2, stuck.set).start()
+    sink.close({"outcome": "done"})
+    assert time.monotonic() < began + curves.CLOSE_SECONDS / 2
+    assert len(told) == 1
+
+
 def test_points_that_a_writer_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "WAITING", 3)
     played(writer := Written(), [], STARTED, *[r.Tested(1, float(at), None) for at in range(9)])

@@ -26,9 +26,7 @@ from distbelief.core import records
 from distbelief.errors import UsageError
 from distbelief.lab.watch import control, serving
 from distbelief.lab.watch.control import press
-from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import signals
-from distbelief.places.join.authority import Authority
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour
 
@@ -110,30 +108,14 @@ def test_a_page_that_is_started_again_keeps_its_token(ended: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
 
 
-def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = Authority("test").issue("page")
-    (tmp_path / "certificate.pem").write_text(identity.certificate)
-    (tmp_path / "key.pem").write_text(identity.key)
-    monkeypatch.setattr(serving, "Feed", None)  # it comes no further
-    with pytest.raises(UsageError, match=r"--bind 0.0.0.0: others on the way could read .* --certificate and --key"):
-        serving.serve(ended, None, WatchOptions(bind="0.0.0.0"), None)  # type: ignore[arg-type]
-    words = [
-        "--bind",
-        "0.0.0.0",
-        "--certificate",
-        str(tmp_path / "certificate.pem"),
-        "--key",
-        str(tmp_path / "key.pem"),
-    ]
-    with watching(ended, *words) as (_, address):
-        trust = ssl.create_default_context(cadata=identity.authority)
-        trust.check_hostname = False
+def test_elsewhere_a_page_is_encrypted_and_certified(ended: Path) -> None:
+    with watching(ended, "--bind", "0.0.0.0") as (_, told):
+        address, _, authority = told.partition(", certified by ")
+        trust = ssl.create_default_context(cafile=authority)
         assert address.startswith("https://")
-        assert get(address, trust=trust)["run"]["outcome"] == "done"
+        assert get(address.replace("0.0.0.0", "127.0.0.1"), trust=trust)["run"]["outcome"] == "done"
     with watching(ended, "--bind", "127.0.0.2") as (_, address):
         assert get(address)["run"]["outcome"] == "done", "which is loopback"
-    with watching(ended, "--bind", "0.0.0.0", "--insecure") as (_, address):
-        assert get(address)["run"]["outcome"] == "done"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +123,6 @@ def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: py
     [
         ("--bind 127.0.0.1:99999", "--bind 127.0.0.1:99999: "),
         ("--bind 8000", "--bind '8000': write HOST or HOST:PORT"),
-        ("--certificate nothing.pem --key nothing.pem", "No such file"),
-        ("--certificate nothing.pem", "--certificate and --key belong together"),
         ("--control", "no job of yours runs in"),
         ("other", "'other' is one word too many"),
     ],
