@@ -22,6 +22,8 @@ from distbelief.core.records import Cause, Json, Record
 from distbelief.errors import UsageError
 from distbelief.integrations import families
 from distbelief.integrations.families import JobMetrics
+from distbelief.places.attempt import Attempt
+from distbelief.places.view import View
 from distbelief.record import curves, sinks
 from distbelief.record.curves import Curves, Scalar
 from distbelief.record.recorder import Recorder
@@ -60,6 +62,30 @@ def test_a_sink_that_raises_is_dropped_with_one_warning_and_the_others_go_on() -
     assert good.took == [(1.0, STARTED, 0), (1.0, STEP, 10), (1.0, STEP, 20), (1.0, DONE, 20)]
     assert (len(bad.took), bad.result, good.result) == (2, {}, result)
     assert told == ["Seen fails (LookupError('no such tool')); the job continues without it"]
+
+
+def test_a_sink_that_cannot_be_opened_is_left_out_and_a_wrong_word_ends_the_job_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(failure: Exception) -> Attempt:
+        def fails(_: sinks.ShownRun) -> sinks.Sink:
+            raise failure
+
+        monkeypatch.setattr(View, "sinks", lambda _: [fails, lambda _: seen])
+        job = db.Job("digits", out=tmp_path / "run")
+        return Attempt(job, job.settings(), View(track="any"), 0.0)
+
+    seen = Seen()
+    with pytest.raises(UsageError, match="no such store"):
+        attempt(UsageError("no such store"))
+    assert not (tmp_path / "run").exists()
+    begun = attempt(LookupError("no such tool"))
+    assert (
+        "a sink cannot be opened (LookupError('no such tool')); the job continues without it" in capsys.readouterr().err
+    )
+    begun.record(1.0, "coordinator", STARTED)
+    result = begun.finish()
+    assert (seen.took, seen.result) == ([(1.0, STARTED, 0)], {name: result[name] for name in result if name != "run"})
 
 
 class Written:

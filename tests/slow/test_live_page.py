@@ -44,9 +44,9 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def served(run: MadeRun, port: int = 0, **more: Any) -> Iterator[str]:
+def served(run: MadeRun, port: int = 0, page: Page | None = None, **more: Any) -> Iterator[str]:
     """The address of a page of this process."""
-    app = Page(Feed(run), **more).app(TOKEN)
+    app = (page or Page(Feed(run), **more)).app(TOKEN)
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0)
     server = uvicorn.Server(config)
@@ -171,6 +171,25 @@ def test_a_page_outlives_its_server(browser: Any) -> None:
         run.run = {"running": False}
         one.until("link", "done: all epochs are done")
     one.context.close()
+
+
+def test_a_page_that_nobody_sees_holds_no_connection(browser: Any) -> None:
+    run = MadeRun()
+    page = Page(Feed(run))
+    seen = "([hidden]) => {Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    seen += "document.dispatchEvent(new Event('visibilitychange'))}"
+    with served(run, page=page) as address:
+        one = Tab(browser, address)
+        one.until("link", "live")
+        one.tab.evaluate(seen, [True])
+        while page._streams:
+            one.tab.wait_for_timeout(50)
+        run.seconds = 200
+        one.tab.evaluate(seen, [False])
+        one.until("sentence", "67 %")
+        assert page._streams == 1
+        assert not one.wrong
+        one.context.close()
 
 
 def test_where_streams_do_not_pass_a_page_asks(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
