@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from distbelief.core import roles
@@ -16,7 +17,7 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.live import figures
 from distbelief.record.summary import HistoryRow, Summary, duration
-from distbelief.record.timeline import Amounts, Bin, Bins, Timeline, Uses
+from distbelief.record.timeline import Amounts, B, Bin, Bins, Timeline, Uses
 
 BAND = 60
 """Times `lately` before the shown moment for which the use of time is shown."""
@@ -40,8 +41,6 @@ class Reading:
     def __init__(self, run: Path) -> None:
         self._folder = RunFolder.open(run)
         self._follower = Follower(self._folder, self._folder.read_job())
-        self._moved = time.monotonic()
-        """Time at which the metrics were seen to grow."""
         self._accounts: dict[str, list[tuple[float, int]]] = {}
         """Seconds and pushes of the last two accounts of each shard."""
 
@@ -58,12 +57,10 @@ class Reading:
         for _ in range(READS):
             if not self._follower.read():
                 break
-            self._moved = time.monotonic()
         timeline, summary = self._follower.timeline, self._follower.summary
         live = status.status(self._folder.path)
-        running = bool(live["running"])
-        silent = time.monotonic() - self._moved if running else 0.0
-        now = timeline.seconds + silent
+        running, simulated = bool(live["running"]), "cluster" in self._follower.job
+        now = timeline.seconds + (self._silent() if running and not simulated else 0.0)
         moment = now if at is None else min(at, now)
         if at is None:
             members = self._members(live, now)
@@ -79,7 +76,7 @@ class Reading:
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
                 "running": running,
-                "simulated": "cluster" in self._follower.job,
+                "simulated": simulated,
                 "outcome": "" if running else outcome,
                 "reason": live.get("reason") or "",
                 "seconds": _round(timeline.seconds),
@@ -109,8 +106,13 @@ class Reading:
                 if one.seconds <= moment
             },
             "shards": self._shards(members) if at is None else {},
-            "staleness": summary.staleness()["histogram"],
+            "staleness": summary.staleness()["histogram"] if at is None else {},
         }
+
+    def _silent(self) -> float:
+        """Return the seconds since the job has recorded anything."""
+        path = self._folder.metrics
+        return max(0.0, time.time() - path.stat().st_mtime) if path.exists() else 0.0
 
     def _command(self, role: str) -> str:
         """Return the command, or the file, that explains what happened to a role."""
@@ -121,17 +123,13 @@ class Reading:
         """Return the figures of the run now."""
         summary, timeline = self._follower.summary, self._follower.timeline
         started = summary.started
-        whole = started.samples_per_epoch * started.epochs if started and started.unit == "epoch" else 0
         last: HistoryRow | None = summary.history[-1] if summary.history else None
         return {
             **_numbers_at(timeline, timeline.seconds),
             "samples": summary.samples,
-            "of_samples": whole or None,
             "epoch": summary.epochs,
             "epochs": started.epochs if started else None,
-            "rate": _round(
-                _rate(timeline.amounts, timeline.seconds, timeline.lately) if live["running"] else summary.rate
-            ),
+            "rate": _round(_rate(timeline, timeline.amounts, timeline.seconds) if live["running"] else summary.rate),
             "accuracy": last["test_accuracy"] if last else None,
             "test_loss": last["test_loss"] if last else None,
             "staleness": summary.staleness()["mean"],
@@ -153,11 +151,10 @@ class Reading:
                 "state": one.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate(timeline.uses.get(role), now, timeline.lately)) if replica else None,
+                "rate": _round(_rate(timeline, timeline.uses.get(role), now)) if replica else None,
                 "participation": _round(summary.participation(roles.index_of(role)) or 0.0) if replica else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
-                **{name: one.get(name) for name in ("pid", "clock", "version", "staleness")},
-                "lost": counts.lost if counts else 0,
+                "staleness": one.get("staleness"),
                 "gone": counts.gone if counts else "",
             }
         return members
@@ -192,12 +189,12 @@ class Reading:
             return f"starting{_longest(members)}"
         if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
             epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
-            rate = _rate(timeline.amounts, timeline.seconds, timeline.lately)
-            left = duration(math.ceil((whole - summary.samples) / rate)) if rate else ""
-            far = f"epoch {epoch} of {started.epochs}, {100 * summary.samples / whole:.0f} %"
+            rate = _rate(timeline, timeline.amounts, timeline.seconds)
+            left = duration(math.ceil(max(0, whole - summary.samples) / rate)) if rate else ""
+            far = f"epoch {epoch} of {started.epochs}, {min(100, 100 * summary.samples / whole):.0f} %"
             far += f"; over in about {left}" if left else ""
         else:
-            far = f"{started.unit} {summary.epochs + 1} of {started.epochs}"
+            far = f"{started.unit} {min(summary.epochs + 1, started.epochs)} of {started.epochs}"
         return f"{far}{_longest(members)}"
 
 
@@ -228,15 +225,14 @@ def _longest(members: Json) -> str:
 
 def _numbers_at(timeline: Timeline, moment: float) -> Json:
     """Return the figures at a moment, as far as the timeline has them."""
-    bins = timeline.amounts.between(0.0, moment)
-    done = Amounts()
-    for bin in bins:
-        done.add(bin.sums)
-    latest = next((bin.sums for bin in reversed(bins) if bin.sums.losses), None)
+    done, latest = Amounts(), None
+    for bin, share in _parts(timeline, timeline.amounts, 0.0, moment):
+        done.add(bin.sums, share)
+        latest = bin.sums if bin.sums.losses else latest
     measure = next((one for one in reversed(timeline.measures) if one.seconds <= moment), None)
     return {
         "samples": round(done.samples),
-        "rate": _round(_rate(timeline.amounts, moment, timeline.lately)),
+        "rate": _round(_rate(timeline, timeline.amounts, moment)),
         "train_loss": _round(latest.loss / latest.losses) if latest else None,
         "accuracy": measure.accuracy if measure else None,
         "test_loss": measure.loss if measure else None,
@@ -247,18 +243,22 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
     window = {
-        role: sum(bin.sums.samples for bin in uses.between(moment - 6 * timeline.lately, moment))
+        role: sum(
+            share * bin.sums.samples for bin, share in _parts(timeline, uses, moment - 6 * timeline.lately, moment)
+        )
         for role, uses in timeline.uses.items()
     }
     whole = sum(window.values())
     members = {}
     for role, uses in timeline.uses.items():
-        last = next(iter(reversed(uses.between(moment - timeline.lately, moment))), None)
+        last = Uses()
+        for bin, share in _parts(timeline, uses, moment - timeline.lately, moment):
+            last.add(bin.sums, share)
         members[role] = {
-            "state": _mostly(last.sums) if last else "",
-            "waits_for": last.sums.role if last and last.sums.wait else "",
+            "state": _mostly(last),
+            "waits_for": last.role if last.wait else "",
             "waited": None,
-            "rate": _round(_rate(uses, moment, timeline.lately)),
+            "rate": _round(_rate(timeline, uses, moment)),
             "participation": _round(window[role] / whole) if whole else None,
         }
     return members
@@ -271,11 +271,20 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _rate(bins: Bins[Amounts] | Bins[Uses] | None, moment: float, lately: float) -> float:
+def _rate(timeline: Timeline, bins: Bins[B] | None, moment: float) -> float:
     """Return the samples a second lately."""
-    latest = bins.between(moment - lately, moment) if bins else []
-    seconds = moment - latest[0].start if latest else 0.0
-    return sum(bin.sums.samples for bin in latest) / seconds if seconds > 0 else 0.0
+    seconds = min(timeline.lately, moment)
+    if not bins or seconds <= 0:
+        return 0.0
+    return sum(share * bin.sums.samples for bin, share in _parts(timeline, bins, moment - seconds, moment)) / seconds
+
+
+def _parts(timeline: Timeline, bins: Bins[B], start: float, stop: float) -> Iterator[tuple[Bin[B], float]]:
+    """Yield the bins from `start` to `stop`, each with the share of it that lies there: old ones are long."""
+    for bin in bins.between(start, stop):
+        end = min(bin.start + bin.width, timeline.seconds)  # of the newest a part is still to come
+        whole = end - bin.start
+        yield bin, max(0.0, min(end, stop) - max(bin.start, start)) / whole if whole > 0 else 1.0
 
 
 def _amounts(bin: Bin[Amounts]) -> list[float | None]:
