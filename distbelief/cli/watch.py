@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,16 +20,18 @@ def watch(args: list[str]) -> int:
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: {PROG}")
     need_packages()
-    if bool(settings.certificate) != bool(settings.key):
-        raise UsageError("--certificate and --key belong together: name both")
     from distbelief.lab.watch import serving
-    from distbelief.lab.watch.control import Control
+    from distbelief.lab.watch.control import press
     from distbelief.lab.watch.reading import Reading, newest
+    from distbelief.places.status import supervisor
 
     run = Path(named[0]) if named else newest(Path("runs"))
     if run is None:
         raise UsageError(f"there is no run under runs/: name its folder, {PROG}")
-    serving.serve(run, Reading(run), settings, Control(run) if settings.control else None)
+    reader = Reading(run)
+    if settings.control:
+        supervisor(run)  # which there must be
+    serving.serve(run, reader, settings, partial(press, run) if settings.control else None)
     return 0
 
 

@@ -10,14 +10,11 @@ from distbelief.core.records import Json
 from distbelief.record.curves import Curves, Scalar
 from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
 
-PERIOD = 5.0
-"""Least seconds between two writes."""
-
 
 def sink(argument: str) -> SinkMaker:
     """Return the maker of a sink for a repository, a folder or aim://HOST:PORT."""
     need("aim")
-    return lambda run: Curves(AimRun(run, argument), run.warn, PERIOD)
+    return lambda run: Curves(AimRun(run, argument), run.warn)
 
 
 class AimRun:
@@ -30,31 +27,26 @@ class AimRun:
     def __str__(self) -> str:
         return "points for Aim"
 
-    def _opened(self) -> Any:
-        """Return the run, which is begun or continued at the first call."""
-        import aim
+    def open(self) -> None:
+        """Begin the run, or go on with it."""
+        import aim  # which takes seconds
 
-        if self._open is None:
-            quiet = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
-            where, made = self._repository or None, list[Any]()
-
-            def begin() -> str:
-                made.append(aim.Run(repo=where, experiment="distbelief", **quiet))
-                return str(made[0].hash)
-
-            name = self._run.identity(f"aim:{self._repository}", begin)
-            self._open = made[0] if made else aim.Run(name, repo=where, **quiet)
-            self._open.name, self._open["parameters"] = self._run.folder.name, self._run.parameters
-        return self._open
+        quiet = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
+        where = self._repository or None
+        name = self._run.identity(
+            f"aim:{self._repository}", lambda: aim.Run(repo=where, experiment="distbelief", **quiet).hash
+        )
+        self._open = aim.Run(name, repo=where, **quiet)
+        self._open.name, self._open["parameters"] = self._run.folder.name, self._run.parameters
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Track points over samples."""
         for tag, value, samples, _ in points:
-            self._opened().track(value, name=tag, step=samples)
+            self._open.track(value, name=tag, step=samples)
 
     def close(self, result: Json) -> None:
         """Keep the result and the model, and end the run."""
-        run, model = self._opened(), self._run.folder / "model.safetensors"
+        run, model = self._open, self._run.folder / "model.safetensors"
         run["result"] = figures(result)
         if model.exists():
             if not run.artifacts_uri and not run.repo.is_remote_repo:

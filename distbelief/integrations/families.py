@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from distbelief.core import records, roles
 from distbelief.core.messages import WAYS
 from distbelief.core.records import Json
-from distbelief.record.summary import PARTS, Mean, Summary
+from distbelief.record.summary import TIMES, Mean, Summary
 
 BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, math.inf)
 """Bounds of the buckets of the staleness."""
@@ -24,7 +24,7 @@ class JobMetrics:
 
     def __init__(self, job: Json) -> None:
         self._job = {name: str(job.get(name)) for name in ("task", "strategy")}
-        self._loss, self._members = Mean(), set[str]()
+        self._loss, self._members = Mean(), {roles.SINGLE} if job.get("strategy") == roles.SINGLE else set()
         self._failed = dict.fromkeys(("replica", "shard", "standby", "checkpoint"), 0)
         self._last: dict[str, float] = {}
 
@@ -35,21 +35,19 @@ class JobMetrics:
                 self._last["step"] = time.time()
                 if record.loss is not None:
                     self._loss.add(record.loss, record.losses)
-            case records.Tested():
-                self._last |= {
-                    "loss": record.loss,
-                    "accuracy": math.nan if record.accuracy is None else record.accuracy,
-                }
+            case records.Tested(loss=loss, accuracy=accuracy):
+                self._last |= {"loss": loss, "accuracy": math.nan if accuracy is None else accuracy}
             case records.Joined() | records.StandbyReady():
                 self._members.add(record.role)
             case records.Gone(role=role, died=died):
                 self._members.discard(role)
                 self._failed["replica"] += died
-            case records.Vacant(role=role):
-                self._members.discard(role)
-                self._failed[roles.kind(role)] += 1
-            case records.Succeeded():
+            case records.Succeeded():  # whose new standby, which is vacant now, has not failed
                 self._members.discard(record.standby)
+                self._failed["shard"] += 1
+            case records.Vacant(role=role):
+                self._failed[roles.kind(role)] += roles.kind(role) is roles.Kind.SHARD or role in self._members
+                self._members.discard(role)
             case records.Checkpointed(error=""):
                 self._last["checkpoint"] = time.time()
             case records.Checkpointed():
@@ -60,8 +58,14 @@ class JobMetrics:
         if (loss := self._loss.take()) is not None:
             self._last["trained"] = loss
         kinds = [roles.kind(role) for role in self._members]
+        standbys = kinds.count(roles.Kind.STANDBY)
         replicas = [(str(index), replica) for index, replica in sums.replicas.items()]
         times = [(index, replica.times) for index, replica in replicas if replica.times]
+        waited: dict[tuple[str, str], float] = {}
+        for at, timed in times:
+            for role, seconds in timed.waited.items():
+                whom = at, str(roles.kind(role))
+                waited[whom] = waited.get(whom, 0.0) + seconds
         moved = {(way, kind): count for way in WAYS for kind, count in sums.bytes[way].items()}
         return [
             InfoMetricFamily("distbelief_job", "Task and strategy.", self._job),
@@ -70,8 +74,8 @@ class JobMetrics:
             _gauge("train_loss", "Mean loss of the last steps.", self._last.get("trained")),
             _gauge("test_loss", "Loss of the last evaluation.", self._last.get("loss")),
             _gauge("test_accuracy_ratio", "Accuracy of the last evaluation.", self._last.get("accuracy")),
-            _gauge("replicas", "Replicas that take part.", kinds.count(roles.Kind.REPLICA)),
-            _gauge("standbys", "Standbys that are ready.", kinds.count(roles.Kind.STANDBY)),
+            _gauge("replicas", "Replicas that take part.", len(kinds) - standbys),
+            _gauge("standbys", "Standbys that are ready.", standbys),
             _gauge("last_step_timestamp_seconds", "Time of the last step.", self._last.get("step")),
             _gauge("last_checkpoint_timestamp_seconds", "Time of the last one.", self._last.get("checkpoint")),
             *(
@@ -79,11 +83,12 @@ class JobMetrics:
                 for what in ("samples", "steps", "pushes")
             ),
             _counter("replica_seconds", "Seconds of a replica by use.",
-                {(at, part): getattr(of, part) for at, of in times for part in PARTS}, "replica", "kind"),
+                {(at, part): getattr(of, part) for at, of in times for part in TIMES[1:]}, "replica", "kind"),
+            _counter("waiting_seconds", "Seconds that a replica waited for a kind of role.", waited, "replica", "kind"),
             _counter("bytes", "Bytes of all roles.", moved, "direction", "kind"),
             _counter("dropped_pushes", "Pushes that came too late for their round.", {(): sums.dropped}),
             _counter("evaluation_seconds", "Seconds of evaluations.", {(): sums.evaluating}),
-            _counter("failures", "Deaths, and failed checkpoints.", {(k,): n for k, n in self._failed.items()}, "kind"),
+            _counter("failures", "Dead roles, failed checkpoints.", {(k,): n for k, n in self._failed.items()}, "kind"),
             _staleness(sums),
         ]  # fmt: skip
 

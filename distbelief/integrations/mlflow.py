@@ -10,8 +10,6 @@ from distbelief.core.records import Json, Outcome
 from distbelief.record.curves import Curves, Scalar
 from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
 
-PERIOD = 5.0
-"""Least seconds between two requests."""
 METRICS, PARAMETERS = 1000, 100
 """Most metrics, and most parameters, that MLflow takes at once."""
 ENDS = {Outcome.DONE: "FINISHED", Outcome.TARGET: "FINISHED", Outcome.FAILED: "FAILED"}
@@ -21,7 +19,7 @@ ENDS = {Outcome.DONE: "FINISHED", Outcome.TARGET: "FINISHED", Outcome.FAILED: "F
 def sink(argument: str) -> SinkMaker:
     """Return the maker of a sink for the server or store at a URI."""
     need("mlflow")
-    return lambda run: Curves(MlflowRun(run, argument), run.warn, PERIOD)
+    return lambda run: Curves(MlflowRun(run, argument), run.warn)
 
 
 class MlflowRun:
@@ -35,13 +33,11 @@ class MlflowRun:
     def __str__(self) -> str:
         return "points for MLflow"
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """Begin the run, or go on with it."""
         from mlflow import MlflowClient  # which takes seconds
         from mlflow.entities import Param
 
-        if self._client:
-            return
         self._client = MlflowClient(self._uri or None)
         self._id = self._run.identity(f"mlflow:{self._uri}", self._begin)
         self._client.update_run(self._id, "RUNNING")
@@ -60,14 +56,12 @@ class MlflowRun:
         """Log points as metrics over samples."""
         from mlflow.entities import Metric
 
-        self._open()
         made = [Metric(tag, value, int(when * 1000), samples) for tag, value, samples, when in points]
         for at in range(0, len(made), METRICS):
             self._client.log_batch(self._id, metrics=made[at : at + METRICS])
 
     def close(self, result: Json) -> None:
         """Log the result and the model, and end the run."""
-        self._open()
         for name, value in figures(result).items():
             if isinstance(value, str):
                 self._client.set_tag(self._id, name, value)

@@ -6,12 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, Metric, MetricsHandler
 
 from distbelief.core import records
 from distbelief.core.records import Json
@@ -41,12 +39,12 @@ class PrometheusSink(ThreadingTCPServer):
     def __init__(self, run: ShownRun, host: str, port: int) -> None:
         self._metrics, self._taken, self._shown = JobMetrics(run.job), 0.0, list[Metric]()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        registry = CollectorRegistry()
+        registry.register(self)
         try:
-            super().__init__((host, port), MetricsAnswer)
+            super().__init__((host, port), MetricsAnswer.factory(registry))
         except OSError as error:
             raise UsageError(f"--metrics {joined(host, port)}: {error.strerror}; choose another address") from error
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
         authority = run.folder / "metrics-authority.pem"
         if tls := for_clients(host, authority):
             # each client's own thread shakes hands: one that says nothing must not hold up the others
@@ -74,21 +72,17 @@ class PrometheusSink(ThreadingTCPServer):
         """Say nothing of a client that went away."""
 
 
-class MetricsAnswer(BaseHTTPRequestHandler):
+class MetricsAnswer(MetricsHandler):
     """Answer to one client, which has some seconds for its request."""
 
     timeout = 10.0
 
     def do_GET(self) -> None:
-        """Answer with the metrics, in the format that the client asks for, or with the health of the job."""
-        encode, kind = choose_encoder(self.headers.get("Accept") or "")
-        found = {"/metrics": (200, kind, encode), "/health": (200, "text/plain", lambda _: b"the job runs\n")}
-        missing = 404, "text/plain", lambda _: b"see /metrics or /health\n"
-        status, kind, body = found.get(self.path.partition("?")[0], missing)
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
+        """Answer with the metrics, or with the health of the job."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            super().do_GET()
+            return
+        self.send_response(200 if path == "/health" else 404)
         self.end_headers()
-        self.wfile.write(body(self.server.registry))  # type: ignore[attr-defined]  # a `PrometheusSink`
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        self.wfile.write(b"the job runs\n" if path == "/health" else b"see /metrics or /health\n")

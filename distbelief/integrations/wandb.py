@@ -14,9 +14,6 @@ from distbelief.errors import UsageError
 from distbelief.record.curves import Curves, Scalar
 from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
 
-PERIOD = 5.0
-"""Least seconds between two logs."""
-
 
 def sink(argument: str) -> SinkMaker:
     """Return the maker of a sink, once the user is logged in."""
@@ -27,7 +24,7 @@ def sink(argument: str) -> SinkMaker:
 
     if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
         raise UsageError("nobody is logged in to Weights & Biases here: run wandb login, or set WANDB_MODE=offline")
-    return lambda run: Curves(WandbRun(run), run.warn, PERIOD)
+    return lambda run: Curves(WandbRun(run), run.warn)
 
 
 class WandbRun:
@@ -40,31 +37,29 @@ class WandbRun:
     def __str__(self) -> str:
         return "points for Weights & Biases"
 
-    def _opened(self) -> Any:
-        """Return the run, which is begun or continued at the first call."""
-        import wandb
+    def open(self) -> None:
+        """Begin the run, or go on with it."""
+        import wandb  # which takes seconds
 
-        if self._open is None:
-            name = self._run.identity("wandb", lambda: secrets.token_hex(8))
-            self._open = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or "distbelief", id=name, name=self._run.folder.name,
-                resume="allow", dir=str(self._run.folder), config=self._run.parameters,
-                settings=wandb.Settings(silent=True, console="off"),
-            )  # fmt: skip
-            self._open.define_metric("samples")
-            self._open.define_metric("*", step_metric="samples")
-        return self._open
+        name = self._run.identity("wandb", lambda: secrets.token_hex(8))
+        self._open = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "distbelief", id=name, name=self._run.folder.name,
+            resume="allow", dir=str(self._run.folder), config=self._run.parameters,
+            settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        self._open.define_metric("samples")
+        self._open.define_metric("*", step_metric="samples")
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Log points over samples."""
         for samples, at_once in groupby(points, key=itemgetter(2)):
-            self._opened().log({tag: value for tag, value, *_ in at_once} | {"samples": samples})
+            self._open.log({tag: value for tag, value, *_ in at_once} | {"samples": samples})
 
     def close(self, result: Json) -> None:
         """Log the result and the model, and end the run."""
         import wandb
 
-        run = self._opened()
+        run = self._open
         run.summary.update(figures(result))
         if (model := self._run.folder / "model.safetensors").exists():
             artifact = wandb.Artifact(f"model-{run.id}", type="model")

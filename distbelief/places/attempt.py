@@ -68,6 +68,8 @@ class Attempt:
         view = UNSEEN if view is None else view
         if not isinstance(view, View):
             admit(view, View, f"view={shown(view)}")
+        if (elsewhere := bool(view.metrics or view.track)) and "cluster" in (more or {}):
+            raise UsageError("--metrics and --track follow real time, which a simulation has not: leave them off")
         self.job, self.settings, self._began = job, settings, began
         self.folder: RunFolder | None = None
         self.manifest: Manifest | None = None
@@ -93,7 +95,8 @@ class Attempt:
                 simulated="cluster" in (more or {}),
             )
             self.recorder = Recorder(self.folder, self._description)
-            self._open_sinks(view)
+            if elsewhere and self.folder:
+                self._open_sinks(view, self.folder)
         except BaseException:
             if self.folder:
                 if not (job.resume or self.folder.gone):  # a folder locked by another job belongs to that job
@@ -103,23 +106,21 @@ class Attempt:
         if self.folder and view.page is not False:
             view.open_page(self.folder.path)
 
-    def _open_sinks(self, view: View) -> None:
-        """Open what shows the job elsewhere.
+    def _open_sinks(self, view: View, folder: RunFolder) -> None:
+        """Open what shows the job elsewhere; go on without what fails.
 
         Raises:
-            UsageError: it cannot be opened, or the job is simulated.
+            UsageError: it cannot be opened as the user wrote it.
         """
-        makers = view.sinks()
-        try:
-            if makers and ("cluster" in self._description or self.folder is None):
-                raise UsageError("--metrics and --track follow real time, which a simulation has not: leave them off")
-            for make in makers:
-                assert self.folder is not None
-                run = ShownRun(self.folder.path, self._description, self._note, self.recorder.warn)
+        run = ShownRun(folder.path, self._description, self._note, self.recorder.warn)
+        for make in view.sinks():
+            try:
                 self.recorder.sinks.append(make(run))
-        except UsageError:
-            self.recorder.finish(write=False)
-            raise
+            except UsageError:
+                self.recorder.finish(write=False)
+                raise
+            except Exception as error:
+                self.recorder.warn(f"a sink cannot be opened ({error!r}); the job continues without it")
 
     def _note(self, text: str) -> None:
         """Record a note of the supervisor at the beginning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -55,7 +56,8 @@ class View(CheckedStruct, frozen=True):
         words = [sys.executable, "-m", "distbelief", "watch", str(run), "--bind", bind, "--stay", str(STAY)]
         # its address goes to standard error, since JSON may be on standard output
         opened = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)
-        os.posix_spawn(sys.executable, words, os.environ, file_actions=opened, setsid=True)
+        with contextlib.suppress(OSError):
+            os.posix_spawn(sys.executable, words, os.environ, file_actions=opened, setsid=True)
 
 
 UNSEEN = View()

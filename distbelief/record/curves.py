@@ -19,8 +19,10 @@ POINTS = 200
 """Points of a training curve per epoch."""
 UNKNOWN = 20_000
 """Assumed number of minibatches of an epoch of unknown length."""
-PERIOD = 20.0
+PERIOD = 5.0
 """Least seconds between two writes of curves; those of short jobs are written at the end only."""
+TENSORBOARD_PERIOD = 20.0
+"""The same for TensorBoard, which is imported for it and opens a file each time."""
 CLOSE_SECONDS = 60.0
 """Time limit for writing the last curves at the end of a job."""
 WAITING = 50_000
@@ -37,6 +39,9 @@ class CurveWriter(Protocol):
 
     def __str__(self) -> str:
         """Say what is written where."""
+
+    def open(self) -> None:
+        """Begin before anything is written, or go on where an earlier attempt of the run ended."""
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Write points; a resumed run begins again at `first` samples, and older points beyond it are undone."""
@@ -119,6 +124,7 @@ class Curves:
         """Write batches until the last one, which has the result."""
         result = None
         try:
+            self._writer.open()
             while result is None:
                 due, first, result = self._batches.get()
                 if due:
@@ -126,6 +132,8 @@ class Curves:
             self._writer.close(result)
         except Exception as error:  # a job must not fail because of its curves
             self._broken = True
+            with contextlib.suppress(queue.Empty):
+                self._batches.get_nowait()  # `close` may be waiting to pass the last one
             self._warn(f"{self._writer} cannot be written: {error}; the curves are in metrics.jsonl too")
 
     def close(self, result: Json) -> None:
@@ -151,6 +159,9 @@ class TensorBoardEvents:
 
     def __str__(self) -> str:
         return f"TensorBoard events in {self._folder}"
+
+    def open(self) -> None:
+        """Open nothing: each write opens a file."""
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Add the points to the events; the first of a resumed run hide older points beyond them."""

@@ -51,6 +51,8 @@ class Follower:
     def __init__(self, folder: RunFolder, job: Json) -> None:
         self.folder, self.job = folder, job
         self._sums = self._begin()
+        self._resumed: int | None = None
+        """Position before the start of a resumed job, until its sums are had, without what it has undone."""
 
     def _begin(self) -> RunSums:
         """Return the sums to go on from."""
@@ -83,7 +85,14 @@ class Follower:
             return False
         if self.folder.metrics.stat().st_size < sums.position:  # another job writes here now
             sums = self._sums = self._begin()
+        if self._resumed is not None:
+            kept = read_packed(self.folder.timeline, RunSums)
+            if kept and kept.position > self._resumed:
+                kept.summary.job, self._resumed = self.job, None
+                sums = self._sums = kept
         read, position = read_further(self.folder.metrics, sums.position, AT_ONCE)
+        if any(isinstance(record, Started) and record.samples for _, record in read):
+            self._resumed = sums.position
         for seconds, record in read:
             sums.summary.take(seconds, record)
             sums.timeline.take(seconds, record, sums.summary)
@@ -106,13 +115,16 @@ class TimelineKeeper:
     """
 
     def __init__(self, folder: RunFolder, job: Json) -> None:
-        self._folder, self._kept = folder, -math.inf
+        self._folder = folder
+        self._kept = math.inf
+        """Time of the last write; infinite until the attempt starts: until then a resumed job's sums are not known."""
         self.timeline = Follower(folder, job).read_all().timeline
 
     def take(self, seconds: float, record: Record, summary: Summary) -> None:
         """Add a record, which is in the metrics already; write the timeline if it is time."""
         self.timeline.take(seconds, record, summary)
-        if isinstance(record, Started | Finished) or time.monotonic() >= self._kept + KEEP_SECONDS:
+        ends = isinstance(record, Finished) and self._kept < math.inf
+        if isinstance(record, Started) or ends or time.monotonic() >= self._kept + KEEP_SECONDS:
             self._write(summary)
 
     def close(self, result: Json) -> None:

@@ -16,7 +16,7 @@ from distbelief.core import records
 from distbelief.core.records import Json
 from distbelief.errors import CheckpointError
 from distbelief.record.checkpoints import Checkpoints, read_manifest
-from distbelief.record.curves import Curves, TensorBoardEvents
+from distbelief.record.curves import TENSORBOARD_PERIOD, Curves, TensorBoardEvents
 from distbelief.record.diagnosis import diagnose
 from distbelief.record.folder import RunFolder, read_packed, write_atomically, written_whole
 from distbelief.record.following import TimelineKeeper
@@ -65,7 +65,7 @@ class Recorder:
         if folder:
             keeper = TimelineKeeper(folder, self.job)
             self.timeline = keeper.timeline
-            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn), keeper]
+            self.sinks += [Curves(TensorBoardEvents(folder.path), self.warn, TENSORBOARD_PERIOD), keeper]
         self._torn = self._warned = False
         if folder:
             try:

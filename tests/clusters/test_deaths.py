@@ -13,7 +13,7 @@ from commands import Command, first_process, process, roles_of
 from engines import ENGINES, Engine, Srun
 from hosts import Hosts
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)  # a test, and END_SECONDS for what it leaves
 EPOCHS = 100
 SMALL = ("--batch-size", str(jobs.BATCH), "--pad", "10ms", "--evaluate-every", "0", "--checkpoint-every", "20")
 """Steps so slow that there is time for what happens."""

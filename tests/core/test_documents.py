@@ -30,6 +30,8 @@ from distbelief.lab.study import definition
 from distbelief.lab.study import report as study_report
 from distbelief.lab.study import running as studying
 from distbelief.lab.study import runs as study_runs
+from distbelief.lab.watch import reading, serving
+from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.cluster import meeting
 from distbelief.places.cluster.hosts import Host
@@ -127,6 +129,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Cluster, "check", lambda *_: [])
     monkeypatch.setattr(status, "status", lambda _: {"running": False})
     monkeypatch.setattr(status, "lines", lambda _: [])
+    monkeypatch.setattr(status, "supervisor", lambda _: 0)
+    monkeypatch.setattr(reading, "Reading", lambda _: None)
+    monkeypatch.setattr(serving, "serve", lambda *_: None)
     monkeypatch.setattr(guest.Guest, "run", lambda _: None)
     monkeypatch.setattr(guest, "leave", lambda _: 1)
 
@@ -166,6 +171,7 @@ def test_an_option_that_is_named_is_one() -> None:
         ReportOptions,
         RunsOptions,
         commands.StatusOptions,
+        WatchOptions,
         CheckOptions,
         commands.JoinOptions,
         costs.DrawPipelineOptions,

@@ -42,7 +42,7 @@ from distbelief.lab.cost import splitting
 from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.pricing import Terms
-from distbelief.lab.watch import control, serving
+from distbelief.lab.watch import reading, serving
 from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
@@ -170,9 +170,6 @@ SMALL: dict[str, dict[str, str]] = {
     "watch": {
         "bind": "127.0.0.1:8000",
         "control": "",
-        "certificate": "mine.pem",
-        "key": "mine.key",
-        "insecure": "",
         "proxy": "hub.example",
         "stay": "60",
     },
@@ -275,7 +272,8 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(status, "lines", lambda _: ["nobody"])
     monkeypatch.setattr(commands.time, "sleep", lambda _: None)
     monkeypatch.setattr(serving, "serve", lambda *words: asked.append(words[2:]))
-    monkeypatch.setattr(control, "supervisor", lambda _: 0)
+    monkeypatch.setattr(status, "supervisor", lambda _: 0)
+    monkeypatch.setattr(reading, "Reading", lambda _: None)
     monkeypatch.setattr(Cluster, "check", lambda *words: [asked.append(words), []][1])
     monkeypatch.setattr(
         guest.Guest,

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -251,6 +252,10 @@ def test_every_file_is_imported_by_another() -> None:
                 imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         if name in ("__init__.py", "references.py"):
             imported |= {f"distbelief.{place}" for place in re.findall(r'"([a-z_.]+)"', text)}
+    for sinks in tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ].values():
+        imported |= {place.partition(":")[0] for place in sinks.values()}
     modules = {
         name: "distbelief." + name.removesuffix(".py").replace("/", ".")
         for name in FILES

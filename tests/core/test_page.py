@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -307,18 +308,52 @@ def test_streams_are_few_and_one_that_is_left_makes_room() -> None:
     assert asyncio.run(many()) == [503, 200, 0]
 
 
-def test_a_run_that_cannot_be_read_is_told_and_read_again() -> None:
+def test_no_two_threads_read_a_run_though_a_page_goes_away_meanwhile() -> None:
+    run, goes, reading, together = MadeRun(), threading.Event(), [], []
+    view = run.view
+
+    def slow(at: float | None) -> Any:
+        together.append(len(reading))
+        reading.append(at)
+        goes.wait(0.2)
+        return view(reading.pop())
+
+    run.view = slow  # type: ignore[method-assign]
+    made = Feed(run)
+
+    async def leaves() -> None:
+        one = asyncio.create_task(made.look())
+        while not reading:
+            await asyncio.sleep(0.01)
+        one.cancel()
+        await asyncio.gather(one, return_exceptions=True)
+        await made.look()
+
+    asyncio.run(leaves())
+    assert set(together) == {0}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (JobFailed("it does not answer"), "it does not answer"),
+        (PermissionError(13, "Permission denied"), "the run cannot be read: PermissionError(13, 'Permission denied')"),
+        (KeyError("level"), "the run cannot be read: KeyError('level')"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_told_and_read_again(error: Exception, told: str) -> None:
     run = MadeRun()
     made, view = Feed(run), run.view
     app = Page(made).app(TOKEN)
     assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
 
     def broken(_: float | None) -> Any:
-        raise JobFailed("it does not answer")
+        raise error
 
     run.view = broken  # type: ignore[method-assign]
-    told = state_of(ask(app, "/state").json)
-    assert (told["sentence"], told["run"]["seconds"], made.lost, made.running) == ("it does not answer", 90, True, True)
+    state, past = state_of(ask(app, "/state").json), ask(app, "/state/3")
+    assert (state["sentence"], state["run"]["seconds"], made.lost, made.running) == (told, 90, True, True)
+    assert (past.status, past.body) == (503, f"{told}\n")
     run.view = view  # type: ignore[method-assign]
     assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
     assert not made.lost

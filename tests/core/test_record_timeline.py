@@ -171,6 +171,14 @@ def test_a_follower_reads_only_what_came_after_the_kept_sums(tmp_path: Path, mon
     assert read == [run.metrics.stat().st_size]
 
 
+def test_a_line_that_is_longer_than_one_reading_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "AT_ONCE", 100)
+    run = RunFolder(tmp_path)
+    notes = [r.Note("a" * 50), r.Note("b" * 5000), r.Note("c" * 50)]
+    run.metrics.write_bytes(b"".join(line(0.0, note) for note in notes))
+    assert [one.text for one in Follower(run, {}).read_all().timeline.happenings] == [note.text for note in notes]
+
+
 @pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", None])
 def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | None) -> None:
     run = RunFolder(tmp_path)
@@ -183,6 +191,26 @@ def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | 
     else:
         run.timeline.write_bytes(spoilt)
     assert Follower(run, job.job).read_all().timeline == timeline_of(job)
+
+
+def test_a_follower_has_the_sums_of_a_resumed_job(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    first = recorder.Recorder(run, {"task": "t"})
+    for each in happenings(60):
+        first.take(*each)
+    first.finish(write=False)
+    open_for_long = Follower(run, {"task": "t"}).read_all()
+    second = recorder.Recorder(run, {"task": "t"})
+    second.take(0.0, r.Note("again"))
+    early = Follower(run, {"task": "t"}).read_all()
+    assert early.summary.bytes == first.summary.bytes, "the sums of the new recorder are not known yet"
+    second.take(3.0, r.Started(3, 1, 10, 6000, 10, 2, 300))
+    second.take(4.0, r.Stepped("replica 0", 1, 10, 1, 1.0, 0, 1))
+    assert second.summary.steps < first.summary.steps, "half of the work is undone"
+    for follower in (open_for_long, early, Follower(run, {"task": "t"})):
+        assert follower.read_all().summary.result() == second.summary.result()
+        assert follower.timeline == timeline_of(second)
+    second.finish(write=False)
 
 
 def test_another_job_in_the_folder_is_followed_from_its_start(tmp_path: Path) -> None:

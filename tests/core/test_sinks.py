@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from distbelief.core.records import Cause, Json, Record
 from distbelief.errors import UsageError
 from distbelief.integrations import families
 from distbelief.integrations.families import JobMetrics
+from distbelief.places.attempt import Attempt
+from distbelief.places.view import View
 from distbelief.record import curves, sinks
 from distbelief.record.curves import Curves, Scalar
 from distbelief.record.recorder import Recorder
@@ -60,6 +64,30 @@ def test_a_sink_that_raises_is_dropped_with_one_warning_and_the_others_go_on() -
     assert told == ["Seen fails (LookupError('no such tool')); the job continues without it"]
 
 
+def test_a_sink_that_cannot_be_opened_is_left_out_and_a_wrong_word_ends_the_job_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(failure: Exception) -> Attempt:
+        def fails(_: sinks.ShownRun) -> sinks.Sink:
+            raise failure
+
+        monkeypatch.setattr(View, "sinks", lambda _: [fails, lambda _: seen])
+        job = db.Job("digits", out=tmp_path / "run")
+        return Attempt(job, job.settings(), View(track="any"), 0.0)
+
+    seen = Seen()
+    with pytest.raises(UsageError, match="no such store"):
+        attempt(UsageError("no such store"))
+    assert not (tmp_path / "run").exists()
+    begun = attempt(LookupError("no such tool"))
+    assert (
+        "a sink cannot be opened (LookupError('no such tool')); the job continues without it" in capsys.readouterr().err
+    )
+    begun.record(1.0, "coordinator", STARTED)
+    result = begun.finish()
+    assert (seen.took, seen.result) == ([(1.0, STARTED, 0)], {name: result[name] for name in result if name != "run"})
+
+
 class Written:
     """Writer that keeps what it gets, or fails."""
 
@@ -71,6 +99,9 @@ class Written:
 
     def __str__(self) -> str:
         return "points in a list"
+
+    def open(self) -> None:
+        assert not self.points
 
     def write(self, points: Any, first: int) -> None:
         if self.fails:
@@ -99,6 +130,38 @@ def test_a_writer_gets_the_points_and_the_result_and_one_that_fails_is_told_once
     assert told == ["points in a list cannot be written: nobody listens; the curves are in metrics.jsonl too"]
     played(never := Written(), told)
     assert never.result is None, "nothing is shown of a job that never began"
+
+
+def test_a_job_does_not_wait_for_a_writer_that_waits() -> None:
+    told: list[str] = []
+    writer, stuck = Written(), threading.Event()
+    take = writer.write
+    writer.write = lambda points, first: (stuck.wait(6), stuck.set(), take(points, first))  # type: ignore[method-assign]
+    sink, began = Curves(writer, told.append, period=0.0), time.monotonic()
+    for record in (STARTED, *[r.Tested(1, float(at), None) for at in range(9)]):
+        sink.take(1.0, record, Summary({}))
+    assert time.monotonic() < began + 5
+    stuck.set()
+    sink.close({"outcome": "done"})
+    assert [point[1] for point in writer.points] == [float(at) for at in range(9)]
+    assert (writer.result, told) == ({"outcome": "done"}, [])
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_writer_that_fails_late() -> None:
+    told: list[str] = []
+    writer, begun, stuck = Written(fails=True), threading.Event(), threading.Event()
+    fail = writer.write
+    writer.write = lambda points, first: (begun.set(), stuck.wait(6), fail(points, first))  # type: ignore[method-assign]
+    sink = Curves(writer, told.append, period=0.0)
+    sink.take(0.0, STARTED, Summary({}))
+    sink.take(1.0, r.Tested(1, 1.0, None), Summary({}))
+    assert begun.wait(6)
+    sink.take(2.0, r.Tested(1, 2.0, None), Summary({}))  # it waits until the first is written
+    began = time.monotonic()
+    threading.Timer(0.2, stuck.set).start()
+    sink.close({"outcome": "done"})
+    assert time.monotonic() < began + curves.CLOSE_SECONDS / 2
+    assert len(told) == 1
 
 
 def test_points_that_a_writer_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +213,7 @@ NAMES = {
     "distbelief_steps_total": ("replica",),
     "distbelief_pushes_total": ("replica",),
     "distbelief_replica_seconds_total": ("kind", "replica"),
+    "distbelief_waiting_seconds_total": ("kind", "replica"),
     "distbelief_bytes_total": ("direction", "kind"),
     "distbelief_dropped_pushes_total": (),
     "distbelief_evaluation_seconds_total": (),
@@ -157,6 +221,16 @@ NAMES = {
     "distbelief_staleness_updates": ("le",),
 }
 """The names of all metrics and their labels: an interface, to which names may be added, and none renamed."""
+
+
+def test_a_tool_knows_a_run_by_one_name_at_one_place(tmp_path: Path) -> None:
+    job = {"task": "digits", "settings": {"replicas": 2, "clip_norm": None}, "options": {"threads": 1}, "seed": 3}
+    run = sinks.ShownRun(tmp_path, job, print, print)
+    asked = [run.identity(tool, iter("abc").__next__) for tool in ("mlflow:here", "mlflow:here", "wandb")]
+    assert asked == ["a", "a", "a"]
+    assert run.identity("mlflow:there", lambda: "d") == "d"
+    assert sinks.ShownRun(tmp_path, {}, print, print).identity("mlflow:there", lambda: "e") == "d"
+    assert run.parameters == {"task": "digits", "seed": 3, "replicas": 2, "threads": 1}
 
 
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
@@ -197,13 +271,16 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
         r.Tested(1, 0.7, 0.85, {}, 0.25),
         r.Gone("replica 1", 2, "killed", True),
         r.Gone("replica 2", 0, "it was done", False),
-        r.Vacant("shard 0", 1),
+        r.Vacant("shard 1", 1),
         r.Succeeded("shard 0", 1, "standby 0"),
+        r.Vacant("standby 0", 1),
+        r.StandbyReady("standby 0"),
+        r.Vacant("standby 0", 2),
         r.Checkpointed(1, ""),
         r.Checkpointed(2, "the disk is full"),
         r.BytesCounted("replica 0", {"push": 800}, {"fetch": 90}, {}),
         r.Applied("shard 0", 4, 30, {0: 2, 3: 1, 500: 1}),
-        r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, "shard"),
+        r.StepsTimed("replica 0", 7, 1.0, 0.0, 0.5, 1.5, 0.25, {"shard 0": 0.5, "shard 1": 0.75, "coordinator": 0.25}),
     )
     expected: dict[str, Any] = {
         "job_info": {("downpour", "digits"): 1.0}, "model_samples": 30.0, "epochs": 1.0, "train_loss": 1.5,
@@ -213,9 +290,10 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
         "steps_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "pushes_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "replica_seconds_total": {("compute", "0"): 1.0, ("update", "0"): 0.0, ("communicate", "0"): 0.5,
-            ("wait", "0"): 1.5},
+            ("wait", "0"): 1.5, ("load", "0"): 0.25},
+        "waiting_seconds_total": {("shard", "0"): 1.25, ("coordinator", "0"): 0.25},
         "dropped_pushes_total": 3.0, "evaluation_seconds_total": 0.25,
-        "failures_total": {("replica",): 1.0, ("shard",): 1.0, ("standby",): 0.0, ("checkpoint",): 1.0},
+        "failures_total": {("replica",): 1.0, ("shard",): 2.0, ("standby",): 1.0, ("checkpoint",): 1.0},
         "staleness_updates_count": 4.0, "staleness_updates_sum": 503.0,
     }  # fmt: skip
     assert {name: found[f"distbelief_{name}"] for name in expected} == {

@@ -19,7 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import distbelief as db
 from distbelief.core import records
 from distbelief.errors import UsageError
+from distbelief.integrations import prometheus
+from distbelief.integrations.prometheus import PrometheusSink
 from distbelief.record.metrics import read_metrics
+from distbelief.record.sinks import ShownRun
+from distbelief.record.summary import Summary
 from distbelief.transport.addresses import cut, joined, own_addresses
 
 STEADY = db.ComputeModel(step=0.005, spread="constant")
@@ -100,6 +104,26 @@ def test_beyond_loopback_metrics_are_encrypted_and_certified(tmp_path: Path, wat
 
     run_job(run, watch, f"{host}:0", look)
     assert found[0]["distbelief_replicas"] == 2.0
+
+
+def test_a_snapshot_is_a_second_old_at_most_and_shows_what_is_rare_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    sink, summary = PrometheusSink(ShownRun(tmp_path, {}, noted.append, print), "127.0.0.1", 0), Summary({})
+
+    def seen(now: float, record: records.Record) -> tuple[float, float]:
+        monkeypatch.setattr(prometheus.time, "monotonic", lambda: now)
+        summary.take(now, record)
+        sink.take(now, record, summary)
+        with urllib.request.urlopen(noted[0].split()[1], timeout=30) as answer:
+            found = values(answer.read().decode())
+        return found["distbelief_steps_total"], found.get("distbelief_test_loss", 0.0)
+
+    step = records.Stepped("replica 0", 1, 10, 1, 2.5, 0, 1)
+    assert [seen(now, step)[0] for now in (100.0, 100.3, 100.9, 101.1, 101.5)] == [1.0, 1.0, 1.0, 4.0, 4.0]
+    assert seen(101.6, records.Tested(1, 0.7, None)) == (5.0, 0.7)
+    sink.close({})
 
 
 def test_an_address_that_is_taken_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

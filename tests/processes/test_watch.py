@@ -25,10 +25,8 @@ from test_status import STEADY, asked_while_it_runs
 from distbelief.core import records
 from distbelief.errors import UsageError
 from distbelief.lab.watch import control, serving
-from distbelief.lab.watch.control import Control
-from distbelief.lab.watch.options import WatchOptions
+from distbelief.lab.watch.control import press
 from distbelief.places import signals
-from distbelief.places.join.authority import Authority
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour
 
@@ -110,28 +108,14 @@ def test_a_page_that_is_started_again_keeps_its_token(ended: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600
 
 
-def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = Authority("test").issue("page")
-    (tmp_path / "certificate.pem").write_text(identity.certificate)
-    (tmp_path / "key.pem").write_text(identity.key)
-    monkeypatch.setattr(serving, "Feed", None)  # it comes no further
-    with pytest.raises(UsageError, match=r"--bind 0.0.0.0: others on the way could read .* --certificate and --key"):
-        serving.serve(ended, None, WatchOptions(bind="0.0.0.0"), None)  # type: ignore[arg-type]
-    words = [
-        "--bind",
-        "0.0.0.0",
-        "--certificate",
-        str(tmp_path / "certificate.pem"),
-        "--key",
-        str(tmp_path / "key.pem"),
-    ]
-    with watching(ended, *words) as (_, address):
-        trust = ssl.create_default_context(cadata=identity.authority)
-        trust.check_hostname = False
+def test_elsewhere_a_page_is_encrypted_and_certified(ended: Path) -> None:
+    with watching(ended, "--bind", "0.0.0.0") as (_, told):
+        address, _, authority = told.partition(", certified by ")
+        trust = ssl.create_default_context(cafile=authority)
         assert address.startswith("https://")
-        assert get(address, trust=trust)["run"]["outcome"] == "done"
-    with watching(ended, "--bind", "0.0.0.0", "--insecure") as (_, address):
-        assert get(address)["run"]["outcome"] == "done"
+        assert get(address.replace("0.0.0.0", "127.0.0.1"), trust=trust)["run"]["outcome"] == "done"
+    with watching(ended, "--bind", "127.0.0.2") as (_, address):
+        assert get(address)["run"]["outcome"] == "done", "which is loopback"
 
 
 @pytest.mark.parametrize(
@@ -139,8 +123,6 @@ def test_elsewhere_a_page_needs_tls(ended: Path, tmp_path: Path, monkeypatch: py
     [
         ("--bind 127.0.0.1:99999", "--bind 127.0.0.1:99999: "),
         ("--bind 8000", "--bind '8000': write HOST or HOST:PORT"),
-        ("--certificate nothing.pem --key nothing.pem", "No such file"),
-        ("--certificate nothing.pem", "--certificate and --key belong together"),
         ("--control", "no job of yours runs in"),
         ("other", "'other' is one word too many"),
     ],
@@ -189,14 +171,13 @@ def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path
     told: list[str] = []
 
     def look(run: Path) -> None:
-        act = Control(run)
         watch.once(records.Gone, lambda: watch.once(records.Joined, back.set))
         for wrong in (("kill", "shard 0"), ("kill", "replica 7"), ("erase", "replica 1"), ("kill", "")):
             with pytest.raises(UsageError, match="no button does that"):
-                act(*wrong)
-        told.append(act("kill", "replica 1"))
+                press(run, *wrong)
+        told.append(press(run, "kill", "replica 1"))
         assert back.wait(SECONDS)
-        told.append(act("stop", ""))
+        told.append(press(run, "stop", "job"))
         watch.interrupted = True
 
     _, result = asked_while_it_runs(run, watch, look, Downpour(replicas=2, restarts=2), Local(compute=STEADY))
@@ -204,7 +185,7 @@ def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path
     assert result["outcome"] == "interrupted"
     assert any((run / "checkpoints").iterdir())
     with pytest.raises(UsageError, match="no job of yours runs in"):
-        Control(run)
+        press(run, "stop", "job")
 
 
 def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +201,6 @@ def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytes
         found = {"members": [{"role": "replica 0", "pid": other.pid}]}
         monkeypatch.setattr(control, "status", lambda _, found=found: found)
         with pytest.raises(UsageError, match=f"process {other.pid} is not replica 0 of this job"):
-            Control(tmp_path)("kill", "replica 0")
+            press(tmp_path, "kill", "replica 0")
         other.communicate(timeout=SECONDS)
         assert other.returncode == 0

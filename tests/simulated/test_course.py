@@ -21,5 +21,5 @@ def test_the_course_is_whole() -> None:
     rows = course.rows()
     assert len(rows) == len({row.commands for row in rows}) == len({row.said for row in rows}) >= 40
     named = {words[0] for row in rows for words in row.commands}
-    assert {*COMMANDS} - named == {"launch", "check", "report", "expand", "join", "leave", "status"}
+    assert {*COMMANDS} - named == {"launch", "check", "report", "expand", "join", "leave", "status", "watch"}
     assert len(course.WITH) < 10

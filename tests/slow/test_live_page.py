@@ -44,9 +44,9 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def served(run: MadeRun, port: int = 0, **more: Any) -> Iterator[str]:
+def served(run: MadeRun, port: int = 0, page: Page | None = None, **more: Any) -> Iterator[str]:
     """The address of a page of this process."""
-    app = Page(Feed(run), **more).app(TOKEN)
+    app = (page or Page(Feed(run), **more)).app(TOKEN)
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0)
     server = uvicorn.Server(config)
@@ -124,6 +124,7 @@ def test_a_page_is_for_those_who_do_not_see_and_who_have_no_mouse(browser: Any) 
         one.charts()
         tab = one.tab
         assert tab.get_by_role("status").text_content().startswith("Epoch 2 of 5")
+        assert "The rate is too high" in tab.get_by_role("status").text_content()
         assert tab.get_by_role("rowheader", name="replica 1").count() == 1
         bands = tab.locator("#members canvas")
         words = [bands.nth(at).get_attribute("aria-label") for at in range(3)]
@@ -170,6 +171,25 @@ def test_a_page_outlives_its_server(browser: Any) -> None:
         run.run = {"running": False}
         one.until("link", "done: all epochs are done")
     one.context.close()
+
+
+def test_a_page_that_nobody_sees_holds_no_connection(browser: Any) -> None:
+    run = MadeRun()
+    page = Page(Feed(run))
+    seen = "([hidden]) => {Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    seen += "document.dispatchEvent(new Event('visibilitychange'))}"
+    with served(run, page=page) as address:
+        one = Tab(browser, address)
+        one.until("link", "live")
+        one.tab.evaluate(seen, [True])
+        while page._streams:
+            one.tab.wait_for_timeout(50)
+        run.seconds = 200
+        one.tab.evaluate(seen, [False])
+        one.until("sentence", "67 %")
+        assert page._streams == 1
+        assert not one.wrong
+        one.context.close()
 
 
 def test_where_streams_do_not_pass_a_page_asks(browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +277,13 @@ def test_a_simulated_job_is_played_again_on_its_own_clock(browser: Any, tmp_path
         one.tab.wait_for_function("() => document.getElementById('at').value == 0")
         one.tab.locator("#speed").select_option("1")
         one.tab.locator("#play").click()
-        one.tab.wait_for_selector("#play[aria-pressed=true]")
+        one.until("play", "Pause")
         while not 0 < one.number("samples") < whole:
             one.tab.wait_for_timeout(50)
         one.tab.locator("#at").focus()
         one.tab.keyboard.press("End")
         one.until("sentence", "done")
-        one.tab.wait_for_selector("#play[aria-pressed=false]")
+        one.until("play", "Play")
         assert one.number("samples") == whole
         assert not one.wrong
         one.context.close()

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from distbelief.core.records import Json
-from distbelief.errors import DistbeliefError
+from distbelief.errors import DistbeliefError, JobFailed
 
 PERIOD = 1.0
 """Least seconds between two looks at a run, and so between two messages to a page."""
@@ -74,12 +74,16 @@ class Feed:
 
     async def look(self) -> None:
         """Look at the run, unless it was looked at within `PERIOD`."""
+        # a page that goes away ends this call, but not the thread that reads, and no two may read at the same time
+        await asyncio.shield(self._look())
+
+    async def _look(self) -> None:
         async with self._looking:
             if time.monotonic() < self._looked + PERIOD:
                 return
             try:
-                state, self._failed = await asyncio.to_thread(self._reader.view, None), False
-            except (DistbeliefError, OSError) as error:  # such as a folder that was deleted
+                state, self._failed = await self._view(None), False
+            except DistbeliefError as error:
                 state, self._failed = self._state | {"sentence": str(error)}, True
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
@@ -89,7 +93,16 @@ class Feed:
     async def at(self, moment: float) -> Json:
         """Return the state at a moment of the run."""
         async with self._looking:
-            return await asyncio.to_thread(self._reader.view, moment)
+            return await self._view(moment)
+
+    async def _view(self, at: float | None) -> Json:
+        """Return the state that the reader finds, or raise a `DistbeliefError`."""
+        try:
+            return await asyncio.to_thread(self._reader.view, at)
+        except DistbeliefError:
+            raise
+        except Exception as error:  # a folder was deleted, or a file is spoilt in a way that nobody foresaw
+            raise JobFailed(f"the run cannot be read: {error!r}") from error
 
     @property
     def _name(self) -> str:

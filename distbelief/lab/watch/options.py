@@ -10,15 +10,10 @@ class WatchOptions:
     """Serve a page that shows a run in a browser: a running job, an ended one, or a simulated one."""
 
     bind: str = "127.0.0.1"
-    """HOST or HOST:PORT of the page; without a port, one that is free."""
+    """HOST or HOST:PORT of the page; without a port, one that is free. On any network but loopback it is served by TLS,
+    with a certificate of the authority in the run folder."""
     control: bool = False
     """Add buttons that stop the job with a checkpoint, or kill a replica; only for a job of yours on this machine."""
-    certificate: str = ""
-    """Certificate for TLS (PEM); elsewhere than on loopback the page needs TLS."""
-    key: str = ""
-    """Key of the certificate (PEM)."""
-    insecure: bool = False
-    """Serve the page without TLS on any network, where others can read it."""
     proxy: str = ""
     """Host of a proxy by which browsers reach the page, such as hub.example.org."""
     stay: float | None = None

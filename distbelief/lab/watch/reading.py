@@ -214,8 +214,12 @@ def _ending(ended: str, summary: Summary) -> str:
 
 
 def _longest(members: Json) -> str:
-    """Return a phrase about the member that waits longest."""
-    waits = {role: one["waited"] for role, one in members.items() if one["waits_for"] and (one["waited"] or 0) >= LONG}
+    """Return a phrase about the replica that waits longest: an evaluator or a standby waits for its turn."""
+    waits = {
+        role: one["waited"]
+        for role, one in members.items()
+        if roles.is_replica(role) and one["waits_for"] and (one["waited"] or 0) >= LONG
+    }
     if not waits:
         return ""
     role = max(waits, key=lambda role: float(waits[role]))

@@ -16,6 +16,7 @@ from distbelief.errors import UsageError, limit
 from distbelief.lab.watch.feed import PERIOD, Feed, RunReader
 from distbelief.lab.watch.options import WatchOptions
 from distbelief.lab.watch.server import LOOPBACK, Page, Press
+from distbelief.places.join.authority import for_clients
 from distbelief.places.processes.options import host_and_port, is_loopback
 from distbelief.record.folder import OWNER_ALONE, written_whole
 from distbelief.transport.addresses import joined
@@ -41,16 +42,9 @@ def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | No
         UsageError: the address cannot be used.
     """
     host, port = host_and_port(options.bind)
-    local = is_loopback(host)
-    tls = bool(options.certificate)
-    if not (local or tls or options.insecure):
-        raise UsageError(
-            f"--bind {options.bind}: others on the way could read the page and its token: name --certificate and --key "
-            "(PEM files) for TLS, or reach it through ssh -L, or add --insecure"
-        )
     feed, token = Feed(reader), _token(run)
     config = uvicorn.Config(
-        Page(feed, press, options.proxy).app(token, LOOPBACK if local else ()),
+        Page(feed, press, options.proxy).app(token, (*LOOPBACK, host) if is_loopback(host) else ()),
         log_level="error",
         access_log=False,
         limit_concurrency=CONNECTIONS,
@@ -58,19 +52,20 @@ def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | No
         server_header=False,
         ws="none",
         proxy_headers=False,
-        ssl_certfile=options.certificate or None,
-        ssl_keyfile=options.key or None,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    authority = run / "page-authority.pem"
     try:
         config.load()
+        config.ssl = for_clients(host, authority)
         listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         remedy = isinstance(error, OSError) and limit(error)
-        raise UsageError(f"--bind {options.bind}: {error}; {remedy or 'name another address or file'}") from error
+        raise UsageError(f"--bind {options.bind}: {error}; {remedy or 'name another address'}") from error
     with listener:
         where = joined(host, listener.getsockname()[1])
-        print(f"page: {'https' if tls else 'http'}://{where}/?token={token}", flush=True)
+        certified = f", certified by {authority}" if config.ssl else ""
+        print(f"page: http{'s' if config.ssl else ''}://{where}/?token={token}{certified}", flush=True)
         if options.stay is not None:  # whoever reads what the job prints shall not wait for this process
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 1)

@@ -76,7 +76,6 @@ from distbelief.transport.shared import Locks, SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
 from distbelief.transport.tls import TlsEndpoint
 
-"""Period of reports on bytes sent and received; a process also reports them at its end and when asked."""
 WORD_SECONDS = 1.0
 """Limit for the supervisor to report a role's death after the link to that role has ended."""
 
@@ -202,7 +201,7 @@ class RoleProcess:
         self._ends: _Ends | None = None
         self._in_memory = ""
         """Sentence for the record of the split, if the model was built in memory."""
-        self.clock = WallClock(self.endpoint)
+        self.clock, self._worked = WallClock(self.endpoint), time.process_time()  # a new process has worked on imports
         self.clock.call_later(ACCOUNT_SECONDS, self._give_account, None)
         self.driver = drive(self.clock, self._note, lasts=spec.settings.restarts > 0)
         if role != roles.SINGLE:
@@ -288,7 +287,7 @@ class RoleProcess:
     def _give_account(self, _: None) -> None:
         self.tell_bytes()
         if isinstance(self.player, Shard | OwnedShard):
-            self._tell(msgspec.structs.replace(self.player.account(), busy=time.process_time()))
+            self._tell(msgspec.structs.replace(self.player.account(), busy=time.process_time() - self._worked))
         self.clock.call_later(ACCOUNT_SECONDS, self._give_account, None)
 
     # roles that are state machines

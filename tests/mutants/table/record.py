@@ -22,7 +22,7 @@ AGAIN = (
 
 MUTANTS = [
     Mutant("a-checkpoint-is-not-written-through", CHECKPOINT, "record/folder.py",
-        "            _sync(file.fileno())\n", "",
+        "            if lasts:\n                _sync(file.fileno())\n", "",
         (FILES + "test_a_disk_that_fills_at_any_sync_leaves_the_last_good_checkpoint",)),
     Mutant("the-checksum-of-a-part-is-not-looked-at", GARBAGE, "record/restore.py",
         "if checksum(file) != part.crc32:", "if not part.crc32:",
@@ -51,6 +51,9 @@ MUTANTS = [
     Mutant("a-follower-reads-all-metrics", "thinned-timeline", "record/following.py",
         "if sums is None or sums.position > size:", "if sums:",
         (TIMELINE + "test_a_follower_reads_only_what_came_after_the_kept_sums",)),
+    Mutant("a-follower-counts-what-is-undone", "thinned-timeline", "record/following.py",
+        "self._resumed = sums.position", "pass",
+        (TIMELINE + "test_a_follower_has_the_sums_of_a_resumed_job",)),
     Mutant("times-that-were-recorded-count-again", "times-add-up", "runtime/player.py",
         "{use: seconds - last.get(use, 0.0) for", "{use: seconds for",
         (TIMELINE + "test_the_records_of_times_add_up_to_all_of_the_time",)),

@@ -59,11 +59,13 @@ const end = () => {
   $("replay").hidden = !run.seconds;
   $("at").max = $("at").value = run.seconds || 0;
 };
+let hush = null;
 const listen = () => {
   const source = new EventSource(`events?after=${name}`);
   let fails = 0, came = false, timer = 0;
   const close = () => { source.close(); clearTimeout(timer); };
-  const giveUp = () => { close(); poll(came); };
+  const giveUp = () => { close(); hush = null; poll(came); };
+  hush = close;
   const hear = event => {
     fails = 0; came = true; tell("live");
     clearTimeout(timer); timer = setTimeout(giveUp, SILENT);
@@ -74,6 +76,8 @@ const listen = () => {
   source.onerror = () => { lose(); if (source.readyState === EventSource.CLOSED || ++fails > 1) giveUp(); };
   timer = setTimeout(giveUp, SILENT);
 };
+// a browser allows six connections to a host: a page that nobody sees leaves its own to others
+document.onvisibilitychange = () => { if (hush && !last) document.hidden ? hush() : listen(); };
 // a server that is back is listened to again; where streams do not pass, it is asked again and again
 const poll = async streams => {
   try {
@@ -125,7 +129,6 @@ const play = on => {
   };
   playing = on ? setInterval(step, 250) : 0;
   write($("play"), on ? "Pause" : "Play");
-  $("play").setAttribute("aria-pressed", on);
 };
 $("at").oninput = replay;
 $("play").onclick = () => {
@@ -142,7 +145,8 @@ const show = () => {
   write($("folder"), run.folder + (run.simulated ? ", simulated" : ""));
   document.title = `${sentence} · ${run.title}`;
   write($("sentence"), sentence);
-  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), sentence); }
+  const wrong = values(state.diagnosis).filter(one => one.level === "wrong").map(one => one.sentence);
+  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), [sentence, ...wrong].join("; ")); }
   $("diagnosis").replaceChildren(...values(state.diagnosis).map(one => make("li", {className: one.level},
     make("b", {}, one.level === "wrong" ? "Wrong: " : "Advice: "), one.sentence, " ",
     make("small", {}, one.evidence || ""), " ", make("code", {}, one.remedy || ""))));
