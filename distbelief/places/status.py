@@ -17,7 +17,7 @@ from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.messages import Standing
-from distbelief.record.diagnosis import Level, diagnose
+from distbelief.record.diagnosis import Diagnosis, Level, diagnose
 from distbelief.record.folder import RunFolder
 from distbelief.record.live import told_of
 from distbelief.record.summary import Summary, in_words
@@ -243,17 +243,19 @@ def _ended(folder: RunFolder) -> Json:
             "members": [],
         }
     result: Json = {"outcome": "unknown"}
+    found: list[Diagnosis] = []
     try:
-        result = dict(json.loads(folder.result.read_bytes()))
+        read = msgspec.json.decode(folder.result.read_bytes(), type=Json)
+        result, found = read, msgspec.convert(read.get("diagnosis", []), list[Diagnosis])
     except OSError:
         result["reason"] = "it is not running and has left no result: it was killed, or the disk was full"
-    except (ValueError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         result["reason"] = f"{folder.result} is corrupt ({error}): see {folder.metrics.name} for what it did"
     return {
         "run": str(folder.path),
         "running": False,
         **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
-        "wrong": [found for found in result.get("diagnosis", []) if found["level"] == Level.WRONG],
+        "wrong": [msgspec.to_builtins(one) for one in found if one.level is Level.WRONG],
     }
 
 

@@ -64,12 +64,12 @@ def read_metrics(
 def read_further(path: Path, start: int, limit: int) -> tuple[list[tuple[float, records.Record]], int]:
     """Return the records of the complete lines from byte `start` on, and the byte after them.
 
-    At most `limit` bytes and the rest of a line are read. Raises an `OSError` if the file cannot be read.
+    At most `limit` bytes are read; a longer line is skipped. Raises an `OSError` if the file cannot be read.
     """
     with path.open("rb") as file:
         file.seek(start)
-        text = file.read(limit) + file.readline()  # a line that is longer than the limit must not end all reading
-    whole = text.rfind(b"\n") + 1
+        text = file.read(limit)
+    whole = text.rfind(b"\n") + 1 or (limit if len(text) == limit else 0)
     read = [_parsed(line) for line in text[:whole].splitlines()]
     return [each for each in read if each is not None], start + whole
 

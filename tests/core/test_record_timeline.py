@@ -193,6 +193,15 @@ def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | 
     assert Follower(run, job.job).read_all().timeline == timeline_of(job)
 
 
+def test_a_follower_goes_on_after_a_line_that_is_too_long(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    made = [line(*each) for each in happenings(60)]
+    run.metrics.write_bytes(b"".join([*made[:9], line(5.0, r.Note("x" * 3 * following.AT_ONCE)), *made[9:]]))
+    read = Follower(run, {}).read_all()
+    run.metrics.write_bytes(b"".join(made))
+    assert read.timeline == Follower(run, {}).read_all().timeline
+
+
 def test_a_follower_has_the_sums_of_a_resumed_job(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     first = recorder.Recorder(run, {"task": "t"})

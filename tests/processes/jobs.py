@@ -20,7 +20,7 @@ from setproctitle import getproctitle
 from torch import nn
 
 from distbelief.core.conversations.grouping import Assemble
-from distbelief.core.records import Checkpointed, Record
+from distbelief.core.records import Applied, Checkpointed, Record
 from distbelief.errors import DataError as DataError
 from distbelief.fabric.process_group import ProcessGroup
 from distbelief.fabric.role_links import RoleLinks
@@ -397,6 +397,10 @@ class Watch:
     def of(self, kind: type[Kind]) -> list[Kind]:
         """The records of a kind."""
         return [record for record in self.records if isinstance(record, kind)]
+
+    def accounts(self) -> list[Applied]:
+        """The last account of each shard: it gives one every two seconds."""
+        return [*{record.role: record for record in self.of(Applied)}.values()]
 
     def once(
         self, kind: type[Record], act: Callable[[], object], after: int = 0, role: str = "", kept: bool = False

@@ -61,7 +61,7 @@ def test_the_job_ends_without_a_killed_replica_and_does_its_work(
     assert result["outcome"] == "done"
     assert result["epochs"] == EPOCHS
     assert result["samples"] == EPOCHS * jobs.SAMPLES
-    assert all(record.samples >= EPOCHS * jobs.SAMPLES for record in watch.of(records.Applied))
+    assert all(record.samples >= EPOCHS * jobs.SAMPLES for record in watch.accounts())
     assert sum(one["lost"] for one in result["per_replica"]) == gone[0].lost == result["per_replica"][victim]["lost"]
 
 

@@ -124,6 +124,6 @@ def test_status_and_page_say_what_is_wrong_while_a_job_runs_and_when_it_has_ende
     page = Reading(run).view(None)
     line = "wrong: memory is nearly full: 1 of 32 GB are free; try --replicas 1 or --batch-size 8"
     assert line in asked
-    assert page["diagnosis"].keys() == {"memory"}
+    assert "memory" in page["diagnosis"]
     assert not main.run(["status", str(run)])
     assert line in capsys.readouterr().out

@@ -46,7 +46,7 @@ def test_every_sample_is_trained_once_an_epoch(tmp_path: Path, watch: jobs.Watch
     assert (result["samples"], result["steps"]) == (EPOCHS * jobs.SAMPLES, steps)
     assert result["pushes"] == result["updates"] >= steps / options["push_every"]
     assert sum(one["steps"] for one in result["per_replica"]) == steps
-    assert [record.samples for record in watch.of(records.Applied)] == [EPOCHS * jobs.SAMPLES] * strategy.shards
+    assert [record.samples for record in watch.accounts()] == [EPOCHS * jobs.SAMPLES] * strategy.shards
     assert not [record for record in watch.of(records.Gone) if record.died or record.lost]
     assert jobs.times_trained(tmp_path) == [EPOCHS] * jobs.SAMPLES
     if "warm_start_steps" in options:

@@ -70,7 +70,7 @@ def test_a_job_does_what_it_promises_whichever_partition_is_killed_at(
     # a split `single` goes back to its checkpoint, and makes again the steps since that, of 100 updates at most
     again = result["steps"] - EPOCHS * BATCHES
     assert 0 <= again <= (200 if kind is Single else 0), case
-    _hold_counts(kind, result, watch.of(records.Applied), died[0].lost, case)
+    _hold_counts(kind, result, watch.accounts(), died[0].lost, case)
 
 
 def _hold_counts(kind: type, result: dict[str, Any], applied: list[records.Applied], lost: int, case: str) -> None:

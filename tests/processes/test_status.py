@@ -96,7 +96,13 @@ def test_a_running_job_tells_of_every_member_whoever_asks(
     for line in (["status"], ["status", "--json"], ["status", str(tmp_path)], ["status", str(run), "--wach"]):
         assert main.run(line) == 2
     assert "did you mean --watch" in capsys.readouterr().err
-    for spoilt in (b'{"outcome": "do', b"[3]"):
+    for spoilt in (
+        b'{"outcome": "do',
+        b"[3]",
+        b"[" * 9999,
+        b'{"diagnosis": [3]}',
+        b'{"diagnosis": [{"level": "wrong"}]}',
+    ):
         (run / "result.json").write_bytes(spoilt)
         assert f"{run / 'result.json'} is corrupt" in status.status(run)["reason"]
     (run / "result.json").unlink()
