@@ -30,7 +30,7 @@ class MadeRun:
         width = 2.0 ** max(0, math.ceil(math.log2(self.whole / 600)))
         losses = {k * width: 2.3 * math.exp(-3 * k * width / self.whole) for k in range(int(now / width))}
         tests = [[20.0 * k, 20_000 * k, 1 - 0.5 * math.exp(-k / 4), 0.1] for k in range(1, int(now / 20) + 1)]
-        marks = [[31.0, "replica 1", "died"], [34.0, "replica 1", "joined"], [60.0, "shard 0", "checkpoint"]]
+        marks = [[31.0, "replica 1", "died"], [34.0, "replica 1", "joined"], [60.0, "shard 0", "succeeded"]]
         marks = [mark for mark in marks if mark[0] <= now]
         names = [f"replica {number}" for number in range(self.replicas)]
         return {

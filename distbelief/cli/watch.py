@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from distbelief.cli.arguments import ask_after
 from distbelief.errors import UsageError
-from distbelief.lab.watch.options import WatchOptions
 
 PROG = "distbelief watch [RUN]"
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Serve a page that shows a run in a browser: a running job, an ended one, or a simulated one."""
+
+    bind: str = "127.0.0.1"
+    """HOST or HOST:PORT of the page; without a port, one that is free. On any network but loopback it is served by TLS,
+    with a certificate of the authority in the run folder."""
+    control: bool = False
+    """Add buttons that stop the job with a checkpoint, or kill a replica; only for a job of yours on this machine."""
+    proxy: str = ""
+    """Host of a proxy by which browsers reach the page, such as hub.example.org."""
+    stay: float | None = None
+    """Seconds after the end of the job until the page ends too; without it, the page ends by Ctrl-C."""
 
 
 def watch(args: list[str]) -> int:
@@ -31,7 +46,8 @@ def watch(args: list[str]) -> int:
     reader = Reading(run)
     if settings.control:
         supervisor(run)  # which there must be
-    serving.serve(run, reader, settings, partial(press, run) if settings.control else None)
+    button = partial(press, run) if settings.control else None
+    serving.serve(run, reader, settings.bind, button, settings.proxy, settings.stay)
     return 0
 
 

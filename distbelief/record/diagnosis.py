@@ -1,4 +1,4 @@
-"""What is probably wrong with a job, one sentence each, with the evidence and an option that may help.
+"""Diagnoses of a job: what is probably wrong, one sentence each, with the evidence and an option that may help.
 
 Each rule reads the sums of a job's records, and nothing else. A rule that is not sure finds nothing.
 """

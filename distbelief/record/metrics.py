@@ -23,6 +23,8 @@ class _Seconds(msgspec.Struct):
 
 _seconds = msgspec.json.Decoder(_Seconds)
 _records: msgspec.json.Decoder[records.AnyRecord] = msgspec.json.Decoder(records.AnyRecord)
+LONGEST = 1 << 20
+"""Most bytes of a line, beyond the limit of a reading."""
 BLOCK = 1 << 16
 """Bytes read at a time from the end of a file."""
 GOES_BACK = (records.Started, records.Rewound)
@@ -64,12 +66,13 @@ def read_metrics(
 def read_further(path: Path, start: int, limit: int) -> tuple[list[tuple[float, records.Record]], int]:
     """Return the records of the complete lines from byte `start` on, and the byte after them.
 
-    At most `limit` bytes are read; a longer line is skipped. Raises an `OSError` if the file cannot be read.
+    At most `limit` bytes and the rest of a line are read; a line longer than `LONGEST` is skipped. Raises an `OSError`
+    if the file cannot be read.
     """
     with path.open("rb") as file:
         file.seek(start)
-        text = file.read(limit)
-    whole = text.rfind(b"\n") + 1 or (limit if len(text) == limit else 0)
+        text = file.read(limit) + file.readline(LONGEST)
+    whole = text.rfind(b"\n") + 1 or (len(text) if len(text) > LONGEST else 0)
     read = [_parsed(line) for line in text[:whole].splitlines()]
     return [each for each in read if each is not None], start + whole
 

@@ -60,7 +60,7 @@ class Recorder:
         self.warn = warn or _to_stderr
         self._file: io.FileIO | None = None
         self.sinks: list[Sink] = []
-        """What each record is passed to."""
+        """Receivers of each record."""
         self.timeline: Timeline | None = None
         if folder:
             keeper = TimelineKeeper(folder, self.job)

@@ -7,7 +7,7 @@ detail. When there are too many bins of a width, the two oldest become one of tw
 from __future__ import annotations
 
 import math
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -77,12 +77,6 @@ class Uses(msgspec.Struct, array_like=True):
         self.load, self.wait = self.load + share * other.load, self.wait + share * other.wait
         if share * other.longest > self.longest:
             self.role, self.longest = other.role, share * other.longest
-
-
-class _Adds(Protocol):
-    """Sums of one bin."""
-
-    def add(self, other: object, share: float = 1.0, /) -> None: ...
 
 
 B = TypeVar("B", Amounts, Uses)

@@ -20,6 +20,7 @@ from distbelief.cli import commands, costs, main, options, results, tables
 from distbelief.cli.commands import CheckOptions
 from distbelief.cli.results import CompressOptions, ExpandOptions, PredictOptions, ReportOptions, RunsOptions
 from distbelief.cli.study import StudyOptions
+from distbelief.cli.watch import WatchOptions
 from distbelief.core.protocol import MESSAGES
 from distbelief.core.settings import option
 from distbelief.lab.compress import compressing
@@ -31,7 +32,6 @@ from distbelief.lab.study import report as study_report
 from distbelief.lab.study import running as studying
 from distbelief.lab.study import runs as study_runs
 from distbelief.lab.watch import reading, serving
-from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.cluster import meeting
 from distbelief.places.cluster.hosts import Host

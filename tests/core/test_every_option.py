@@ -36,6 +36,7 @@ from distbelief import tasks
 from distbelief.cli import commands, costs, options, results, tables
 from distbelief.cli.commands import CheckOptions
 from distbelief.cli.results import PredictOptions
+from distbelief.cli.watch import WatchOptions
 from distbelief.errors import UsageError
 from distbelief.lab.cost import cost as costing
 from distbelief.lab.cost import splitting
@@ -43,7 +44,6 @@ from distbelief.lab.draw import split as drawing
 from distbelief.lab.plan import plan as planning
 from distbelief.lab.plan.pricing import Terms
 from distbelief.lab.watch import reading, serving
-from distbelief.lab.watch.options import WatchOptions
 from distbelief.places import evaluate, status
 from distbelief.places.attempt import Attempt
 from distbelief.places.cluster.cluster import Cluster

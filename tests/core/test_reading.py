@@ -1,6 +1,5 @@
 """The state of a run at a moment of its clock, for its page, against what the run did then."""
 
-
 import pytest
 
 from distbelief.core import records as r

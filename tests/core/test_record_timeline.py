@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from distbelief.core import records as r
 from distbelief.core.effects import Arrival, Computed
-from distbelief.record import following, recorder
+from distbelief.record import following, metrics, recorder
 from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
-from distbelief.record.metrics import line
+from distbelief.record.metrics import LONGEST, line
 from distbelief.record.summary import Summary
 from distbelief.record.timeline import BACK, LATEST, SHOWN, WIDTH, Amounts, Bins, Timeline
 from distbelief.runtime.player import StepTimes
@@ -193,10 +193,11 @@ def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | 
     assert Follower(run, job.job).read_all().timeline == timeline_of(job)
 
 
-def test_a_follower_goes_on_after_a_line_that_is_too_long(tmp_path: Path) -> None:
+def test_a_follower_goes_on_after_a_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "LONGEST", following.AT_ONCE)
     run = RunFolder(tmp_path)
     made = [line(*each) for each in happenings(60)]
-    run.metrics.write_bytes(b"".join([*made[:9], line(5.0, r.Note("x" * 3 * following.AT_ONCE)), *made[9:]]))
+    run.metrics.write_bytes(b"".join([*made[:9], line(5.0, r.Note("x" * 3 * LONGEST)), *made[9:]]))
     read = Follower(run, {}).read_all()
     run.metrics.write_bytes(b"".join(made))
     assert read.timeline == Follower(run, {}).read_all().timeline

@@ -132,6 +132,8 @@ def test_a_page_is_for_those_who_do_not_see_and_who_have_no_mouse(browser: Any) 
         assert words[1].endswith("died at 31 s; joined at 34 s")
         for name in ("learning", "rate", "bytes", "staleness"):
             assert tab.locator(f"#{name}").get_attribute("aria-label")
+        assert "shard 0 succeeded at 1:00" in tab.locator("#rate").get_attribute("aria-label")
+        assert "⇄" in one.text("rate")
         reached = []
         for _ in range(12):
             tab.keyboard.press("Tab")

@@ -42,7 +42,7 @@ class Reading:
         self._folder = RunFolder.open(run)
         self._follower = Follower(self._folder, self._folder.read_job())
         self._accounts: dict[str, list[tuple[float, int]]] = {}
-        """Seconds and pushes of the last two accounts of each shard."""
+        """Seconds and pushes of the last two accounts of each shard that differ."""
 
     def view(self, at: float | None) -> Json:
         """Return the state of the run.
@@ -145,14 +145,14 @@ class Reading:
         for role in dict.fromkeys([*known, *answered]):
             one, replica = answered.get(role, {}), roles.is_replica(role)
             counts = summary.replicas.get(roles.index_of(role)) if replica else None
-            heard = timeline.heard.get(role)
+            heard, uses = timeline.heard.get(role), timeline.uses.get(role)
             waited = one.get("waited_seconds")
             members[role] = {
                 "state": one.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate(timeline, timeline.uses.get(role), now)) if replica else None,
-                "participation": _round(summary.participation(roles.index_of(role)) or 0.0) if replica else None,
+                "rate": _round(_rate(timeline, uses, now)) if uses else None,
+                "participation": _round(summary.participation(roles.index_of(role))) if replica else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 "staleness": one.get("staleness"),
                 "gone": counts.gone if counts else "",
@@ -168,10 +168,10 @@ class Reading:
             accounts = self._accounts.setdefault(role, [])
             if not accounts or accounts[-1][1] != pushes:
                 self._accounts[role] = accounts = [*accounts[-1:], (seconds, pushes)]
-            (before, fewer), (after, more) = accounts[0], accounts[-1]
+            (before, fewer), (_, more) = accounts[0], accounts[-1]
             shards[role] = {
                 "version": applied.updates,
-                "pushes": _round((more - fewer) / (after - before)) if after > before else None,
+                "pushes": _round((more - fewer) / (seconds - before)) if seconds > before else None,
                 "waits_for": members.get(role, {}).get("waits_for", ""),
             }
         return shards
@@ -271,12 +271,11 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _rate(timeline: Timeline, bins: Bins[B] | None, moment: float) -> float:
+def _rate(timeline: Timeline, bins: Bins[B], moment: float) -> float:
     """Return the samples a second lately."""
     seconds = min(timeline.lately, moment)
-    if not bins or seconds <= 0:
-        return 0.0
-    return sum(share * bin.sums.samples for bin, share in _parts(timeline, bins, moment - seconds, moment)) / seconds
+    done = sum(share * bin.sums.samples for bin, share in _parts(timeline, bins, moment - seconds, moment))
+    return done / seconds if seconds > 0 else 0.0
 
 
 def _parts(timeline: Timeline, bins: Bins[B], start: float, stop: float) -> Iterator[tuple[Bin[B], float]]:

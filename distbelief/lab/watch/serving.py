@@ -14,7 +14,6 @@ import uvicorn
 
 from distbelief.errors import UsageError, limit
 from distbelief.lab.watch.feed import PERIOD, Feed, RunReader
-from distbelief.lab.watch.options import WatchOptions
 from distbelief.lab.watch.server import LOOPBACK, Page, Press
 from distbelief.places.join.authority import for_clients
 from distbelief.places.processes.options import host_and_port, is_loopback
@@ -29,22 +28,24 @@ UNSEEN_SECONDS = 10.0
 """Seconds between two looks at a job for its end, while nobody has the page open."""
 
 
-def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | None) -> None:
+def serve(run: Path, reader: RunReader, bind: str, press: Press | None, proxy: str, stay: float | None) -> None:
     """Serve the page of a run until a signal comes, or the job has ended `stay` seconds ago.
 
     Args:
         run: the run folder.
         reader: its reader.
-        options: where, and to whom.
+        bind: HOST or HOST:PORT.
         press: what does as the buttons say; None without buttons.
+        proxy: the host of a proxy before the page, if it has one.
+        stay: seconds; None to stay.
 
     Raises:
         UsageError: the address cannot be used.
     """
-    host, port = host_and_port(options.bind)
+    host, port = host_and_port(bind)
     feed, token = Feed(reader), _token(run)
     config = uvicorn.Config(
-        Page(feed, press, options.proxy).app(token, (*LOOPBACK, host) if is_loopback(host) else ()),
+        Page(feed, press, proxy).app(token, (*LOOPBACK, host) if is_loopback(host) else ()),
         log_level="error",
         access_log=False,
         limit_concurrency=CONNECTIONS,
@@ -61,16 +62,16 @@ def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | No
         listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         remedy = isinstance(error, OSError) and limit(error)
-        raise UsageError(f"--bind {options.bind}: {error}; {remedy or 'name another address'}") from error
+        raise UsageError(f"--bind {bind}: {error}; {remedy or 'name another address'}") from error
     with listener:
         where = joined(host, listener.getsockname()[1])
         certified = f", certified by {authority}" if config.ssl else ""
         print(f"page: http{'s' if config.ssl else ''}://{where}/?token={token}{certified}", flush=True)
-        if options.stay is not None:  # whoever reads what the job prints shall not wait for this process
+        if stay is not None:  # whoever reads what the job prints shall not wait for this process
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 1)
                 os.dup2(nowhere.fileno(), 2)
-        asyncio.run(_until_end(uvicorn.Server(config), listener, feed, options.stay))
+        asyncio.run(_until_end(uvicorn.Server(config), listener, feed, stay))
 
 
 async def _until_end(server: uvicorn.Server, listener: socket.socket, feed: Feed, stay: float | None) -> None:

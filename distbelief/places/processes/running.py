@@ -103,7 +103,7 @@ class Running:
         self.processes = make(hooks)
         folder = attempt.folder.path if attempt.folder else None
         self.status_server = status.StatusServer(folder, self._ask, self._state)
-        self._looked = 0.0
+        self._looked, self._resources = 0.0, ResourcesMeter(attempt)
         self._address = ""
         """Present or last address of the coordinator."""
         self._known = 0
@@ -269,10 +269,6 @@ class Running:
         if self.supervisor.started:
             self._resources.look(now, self.processes.children)
         self._happens(Tick(self.processes.stopped, self.processes.busy if self._script else set()))
-
-    @functools.cached_property
-    def _resources(self) -> ResourcesMeter:
-        return ResourcesMeter(self.attempt)
 
     def _keep_folder(self) -> None:
         """Keep the run folder in place; the job fails if it is gone and cannot be made again."""

@@ -269,7 +269,13 @@ const drawCharts = () => {
     {shapes: [[target.accuracy, "y"], [target.loss, "y2"]].filter(one => one[0]).map(goal), yaxis: {tickformat: ".0%"},
       yaxis2: {overlaying: "y", side: "right", showgrid: false, rangemode: "tozero", tickformat: ".2~f"}},
     `test accuracy ${percent(numbers.accuracy) || "unknown"}, training loss ${short(numbers.train_loss) || "unknown"}`);
-  plot("rate", [line("samples a second", at, speed(1), "compute")], {showlegend: false}, `${whole(numbers.rate)} samples a second`);
+  // marks of roles without a band, such as a shard whose standby has succeeded it
+  const marks = values(state.marks).filter(mark => !state.bands?.[mark[1]] && mark[2] !== "joined");
+  const told = marks.map(([seconds, role, kind]) => `${role} ${kind} at ${clock(seconds)}`.trim());
+  const annotations = over === "seconds" ? marks.map(([x, , kind], n) =>
+    ({x, y: 1, yref: "paper", text: SIGNS[kind] || "•", hovertext: told[n], showarrow: false})) : [];
+  plot("rate", [line("samples a second", at, speed(1), "compute")], {showlegend: false, annotations},
+    [`${whole(numbers.rate)} samples a second`, ...told].join("; "));
   plot("bytes", ["sent", "received", "shared memory"].map((way, n) => line(way, at, speed(5 + n), ["compute", "communicate", "load"][n])), {},
     `${bytes(numbers.sent)} sent, ${bytes(numbers.received)} received, ${bytes(numbers.shared_memory)} in shared memory`);
 };
