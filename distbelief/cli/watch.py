@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def watch(args: list[str]) -> int:
     if bool(settings.certificate) != bool(settings.key):
         raise UsageError("--certificate and --key belong together: name both")
     from distbelief.lab.watch import serving
-    from distbelief.lab.watch.control import press
+    from distbelief.lab.watch.control import Buttons
     from distbelief.lab.watch.reading import Reading, newest
     from distbelief.places.status import supervisor
 
@@ -33,7 +32,7 @@ def watch(args: list[str]) -> int:
     reader = Reading(run)
     if settings.control:
         supervisor(run)  # which there must be
-    serving.serve(run, reader, settings, partial(press, run) if settings.control else None)
+    serving.serve(run, reader, settings, Buttons(run).press if settings.control else None)
     return 0
 
 
