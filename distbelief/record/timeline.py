@@ -157,12 +157,14 @@ class Bins(msgspec.Struct, Generic[B]):
         self._thin(level + 1, (first >> 1) - 1)
 
     def between(self, start: float, stop: float) -> list[Bin[B]]:
-        """Return the bins that begin from `start` on and before `stop`, in the order of time."""
+        """Return the bins that have some of the time from `start` to `stop`, in the order of time."""
         kept = []
         for level in reversed(range(len(self.levels))):
             width = self.width * 2**level
             bins = self.levels[level]
-            kept += [Bin(k * width, width, bins[k]) for k in sorted(bins) if start <= k * width < stop]
+            kept += [
+                Bin(k * width, width, bins[k]) for k in sorted(bins) if start < (k + 1) * width and k * width < stop
+            ]
         return kept
 
 

@@ -129,9 +129,7 @@ class Reading:
             "of_samples": whole or None,
             "epoch": summary.epochs,
             "epochs": started.epochs if started else None,
-            "rate": _round(
-                _rate(timeline.amounts, timeline.seconds, timeline.lately) if live["running"] else summary.rate
-            ),
+            "rate": _round(_rate(timeline, timeline.amounts, timeline.seconds) if live["running"] else summary.rate),
             "accuracy": last["test_accuracy"] if last else None,
             "test_loss": last["test_loss"] if last else None,
             "staleness": summary.staleness()["mean"],
@@ -142,19 +140,20 @@ class Reading:
         """Return each member of a running job, or of an ended one, by its role."""
         summary, timeline = self._follower.summary, self._follower.timeline
         answered = {one["role"]: one for one in live.get("members") or ()}
-        known = [*(roles.replica(index) for index in sorted(summary.replicas)), *sorted(summary.applied)]
+        trains = {role for role in [*timeline.heard, *answered] if role == roles.SINGLE or roles.is_replica(role)}
+        known = sorted(trains, key=lambda role: (roles.index_of(role), roles.partition_of(role)))
         members = {}
-        for role in dict.fromkeys([*known, *answered]):
-            one, replica = answered.get(role, {}), roles.is_replica(role)
-            counts = summary.replicas.get(roles.index_of(role)) if replica else None
+        for role in dict.fromkeys([*known, *sorted(summary.applied), *answered]):
+            one, index = answered.get(role, {}), max(roles.index_of(role), 0)
+            counts = summary.replicas.get(index) if role in trains else None
             heard = timeline.heard.get(role)
             waited = one.get("waited_seconds")
             members[role] = {
                 "state": one.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate(timeline.uses.get(role), now, timeline.lately)) if replica else None,
-                "participation": _round(summary.participation(roles.index_of(role)) or 0.0) if replica else None,
+                "rate": _round(_rate(timeline, timeline.uses[role], now)) if role in timeline.uses else None,
+                "participation": _round(summary.participation(index) or 0.0) if counts else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 **{name: one.get(name) for name in ("pid", "clock", "version", "staleness")},
                 "lost": counts.lost if counts else 0,
@@ -192,7 +191,7 @@ class Reading:
             return f"starting{_longest(members)}"
         if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
             epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
-            rate = _rate(timeline.amounts, timeline.seconds, timeline.lately)
+            rate = _rate(timeline, timeline.amounts, timeline.seconds)
             left = duration(math.ceil((whole - summary.samples) / rate)) if rate else ""
             far = f"epoch {epoch} of {started.epochs}, {100 * summary.samples / whole:.0f} %"
             far += f"; over in about {left}" if left else ""
@@ -231,12 +230,12 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
     bins = timeline.amounts.between(0.0, moment)
     done = Amounts()
     for bin in bins:
-        done.add(bin.sums)
+        done.add(bin.sums, _part(timeline, bin, 0.0, moment))
     latest = next((bin.sums for bin in reversed(bins) if bin.sums.losses), None)
     measure = next((one for one in reversed(timeline.measures) if one.seconds <= moment), None)
     return {
         "samples": round(done.samples),
-        "rate": _round(_rate(timeline.amounts, moment, timeline.lately)),
+        "rate": _round(_rate(timeline, timeline.amounts, moment)),
         "train_loss": _round(latest.loss / latest.losses) if latest else None,
         "accuracy": measure.accuracy if measure else None,
         "test_loss": measure.loss if measure else None,
@@ -246,8 +245,9 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
+    since = moment - 6 * timeline.lately
     window = {
-        role: sum(bin.sums.samples for bin in uses.between(moment - 6 * timeline.lately, moment))
+        role: sum(bin.sums.samples * _part(timeline, bin, since, moment) for bin in uses.between(since, moment))
         for role, uses in timeline.uses.items()
     }
     whole = sum(window.values())
@@ -258,7 +258,7 @@ def _members_at(timeline: Timeline, moment: float) -> Json:
             "state": _mostly(last.sums) if last else "",
             "waits_for": last.sums.role if last and last.sums.wait else "",
             "waited": None,
-            "rate": _round(_rate(uses, moment, timeline.lately)),
+            "rate": _round(_rate(timeline, uses, moment)),
             "participation": _round(window[role] / whole) if whole else None,
         }
     return members
@@ -271,11 +271,18 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _rate(bins: Bins[Amounts] | Bins[Uses] | None, moment: float, lately: float) -> float:
+def _rate(timeline: Timeline, bins: Bins[Amounts] | Bins[Uses], moment: float) -> float:
     """Return the samples a second lately."""
-    latest = bins.between(moment - lately, moment) if bins else []
-    seconds = moment - latest[0].start if latest else 0.0
-    return sum(bin.sums.samples for bin in latest) / seconds if seconds > 0 else 0.0
+    since = moment - timeline.lately
+    latest = bins.between(since, moment)
+    done = sum(bin.sums.samples * _part(timeline, bin, since, moment) for bin in latest)
+    return done / (moment - max(since, latest[0].start)) if latest else 0.0
+
+
+def _part(timeline: Timeline, bin: Bin[Amounts] | Bin[Uses], since: float, moment: float) -> float:
+    """Return the part of a bin that lies between two moments: its sums belong evenly to it until the last record."""
+    stop = min(bin.start + bin.width, max(timeline.seconds, bin.start + bin.width / 1024))
+    return max(0.0, min(stop, moment) - max(bin.start, since)) / (stop - bin.start)
 
 
 def _amounts(bin: Bin[Amounts]) -> list[float | None]:
