@@ -35,6 +35,7 @@ class PrometheusSink(ThreadingTCPServer):
     """Server of a job's metrics: the job's thread takes snapshots, and a thread for each client shows the last one."""
 
     allow_reuse_address = daemon_threads = True
+    request_queue_size = 128  # of five, a crowd that comes at once would wait for seconds
 
     def __init__(self, run: ShownRun, host: str, port: int) -> None:
         self._metrics, self._taken, self._shown = JobMetrics(run.job), 0.0, list[Metric]()

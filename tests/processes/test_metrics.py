@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -132,3 +133,12 @@ def test_an_address_that_is_taken_is_refused_and_leaves_nothing(tmp_path: Path) 
         with pytest.raises(UsageError, match=f"--metrics 127.0.0.1:{port}: Address already in use; choose another"):
             db.run(jobs.job(tmp_path / "run", db.Downpour(2)), view=db.View(metrics=str(port)))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_crowd_that_comes_at_once_is_let_in() -> None:
+    with (
+        contextlib.ExitStack() as crowd,
+        socket.create_server(("127.0.0.1", 0), backlog=PrometheusSink.request_queue_size) as server,
+    ):
+        for _ in range(100):  # nobody accepts them yet
+            crowd.enter_context(socket.create_connection(server.getsockname(), timeout=0.9))

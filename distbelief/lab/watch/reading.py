@@ -140,11 +140,12 @@ class Reading:
         """Return each member of a running job, or of an ended one, by its role."""
         summary, timeline = self._follower.summary, self._follower.timeline
         answered = {one["role"]: one for one in live.get("members") or ()}
-        known = [*(roles.replica(index) for index in sorted(summary.replicas)), *sorted(summary.applied)]
+        trains = {role for role in [*timeline.heard, *answered] if role == roles.SINGLE or roles.is_replica(role)}
+        known = sorted(trains, key=lambda role: (roles.index_of(role), roles.partition_of(role)))
         members = {}
         for role in dict.fromkeys([*known, *answered]):
-            one, replica = answered.get(role, {}), roles.is_replica(role)
-            counts = summary.replicas.get(roles.index_of(role)) if replica else None
+            one, index = answered.get(role, {}), max(roles.index_of(role), 0)
+            counts = summary.replicas.get(index) if role in trains else None
             heard, uses = timeline.heard.get(role), timeline.uses.get(role)
             waited = one.get("waited_seconds")
             members[role] = {
@@ -152,7 +153,7 @@ class Reading:
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
                 "rate": _round(_rate(timeline, uses, now)) if uses else None,
-                "participation": _round(summary.participation(roles.index_of(role))) if replica else None,
+                "participation": _round(summary.participation(index)) if counts else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 "staleness": one.get("staleness"),
                 "gone": counts.gone if counts else "",
@@ -242,10 +243,9 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
+    since = moment - 6 * timeline.lately
     window = {
-        role: sum(
-            share * bin.sums.samples for bin, share in _parts(timeline, uses, moment - 6 * timeline.lately, moment)
-        )
+        role: sum(share * bin.sums.samples for bin, share in _parts(timeline, uses, since, moment))
         for role, uses in timeline.uses.items()
     }
     whole = sum(window.values())

@@ -1,0 +1,54 @@
+"""What the page of a run shows of its records: who takes part, and how fast."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from distbelief.core import records as r
+from distbelief.core.records import Json
+from distbelief.lab.watch.reading import Reading
+from distbelief.record.folder import RunFolder
+from distbelief.record.recorder import Recorder
+
+
+def left_by(folder: Path, records: Iterable[tuple[float, r.Record]], **job: Json) -> Reading:
+    """The reading of a run that has left these records."""
+    run = RunFolder.create(folder, "run")
+    run.write_job({"task": "t", "strategy": "s", **job})
+    made = Recorder(run, run.read_job())
+    for each in records:
+        made.take(*each)
+    made.finish()
+    return Reading(folder)
+
+
+def steady(roles: tuple[str, ...], seconds: int, scale: float = 1.0) -> Iterable[tuple[float, r.Record]]:
+    """Records of a job of which each role computes ten samples a second."""
+    yield 0.0, r.Started(len(roles), 1, 10, 6000, 10, 1000)
+    for second in range(1, seconds + 1):
+        for role in roles:
+            yield second * scale, r.Stepped(role, 1, 10, 1, 1.0, 0, 1)
+            yield second * scale, r.StepsTimed(role, 1, 0.5 * scale, 0.0, 0.2 * scale, 0.3 * scale)
+
+
+@pytest.mark.parametrize("roles", [("single",), ("replica 0", "replica 1"), ("replica 0.0", "replica 1.0")])
+def test_who_trains_is_shown_once_by_its_own_name(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    shown = left_by(tmp_path, steady(roles, 100)).view(None)["members"]
+    assert tuple(shown) == roles
+    for one in shown.values():
+        assert one["rate"] == pytest.approx(10, rel=0.1)
+        assert one["participation"] == pytest.approx(1 / len(roles), abs=0.01)
+
+
+def test_a_moment_long_ago_has_its_rate(tmp_path: Path) -> None:
+    for scale, job in ((1.0, {}), (1e-4, {"cluster": {}})):
+        seen = left_by(tmp_path / f"{scale}", steady(("replica 0", "replica 1"), 4000, scale), **job)
+        for moment in (35, 1001, 1999, 2876, 3500, 4000):
+            state = seen.view(moment * scale)
+            assert state["numbers"]["rate"] * scale == pytest.approx(20, rel=0.3)
+            assert state["numbers"]["samples"] == pytest.approx(20 * moment, rel=0.02, abs=200)
+            for one in state["members"].values():
+                assert one["rate"] * scale == pytest.approx(10, rel=0.3)
+                assert one["participation"] == 0.5
+                assert one["state"] == "compute"
