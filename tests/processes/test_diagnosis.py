@@ -70,7 +70,7 @@ def test_evaluations_and_checkpoints_that_take_long_are_found(
 
 
 def test_checkpoints_of_shards_take_their_time_and_an_evaluator_holds_nothing_up(tmp_path: Path) -> None:
-    often = {"snapshot_every": "3minibatches", "evaluate_every": "3minibatches"}
+    often = {"snapshot_every": "1minibatches", "evaluate_every": "1minibatches"}
     for strategy in (Downpour(2, 2), Synchronous(1, 1), Allreduce(1)):
         told = found(tmp_path / strategy.name, strategy, **often)["beside"]
         assert told["evidence"].keys() == {"checkpoints"} or strategy.name == "allreduce"
