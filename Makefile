@@ -89,7 +89,7 @@ clean:
 	@touch $@
 
 .venv/browser: .venv/tools
-	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	if ! command -v chromium > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	apt-get update --quiet --quiet; apt-get install --yes --quiet --no-install-recommends chromium; fi
 	$(PIP) --editable '.[digits,plots,dev,browser]'
 	@touch $@

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -155,6 +157,18 @@ def test_a_job_shows_its_page_and_does_not_wait_for_it(tmp_path: Path) -> None:
         jobs.wait_until(lambda: get(address)["run"]["outcome"] == "interrupted")  # it outlives the job for a while
     finally:
         os.kill(page, signal.SIGKILL)
+
+
+def test_connections_that_ask_for_nothing_do_not_keep_others_out(ended: Path) -> None:
+    with watching(ended) as (_, address), contextlib.ExitStack() as crowd:
+        where = urlsplit(address)
+        for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT"):
+            for _ in range(serving.CONNECTIONS // 2):
+                one = crowd.enter_context(socket.create_connection((str(where.hostname), where.port), SECONDS))
+                one.sendall(sent)
+            while one.recv(1 << 16):
+                pass
+        assert get(address)["run"]["outcome"] == "done"
 
 
 def test_a_port_that_is_taken_is_refused_before_the_job(ended: Path) -> None:

@@ -81,7 +81,7 @@ class Guard:
         host = _split(f"//{request.headers.get('host', '')}").hostname
         if self._hosts and host not in self._hosts:
             why = f"{host} is no name of this page; behind a proxy, start it with --proxy"
-        app = PlainTextResponse(f"distbelief: {why}\n", 403) if why else self._app
+        app = PlainTextResponse(f"distbelief: {why}\n", 403, {"Connection": "close"}) if why else self._app
         return await app(scope, receive, send_guarded)
 
 

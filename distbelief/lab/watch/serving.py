@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distbelief.errors import UsageError, limit
 from distbelief.lab.watch.feed import PERIOD, Feed, RunReader
@@ -24,11 +25,30 @@ KEY = "page.key"
 """File of a run folder with the token of its page, so that an open page outlives its server."""
 CONNECTIONS = 128
 """Most connections at the same time."""
+REQUEST_SECONDS = 5.0
+"""Longest time from a connection to its first whole request: half-open ones must not keep others out."""
 UNSEEN_SECONDS = 10.0
 """Seconds between two looks at a job for its end, while nobody has the page open."""
 
 
+<<<<<<< HEAD
 def serve(run: Path, reader: RunReader, bind: str, press: Press | None, proxy: str, stay: float | None) -> None:
+=======
+class PunctualProtocol(H11Protocol):
+    """HTTP, by which a connection ends that asks for nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection."""
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._end_silent)
+
+    def _end_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
+def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | None) -> None:
+>>>>>>> breakit
     """Serve the page of a run until a signal comes, or the job has ended `stay` seconds ago.
 
     Args:
@@ -51,6 +71,7 @@ def serve(run: Path, reader: RunReader, bind: str, press: Press | None, proxy: s
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=1,
         server_header=False,
+        http=PunctualProtocol,
         ws="none",
         proxy_headers=False,
     )

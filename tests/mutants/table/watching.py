@@ -18,7 +18,7 @@ SINK, SCRAPE = "tests/core/test_sinks.py::", "tests/processes/test_metrics.py::"
 
 MUTANTS = [
     Mutant("a-page-is-for-anybody", READ, "lab/watch/server.py",
-        'app = PlainTextResponse(f"distbelief: {why}\\n", 403) if why else self._app', "app = self._app",
+        ', 403, {"Connection": "close"}) if why else self._app', ', 403) if False else self._app',
         (PAGE + "test_without_the_token_nothing_is_told", PAGE + "test_a_site_whose_name_leads_here_is_refused")),
     Mutant("any-name-leads-to-a-page", READ, "lab/watch/server.py",
         "if self._hosts and host not in self._hosts:", "if self._hosts and not host:",
