@@ -31,9 +31,6 @@ UNSEEN_SECONDS = 10.0
 """Seconds between two looks at a job for its end, while nobody has the page open."""
 
 
-<<<<<<< HEAD
-def serve(run: Path, reader: RunReader, bind: str, press: Press | None, proxy: str, stay: float | None) -> None:
-=======
 class PunctualProtocol(H11Protocol):
     """HTTP, by which a connection ends that asks for nothing."""
 
@@ -47,8 +44,7 @@ class PunctualProtocol(H11Protocol):
             self.transport.close()
 
 
-def serve(run: Path, reader: RunReader, options: WatchOptions, press: Press | None) -> None:
->>>>>>> breakit
+def serve(run: Path, reader: RunReader, bind: str, press: Press | None, proxy: str, stay: float | None) -> None:
     """Serve the page of a run until a signal comes, or the job has ended `stay` seconds ago.
 
     Args:
