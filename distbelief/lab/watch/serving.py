@@ -9,6 +9,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -34,7 +35,7 @@ UNSEEN_SECONDS = 10.0
 class PunctualProtocol(H11Protocol):
     """HTTP, by which a connection ends that asks for nothing."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         """Begin a connection."""
         super().connection_made(transport)
         self.loop.call_later(REQUEST_SECONDS, self._end_silent)
