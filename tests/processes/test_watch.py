@@ -136,6 +136,7 @@ def test_what_cannot_be_is_refused(words: str, told: str, ended: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long  # on a very busy machine one in ten is refused by its page, for a reason that is not known yet
 def test_a_job_shows_its_page_and_does_not_wait_for_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["train", "jobs:tiny", "downpour", "--epochs", str(jobs.MANY), "--page", "--json", "--out", str(run)]
@@ -157,6 +158,8 @@ def test_a_job_shows_its_page_and_does_not_wait_for_it(tmp_path: Path) -> None:
         jobs.wait_until(lambda: get(address)["run"]["outcome"] == "interrupted")  # it outlives the job for a while
     finally:
         os.kill(page, signal.SIGKILL)
+        job.kill()
+        job.communicate(timeout=SECONDS)
 
 
 def test_connections_that_ask_for_nothing_do_not_keep_others_out(ended: Path) -> None:
