@@ -57,11 +57,16 @@ class Follower:
     def _begin(self) -> RunSums:
         """Return the sums to go on from."""
         path = self.folder.metrics
-        sums, size = read_packed(self.folder.timeline, RunSums), path.stat().st_size if path.exists() else 0
+        sums, size = self._read_kept(), path.stat().st_size if path.exists() else 0
         if sums is None or sums.position > size:
             # the first line may be torn, and is then skipped
-            sums = RunSums(max(0, size - UNKEPT), Summary({}), Timeline.of(self.job))
-        sums.summary.job = self.job
+            sums = RunSums(max(0, size - UNKEPT), Summary(self.job), Timeline.of(self.job))
+        return sums
+
+    def _read_kept(self) -> RunSums | None:
+        """Return the sums that the recorder keeps; None if they are missing or corrupt."""
+        if sums := read_packed(self.folder.timeline, RunSums):
+            sums.summary.job = self.job
         return sums
 
     @property
@@ -86,10 +91,10 @@ class Follower:
         if self.folder.metrics.stat().st_size < sums.position:  # another job writes here now
             sums = self._sums = self._begin()
         if self._resumed is not None:
-            kept = read_packed(self.folder.timeline, RunSums)
+            kept = self._read_kept()
             if kept and kept.position > self._resumed:
-                kept.summary.job, self._resumed = self.job, None
-                sums = self._sums = kept
+                self._resumed, self._sums = None, kept
+                sums = kept
         read, position = read_further(self.folder.metrics, sums.position, AT_ONCE)
         if any(isinstance(record, Started) and record.samples for _, record in read):
             self._resumed = sums.position

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,21 +25,9 @@ from patience import SECONDS, SLOWNESS
 from distbelief.lab.watch.feed import Feed
 from distbelief.lab.watch.server import Page
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
 TOKEN = "right"
 COMMAND = [sys.executable, "-m", "distbelief"]
 WAIT = 1000 * SECONDS
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @contextmanager

@@ -4,9 +4,7 @@ readable on a telephone and a desk, dark and light.
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ from made_studies import made_report
 
 from distbelief.lab.study.report import write_page
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
 OTHER = {"dark": "light", "light": "dark"}
 
 
@@ -27,16 +23,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_page(file, made_report(arms=40, seeds=5, points=60))
     assert file.stat().st_size < 6_000_000
     return file
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def test_a_report_of_200_runs_is_open_soon_and_draws_what_comes_into_view(browser: Any, report: Path) -> None:
