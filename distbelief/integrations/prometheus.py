@@ -23,6 +23,8 @@ from distbelief.transport.addresses import joined
 
 OFTEN = (records.Stepped, records.Applied, records.BytesCounted, records.StepsTimed)
 """Records after which a snapshot is taken only if the last one is a second old."""
+THREADS = 64
+"""Most threads of the process with which a further client is answered."""
 
 
 def sink(argument: str) -> SinkMaker:
@@ -68,6 +70,10 @@ class PrometheusSink(ThreadingTCPServer):
         """Stop serving."""
         self.shutdown()
         self.server_close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether a client is answered: a crowd that says nothing must not fill the memory."""
+        return threading.active_count() <= THREADS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went away."""

@@ -111,7 +111,7 @@ class Supervisor:
         self._interrupts: list[Interruption] = []
         self._leaving: set[str] = set()
         """Hosts that are leaving the job."""
-        self._heard = self._hushed = 0.0
+        self._heard, self._hushed = float("inf"), 0.0
         self._late: DistbeliefError | None = None
         """Error that a script raised after its part of the job was done."""
         self._leave_by = self._end_by = float("inf")
@@ -439,6 +439,7 @@ class Supervisor:
     def _tick(self, now: float, tick: Tick) -> list[Effect]:
         """Start the roles that are due, kill those that delay the job too long, and report what the job waits for."""
         told: list[Effect] = []
+        self._heard = min(self._heard, now)  # before it has heard anything, silence counts from the first tick
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
             del self._due[role]
             if role not in self._here and not self.over:

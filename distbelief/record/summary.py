@@ -229,6 +229,8 @@ class Summary(msgspec.Struct):
             self.busy[record.role] = record.busy / lasted
 
     def _take_steps_timed(self, _: float, record: records.StepsTimed) -> None:
+        if roles.partition_of(record.role) > 0:  # the times of a split replica are those of its lead
+            return
         replica = self._replica(record.role)
         before = replica.times
         if before is None:

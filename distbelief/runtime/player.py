@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
-from distbelief.core import events, records, roles
+from distbelief.core import events, records
 from distbelief.core.conversations import grouping, membership
 from distbelief.core.conversations.grouping import Assemble
 from distbelief.core.effects import Arrival, Batch, Computed, Machine, Measured, Story
@@ -108,9 +108,9 @@ class StepTimes:
             self._waited[sender] = self._waited.get(sender, 0.0) + elapsed
 
     def tell(self) -> None:
-        """Record the times since the last call up to the last gradient, unless there was none, or the lead does it."""
+        """Record the times since the last call up to the last gradient, unless there was none."""
         self._told = self._since
-        if not self._last or roles.partition_of(self._role) > 0:
+        if not self._last:
             return
         last, update, worked = self._last, self._last[UPDATE], self._last_worked - self._first_worked
         compute = self._seconds + last[SHARE]

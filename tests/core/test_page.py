@@ -352,11 +352,23 @@ def test_a_run_that_cannot_be_read_is_told_and_read_again(error: Exception, told
 
     run.view = broken  # type: ignore[method-assign]
     state, past = state_of(ask(app, "/state").json), ask(app, "/state/3")
-    assert (state["sentence"], state["run"]["seconds"], made.lost, made.running) == (told, 90, True, True)
+    assert (state["sentence"], state["run"]["seconds"], made.running) == (told, 90, True)
     assert (past.status, past.body) == (503, f"{told}\n")
     run.view = view  # type: ignore[method-assign]
     assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
-    assert not made.lost
+
+
+def test_a_run_without_a_folder_is_over() -> None:
+    run = MadeRun()
+    made = Feed(run)
+    asyncio.run(made.look())
+
+    def gone(_: float | None) -> Any:
+        raise UsageError("there is no run in runs/x")
+
+    run.view = gone  # type: ignore[method-assign]
+    state = state_of(ask(Page(made).app(TOKEN), "/state").json)
+    assert (state["sentence"], state["run"]["seconds"], made.running) == ("there is no run in runs/x", 90, False)
 
 
 def test_many_pages_share_a_look_at_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

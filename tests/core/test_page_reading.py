@@ -7,6 +7,7 @@ import pytest
 
 from distbelief.core import records as r
 from distbelief.core.records import Json
+from distbelief.core.roles import is_lead
 from distbelief.lab.watch.reading import Reading
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder
@@ -28,17 +29,21 @@ def steady(roles: tuple[str, ...], seconds: int, scale: float = 1.0) -> Iterable
     yield 0.0, r.Started(len(roles), 1, 10, 6000, 10, 1000)
     for second in range(1, seconds + 1):
         for role in roles:
-            yield second * scale, r.Stepped(role, 1, 10, 1, 1.0, 0, 1)
+            if is_lead(role):
+                yield second * scale, r.Stepped(role, 1, 10, 1, 1.0, 0, 1)
             yield second * scale, r.StepsTimed(role, 1, 0.5 * scale, 0.0, 0.2 * scale, 0.3 * scale)
 
 
-@pytest.mark.parametrize("roles", [("single",), ("replica 0", "replica 1"), ("replica 0.0", "replica 1.0")])
+@pytest.mark.parametrize(
+    "roles", [("single",), ("replica 0", "replica 1"), ("replica 0.0", "replica 0.1", "replica 1.0")]
+)
 def test_who_trains_is_shown_once_by_its_own_name(tmp_path: Path, roles: tuple[str, ...]) -> None:
-    shown = left_by(tmp_path, steady(roles, 100)).view(None)["members"]
-    assert tuple(shown) == roles
-    for one in shown.values():
-        assert one["rate"] == pytest.approx(10, rel=0.1)
-        assert one["participation"] == pytest.approx(1 / len(roles), abs=0.01)
+    reading, leads = left_by(tmp_path, steady(roles, 100)), [role for role in roles if is_lead(role)]
+    for state in (reading.view(None), reading.view(90.0)):
+        assert {*state["members"]} == {*state["bands"]} == {*roles}
+        for role, one in state["members"].items():
+            assert one["rate"] == (pytest.approx(10, rel=0.1) if role in leads else None)
+            assert one["participation"] == (pytest.approx(1 / len(leads), abs=0.01) if role in leads else None)
 
 
 def test_a_moment_long_ago_has_its_rate(tmp_path: Path) -> None:

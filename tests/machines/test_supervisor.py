@@ -365,6 +365,11 @@ def test_silence_is_told_of_with_who_is_stopped() -> None:
     assert told.at(6.0, Tick()) == []
 
 
+def test_a_job_that_has_said_nothing_yet_was_not_silent_before_it_began() -> None:
+    told = Told("coordinator", deadlines=Deadlines(silence=3.0))
+    assert [len(notes(told.at(1000.0 + second, Tick()))) for second in (0.0, 3.0, 3.5)] == [0, 0, 1]
+
+
 # how it ends
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -124,6 +125,17 @@ def test_a_snapshot_is_a_second_old_at_most_and_shows_what_is_rare_at_once(
     step = records.Stepped("replica 0", 1, 10, 1, 2.5, 0, 1)
     assert [seen(now, step)[0] for now in (100.0, 100.3, 100.9, 101.1, 101.5)] == [1.0, 1.0, 1.0, 4.0, 4.0]
     assert seen(101.6, records.Tested(1, 0.7, None)) == (5.0, 0.7)
+    sink.close({})
+
+
+def test_a_crowd_that_says_nothing_has_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus.MetricsAnswer, "timeout", 2 * patience.SECONDS)
+    sink = PrometheusSink(ShownRun(tmp_path, {}, [].append, print), "127.0.0.1", 0)
+    monkeypatch.setattr(prometheus, "THREADS", threading.active_count() + 2)
+    with contextlib.ExitStack() as crowd:
+        where = sink.server_address[:2]
+        silent = [crowd.enter_context(socket.create_connection(where, patience.SECONDS)) for _ in range(6)]  # type: ignore[arg-type]
+        assert [one.recv(1) for one in silent[3:]] == 3 * [b""]
     sink.close({})
 
 

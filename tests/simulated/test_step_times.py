@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import distbelief as db
+from distbelief.core.records import StepsTimed
 from distbelief.places.simulated.handling import Handling
+from distbelief.record.metrics import read_metrics
 
 STEP, LATENCY = 1e-3, 1e-4
 LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
@@ -49,3 +52,17 @@ def test_those_who_share_a_memory_update_it_themselves() -> None:
     for found in (one, other):
         assert found["update"] == pytest.approx(3 * trained / 1e9, rel=0.6)
         assert found["wait"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_each_partition_has_times_and_the_lead_has_those_of_its_replica(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = db.Job("digits", db.Downpour(1, 2, partitions=2, split="stages"), epochs=4, out=run, evaluate_every=0)
+    compute = db.ComputeModel(step=STEP, spread="constant")
+    [one] = db.run(job, on=db.Simulated(LINE, compute, phantom=True))["per_replica"]
+    timed = dict.fromkeys(("replica 0.0", "replica 0.1"), 0.0)
+    for _, record in read_metrics(run / "metrics.jsonl"):
+        if isinstance(record, StepsTimed):
+            timed[record.role] += record.compute
+    assert sum(timed.values()) == pytest.approx(STEP * one["steps"], rel=0.05)
+    assert one["times"]["compute"] == pytest.approx(timed["replica 0.0"])
+    assert min(timed.values()) > 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from distbelief.core.records import Json
-from distbelief.errors import DistbeliefError, JobFailed
+from distbelief.errors import DistbeliefError, JobFailed, UsageError
 
 PERIOD = 1.0
 """Least seconds between two looks at a run, and so between two messages to a page."""
@@ -58,19 +58,13 @@ class Feed:
         self._reader = reader
         self._looking, self._looked = asyncio.Lock(), -PERIOD
         self._state: Json = {}
-        self._failed = False
         self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
         self._patches: deque[FeedPart] = deque(maxlen=KEPT)
 
     @property
     def running(self) -> bool:
-        """Return whether the run was running at the last look."""
+        """Return whether the run was running when it could be read last; one without a folder is over."""
         return bool(self._state.get("run", {}).get("running", True))
-
-    @property
-    def lost(self) -> bool:
-        """Return whether the run has ended, or could not be read at the last look."""
-        return self._failed or not self.running
 
     async def look(self) -> None:
         """Look at the run, unless it was looked at within `PERIOD`."""
@@ -82,9 +76,11 @@ class Feed:
             if time.monotonic() < self._looked + PERIOD:
                 return
             try:
-                state, self._failed = await self._view(None), False
-            except DistbeliefError as error:
-                state, self._failed = self._state | {"sentence": str(error)}, True
+                state = await self._view(None)
+            except UsageError as error:  # the folder is gone
+                state = self._state | {"sentence": str(error), "run": self._state.get("run", {}) | {"running": False}}
+            except DistbeliefError as error:  # a job that hangs is still shown
+                state = self._state | {"sentence": str(error)}
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
                 self._state, self._number = state, self._number + 1

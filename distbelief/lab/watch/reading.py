@@ -146,14 +146,14 @@ class Reading:
         for role in dict.fromkeys([*known, *answered]):
             one, index = answered.get(role, {}), max(roles.index_of(role), 0)
             counts = summary.replicas.get(index) if role in trains else None
-            heard, uses = timeline.heard.get(role), timeline.uses.get(role)
+            heard, uses, leads = timeline.heard.get(role), timeline.uses.get(role), roles.is_lead(role)
             waited = one.get("waited_seconds")
             members[role] = {
                 "state": one.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate(timeline, uses, now)) if uses else None,
-                "participation": _round(summary.participation(index)) if counts else None,
+                "rate": _round(_rate(timeline, uses, now)) if uses and leads else None,
+                "participation": _round(summary.participation(index)) if counts and leads else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 "staleness": one.get("staleness"),
                 "gone": counts.gone if counts else "",
@@ -258,8 +258,8 @@ def _members_at(timeline: Timeline, moment: float) -> Json:
             "state": _mostly(last),
             "waits_for": last.role if last.wait else "",
             "waited": None,
-            "rate": _round(_rate(timeline, uses, moment)),
-            "participation": _round(window[role] / whole) if whole else None,
+            "rate": _round(_rate(timeline, uses, moment)) if roles.is_lead(role) else None,
+            "participation": _round(window[role] / whole) if whole and roles.is_lead(role) else None,
         }
     return members
 

@@ -100,7 +100,7 @@ async def _until_end(server: uvicorn.Server, listener: socket.socket, feed: Feed
         await asyncio.wait([serving], timeout=UNSEEN_SECONDS if stay is None else min(UNSEEN_SECONDS, stay + PERIOD))
         if stay is not None:
             await feed.look()
-            ended = (ended or time.monotonic()) if feed.lost else None
+            ended = None if feed.running else (ended or time.monotonic())
             server.should_exit = ended is not None and time.monotonic() > ended + stay
     await serving
 
