@@ -26,8 +26,8 @@ LATELY, PART = 10.0, 0.02
 """Seconds that count as lately, and the part of a simulated job's time that does."""
 SHOWN = 64
 """Most replicas whose use of time is kept."""
-LATEST = 200
-"""Most marks, and most events, that are kept; older ones are dropped."""
+LATEST = 400
+"""Most happenings, and most measures, that are kept."""
 BACK = 5.0
 """Seconds by which a record may come late; one that is further back is of an attempt that has not started yet."""
 
@@ -160,20 +160,15 @@ class Bins(msgspec.Struct, Generic[B]):
         return kept
 
 
-class Mark(msgspec.Struct, array_like=True):
-    """Moment of a role: it has joined, left or died, succeeded another, or gone back to a checkpoint."""
-
-    seconds: float
-    role: str
-    what: str
-
-
 class Happening(msgspec.Struct, array_like=True):
-    """Sentence about a moment, and the role of which it speaks; "" for the job."""
+    """Something that happened to a role, or to the job ("")."""
 
     seconds: float
-    text: str
     role: str
+    text: str
+    """Sentence about it; "" if it needs none."""
+    mark: str
+    """Words for its mark: that the role has joined, left or died, ...; "" without one."""
 
 
 MARKS: dict[type[records.Record], str] = {
@@ -202,11 +197,9 @@ class Timeline(msgspec.Struct):
     """Use of time of each replica; of the first `SHOWN`."""
     heard: dict[str, float] = {}
     """Moment of the latest record of each role."""
-    marks: list[Mark] = []
     happenings: list[Happening] = []
     dropped: int = 0
     """Number of happenings before those that are kept."""
-    dropped_marks: int = 0
     measures: list[MeasurePoint] = []
     """All up to `LATEST`; beyond that every second, fourth, ..."""
     seconds: float = 0.0
@@ -251,13 +244,9 @@ class Timeline(msgspec.Struct):
                 self._counted[role] = now
             case records.Tested():
                 self._take_tested(now, record, summary)
-        if what := _mark_of(record):
-            self.marks.append(Mark(now, role, what))
-            while len(self.marks) > LATEST:
-                self.marks.pop(0)
-                self.dropped_marks += 1
-        if text := sentence(record):
-            self.happenings.append(Happening(now, text, role))
+        text, mark = sentence(record), _mark_of(record)
+        if text or mark:
+            self.happenings.append(Happening(now, role, text, mark))
             while len(self.happenings) > LATEST:
                 self.happenings.pop(0)
                 self.dropped += 1

@@ -107,8 +107,9 @@ def test_what_is_kept_is_bounded() -> None:
         timeline.take(number, r.Note(f"note {number}"), summary)
         timeline.take(number, r.Tested(number, 0.1, 0.9), summary)
         timeline.take(number, r.Stepped(role, 1, 1, 1, 0.5, 0, 1), summary)
-    assert (len(timeline.marks), len(timeline.happenings)) == (LATEST, LATEST)
-    assert (timeline.dropped, timeline.happenings[0].text) == (3 * LATEST, f"note {3 * LATEST}")
+    assert (len(timeline.happenings), timeline.dropped) == (LATEST, 7 * LATEST)
+    first, second = timeline.happenings[:2]
+    assert (first.role, first.mark, second.text) == ("replica 0", "joined", f"note {7 * LATEST // 2}")
     assert len(timeline.measures) <= LATEST
     assert (timeline.measures[0].seconds, timeline.measures[-1].seconds) == (0.0, 4 * LATEST - 1)
     assert len(timeline.uses) == SHOWN

@@ -67,6 +67,8 @@ class Reading:
             numbers = self._numbers(live)
         else:
             members, numbers = _members_at(timeline, moment), _numbers_at(timeline, moment)
+        numbered = enumerate(timeline.happenings, timeline.dropped)
+        happened = [(str(number), one) for number, one in numbered if one.seconds <= moment]
         settings = summary.settings
         outcome = live.get("outcome") or ""
         return {
@@ -95,15 +97,9 @@ class Reading:
                 role: {_name(bin): _uses(bin) for bin in uses.between(moment - BAND * timeline.lately, moment)}
                 for role, uses in timeline.uses.items()
             },
-            "marks": {
-                str(timeline.dropped_marks + index): [_round(mark.seconds), mark.role, mark.what]
-                for index, mark in enumerate(timeline.marks)
-                if mark.seconds <= moment
-            },
+            "marks": {name: [_round(one.seconds), one.role, one.mark] for name, one in happened if one.mark},
             "events": {
-                str(timeline.dropped + index): [_round(one.seconds), one.text, self._command(one.role)]
-                for index, one in enumerate(timeline.happenings)
-                if one.seconds <= moment
+                name: [_round(one.seconds), one.text, self._command(one.role)] for name, one in happened if one.text
             },
             "shards": self._shards(members) if at is None else {},
             "staleness": summary.staleness()["histogram"] if at is None else {},
