@@ -8,7 +8,7 @@ from typing import Any
 
 from distbelief.core.records import Json
 from distbelief.record.curves import Curves, Scalar
-from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
+from distbelief.record.sinks import ShownRun, SinkMaker, need, values_of
 
 
 def sink(argument: str) -> SinkMaker:
@@ -47,7 +47,7 @@ class AimRun:
     def close(self, result: Json) -> None:
         """Keep the result and the model, and end the run."""
         run, model = self._open, self._run.folder / "model.safetensors"
-        run["result"] = figures(result)
+        run["result"] = values_of(result)
         if model.exists():
             if not run.artifacts_uri and not run.repo.is_remote_repo:
                 run.set_artifacts_uri((Path(run.repo.path) / "artifacts").as_uri())

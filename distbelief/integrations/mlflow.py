@@ -8,7 +8,7 @@ from typing import Any
 
 from distbelief.core.records import Json, Outcome
 from distbelief.record.curves import Curves, Scalar
-from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
+from distbelief.record.sinks import ShownRun, SinkMaker, need, values_of
 
 METRICS, PARAMETERS = 1000, 100
 """Most metrics, and most parameters, that MLflow takes at once."""
@@ -56,13 +56,13 @@ class MlflowRun:
         """Log points as metrics over samples."""
         from mlflow.entities import Metric
 
-        made = [Metric(tag, value, int(when * 1000), samples) for tag, value, samples, when in points]
-        for at in range(0, len(made), METRICS):
-            self._client.log_batch(self._id, metrics=made[at : at + METRICS])
+        metrics = [Metric(tag, value, int(when * 1000), samples) for tag, value, samples, when in points]
+        for at in range(0, len(metrics), METRICS):
+            self._client.log_batch(self._id, metrics=metrics[at : at + METRICS])
 
     def close(self, result: Json) -> None:
         """Log the result and the model, and end the run."""
-        for name, value in figures(result).items():
+        for name, value in values_of(result).items():
             if isinstance(value, str):
                 self._client.set_tag(self._id, name, value)
             else:

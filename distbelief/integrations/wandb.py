@@ -12,7 +12,7 @@ from typing import Any
 from distbelief.core.records import Json, Outcome
 from distbelief.errors import UsageError
 from distbelief.record.curves import Curves, Scalar
-from distbelief.record.sinks import ShownRun, SinkMaker, figures, need
+from distbelief.record.sinks import ShownRun, SinkMaker, need, values_of
 
 
 def sink(argument: str) -> SinkMaker:
@@ -60,7 +60,7 @@ class WandbRun:
         import wandb
 
         run = self._open
-        run.summary.update(figures(result))
+        run.summary.update(values_of(result))
         if (model := self._run.folder / "model.safetensors").exists():
             artifact = wandb.Artifact(f"model-{run.id}", type="model")
             artifact.add_file(str(model))

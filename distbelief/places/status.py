@@ -135,7 +135,7 @@ def _told(reader: tuple[socket.socket, memoryview, float]) -> tuple[socket.socke
 
 def state(
     children: Iterable[tuple[str, int, int]],
-    said: Iterable[Standing],
+    standings: Iterable[Standing],
     summary: Summary,
     timeline: Timeline | None = None,
 ) -> Json:
@@ -143,13 +143,13 @@ def state(
 
     Args:
         children: the role, process id and incarnation of every process.
-        said: the states that they reported.
+        standings: the states that they reported.
         summary: the summary of the job so far.
         timeline: the timeline of the job so far.
     """
-    told = {standing.role: standing for standing in said}
+    by_role = {standing.role: standing for standing in standings}
     known: dict[str, Json] = {}
-    for standing in told.values():  # facts about the replicas that only servers know
+    for standing in by_role.values():  # facts about the replicas that only servers know
         for role, facts in standing.facts.get("of", {}).items():
             for name, value in facts.items():
                 if name == "waits_for":
@@ -161,12 +161,15 @@ def state(
     guests = [(role, None, 0) for role, facts in known.items() if "minibatches" in facts and role not in here]
     members = []
     for role, pid, incarnation in [*children, *guests]:
-        one = told.get(role)
-        state = "elsewhere" if pid is None else "busy" if one is None else one.state
+        reply = by_role.get(role)
+        state = "elsewhere" if pid is None else "busy" if reply is None else reply.state
         member: Json = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
-        member |= {"waits_for": one.waits_for if one else "", "waited_seconds": one.waited if one else None}
+        member |= {
+            "waits_for": reply.waits_for if reply else "",
+            "waited_seconds": reply.waited if reply else None,
+        }
         member |= dict.fromkeys(("clock", "version", "staleness", "rate", "participation", "minibatches"))
-        member |= {name: value for name, value in (one.facts if one else {}).items() if name != "of"}
+        member |= {name: value for name, value in (reply.facts if reply else {}).items() if name != "of"}
         member |= known.get(role, {})
         if roles.is_replica(role) and (done := summary.replicas.get(roles.index_of(role))) and summary.seconds:
             member["rate"] = done.steps / summary.seconds
@@ -181,7 +184,7 @@ def state(
         "seconds": summary.seconds,
         "rate": summary.rate,
         "bytes": summary.bytes,
-        "wrong": [msgspec.to_builtins(found) for found in diagnose(summary, timeline) if found.level is Level.WRONG],
+        "wrong": [msgspec.to_builtins(each) for each in diagnose(summary, timeline) if each.level is Level.WRONG],
         "members": members,
     }
 
@@ -194,16 +197,16 @@ def status(run: str | Path) -> Json:
         JobFailed: its supervisor does not answer.
     """
     folder = RunFolder.open(run)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-        asked.settimeout(ASK_SECONDS)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ASK_SECONDS)
         try:
-            asked.connect(_address(run))
+            connection.connect(_address(run))
         except (ConnectionRefusedError, FileNotFoundError):
             return _ended(folder)
         try:
-            check_user(asked)
+            check_user(connection)
             data = b""
-            while chunk := asked.recv(1 << 16):
+            while chunk := connection.recv(1 << 16):
                 data += chunk
                 if len(data) > ANSWER_LIMIT:
                     raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
@@ -220,11 +223,11 @@ def supervisor(run: str | Path) -> int:
     Raises:
         UsageError: there is none.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-        asked.settimeout(ASK_SECONDS)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ASK_SECONDS)
         try:
-            asked.connect(_address(run))
-            return check_user(asked)
+            connection.connect(_address(run))
+            return check_user(connection)
         except OSError as error:
             raise UsageError(f"no job of yours runs in {run} on this machine: {error}") from error
 
@@ -243,10 +246,10 @@ def _ended(folder: RunFolder) -> Json:
             "members": [],
         }
     result: Json = {"outcome": "unknown"}
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     try:
         read = msgspec.json.decode(folder.result.read_bytes(), type=Json)
-        result, found = read, msgspec.convert(read.get("diagnosis", []), list[Diagnosis])
+        result, diagnoses = read, msgspec.convert(read.get("diagnosis", []), list[Diagnosis])
     except OSError:
         result["reason"] = "it is not running and has left no result: it was killed, or the disk was full"
     except (ValueError, RecursionError) as error:
@@ -255,40 +258,49 @@ def _ended(folder: RunFolder) -> Json:
         "run": str(folder.path),
         "running": False,
         **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
-        "wrong": [msgspec.to_builtins(one) for one in found if one.level is Level.WRONG],
+        "wrong": [msgspec.to_builtins(each) for each in diagnoses if each.level is Level.WRONG],
     }
 
 
-def lines(found: Json) -> list[str]:
+def lines(answer: Json) -> list[str]:
     """Return a state as lines of text.
 
     >>> lines({"run": "runs/x", "running": False, "outcome": "done", "reason": "all epochs are done"})
     ['runs/x: not running; done: all epochs are done']
     """
-    wrong = [f"wrong: {told_of(one)}" for one in found.get("wrong", [])]
-    if not found["running"]:
-        return [f"{found['run']}: not running; {found['outcome']}: {found['reason']}", *wrong]
-    if not found["members"]:
-        return [f"{found['run']}: running; {found['reason']}"]
-    whole = f"/{found['of_samples']:,}" if found["of_samples"] else ""
-    moved = in_words(found["bytes"])
-    told = [
-        f"{found['run']}: running; {found['samples']:,}{whole} samples, {found['rate']:,.0f} samples/s"
+    wrong = [f"wrong: {told_of(each)}" for each in answer.get("wrong", [])]
+    if not answer["running"]:
+        return [f"{answer['run']}: not running; {answer['outcome']}: {answer['reason']}", *wrong]
+    if not answer["members"]:
+        return [f"{answer['run']}: running; {answer['reason']}"]
+    whole = f"/{answer['of_samples']:,}" if answer["of_samples"] else ""
+    moved = in_words(answer["bytes"])
+    head = [
+        f"{answer['run']}: running; {answer['samples']:,}{whole} samples, {answer['rate']:,.0f} samples/s"
         f"{moved and f', {moved}'}",
         *wrong,
     ]
     rows = [["", "state", "clock", "version", "staleness", "steps/s", "share", "to do", "waits for"]]
-    for one in found["members"]:
+    for member in answer["members"]:
         since = (
-            f" (for {one['waited_seconds']:.1f} s)" if one["waited_seconds"] is not None and one["waits_for"] else ""
+            f" (for {member['waited_seconds']:.1f} s)"
+            if member["waited_seconds"] is not None and member["waits_for"]
+            else ""
         )
-        why = "; ".join(filter(None, [one["waits_for"] + since, *one.get("held_by", ())]))
+        why = "; ".join(filter(None, [member["waits_for"] + since, *member.get("held_by", ())]))
         numbers = [
-            _shown(one[name]) for name in ("clock", "version", "staleness", "rate", "participation", "minibatches")
+            _shown(member[name]) for name in ("clock", "version", "staleness", "rate", "participation", "minibatches")
         ]
-        rows.append([f"{one['role']} (pid {one['pid']})" if one["pid"] else one["role"], one["state"], *numbers, why])
+        rows.append(
+            [
+                f"{member['role']} (pid {member['pid']})" if member["pid"] else member["role"],
+                member["state"],
+                *numbers,
+                why,
+            ]
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return told + [
+    return head + [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 

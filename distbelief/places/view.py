@@ -34,11 +34,11 @@ class View(CheckedStruct, frozen=True):
         Raises:
             UsageError: as `find`.
         """
-        found = [find("prometheus", self.metrics, f"--metrics {self.metrics}")] if self.metrics else []
+        makers = [find("prometheus", self.metrics, f"--metrics {self.metrics}")] if self.metrics else []
         if self.track:
             name, _, argument = self.track.partition(":")
-            found.append(find(name, argument, f"--track {self.track}"))
-        return found
+            makers.append(find(name, argument, f"--track {self.track}"))
+        return makers
 
     def show_start(self) -> None:
         """Print what begins, at once, since importing torch comes next and takes seconds.

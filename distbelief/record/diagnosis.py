@@ -82,8 +82,10 @@ class Evidence:
         """True where replicas push gradients, and no changes by steps of their own."""
         self.staleness = sums.staleness()
         self.stale: float = self.staleness["mean"] or 0.0
-        self.present = {i: one for i, one in sorted(sums.replicas.items()) if one.joined is not None}
-        self.times = [one.times for _, one in sorted(sums.replicas.items()) if one.times and one.times.steps]
+        self.present = {i: counts for i, counts in sorted(sums.replicas.items()) if counts.joined is not None}
+        self.times = [
+            counts.times for _, counts in sorted(sums.replicas.items()) if counts.times and counts.times.steps
+        ]
 
     def offers(self, remedy: str) -> bool:
         """Return whether the strategy has the option of a remedy."""
@@ -93,7 +95,7 @@ class Evidence:
         some = {"lr": self.by_steps, "optimizer": self.by_steps, "replicas": several, "shards": self.started.shards}
         return bool(some.get(name, name in self.settings or name in ("snapshot_every", "out", "threads", "single")))
 
-    def found(
+    def diagnosis(
         self,
         rule: str,
         sentence: str,
@@ -106,8 +108,8 @@ class Evidence:
 
     def count(self, option: str) -> int:
         """Return an option's number, such as 50 of auto:50; 1 without one."""
-        found = re.search(r"\d+", str(self.settings.get(option) or ""))
-        return max(1, int(found[0])) if found else 1
+        digits = re.search(r"\d+", str(self.settings.get(option) or ""))
+        return max(1, int(digits[0])) if digits else 1
 
     @property
     def trend(self) -> str:
@@ -130,10 +132,10 @@ class Evidence:
         if self.timeline is None:
             return [row["train_loss"] for row in self.sums.history if row["train_loss"] is not None]
         means, mean, weight = list[float](), Mean(), 0.0
-        for one in self.timeline.amounts.between(0.0, math.inf):
-            if one.sums.losses:
-                mean.add(one.sums.loss / one.sums.losses, round(one.sums.losses))
-                weight += one.sums.losses
+        for bin in self.timeline.amounts.between(0.0, math.inf):
+            if bin.sums.losses:
+                mean.add(bin.sums.loss / bin.sums.losses, round(bin.sums.losses))
+                weight += bin.sums.losses
             if weight >= LOSSES and (value := mean.take()) is not None:
                 means.append(value)
                 weight = 0.0
@@ -143,14 +145,14 @@ class Evidence:
     def shares(self) -> dict[int, float]:
         """Samples of each replica in the last window, as a part of a fair share, where chance can be left out."""
         sums, present, started = self.sums, self.present, self.started
-        whole = sum(one.recent + one.older for one in present.values())
+        whole = sum(counts.recent + counts.older for counts in present.values())
         # where each replica has its own samples, one that is done with them waits for the others
         dealt = self.settings.get("data", "shared") == "shared" and self.settings.get("order") != "sequential"
         warm = sums.steps > 2 * int(self.settings.get("warm_start_steps", 0))
         if not (whole and dealt and warm and self.by_steps and started.samples_per_epoch and sums.window > 0):
             return {}
         push = self.count("push_every") * self.count("accumulate") * started.batch_size
-        stays = {i: min(1.0, (sums.seconds - (one.joined or 0.0)) / sums.window) for i, one in present.items()}
+        stays = {i: min(1.0, (sums.seconds - (counts.joined or 0.0)) / sums.window) for i, counts in present.items()}
         fair = {i: stay * whole / len(present) for i, stay in stays.items()}
         return {i: (present[i].recent + present[i].older) / fair[i] for i in fair if fair[i] >= SURE * push}
 
@@ -164,8 +166,8 @@ def _learning(e: Evidence) -> Iterator[Diagnosis]:
     if e.stale >= STALE and momentum >= HEAVY and e.gradients:
         what = f"momentum {momentum:g} repeats pushes that are {e.stale:.1f} updates old"
         sentence = f"the loss {trend}: {what}" if trend else f"{what}, which act like momentum themselves"
-        found = {"momentum": momentum, "staleness": e.stale}
-        yield e.found("momentum", sentence, found, ["--optimizer sgd"], Level.WRONG if trend else Level.ADVICE)
+        numbers = {"momentum": momentum, "staleness": e.stale}
+        yield e.diagnosis("momentum", sentence, numbers, ["--optimizer sgd"], Level.WRONG if trend else Level.ADVICE)
     elif trend:
         why, remedies = "", [f"--lr {rate / max(2.0, 1 + e.stale):.2g}"]
         if e.stale >= STALE:
@@ -173,7 +175,7 @@ def _learning(e: Evidence) -> Iterator[Diagnosis]:
             if e.settings.get("staleness_scaling") == "none" and e.gradients:
                 remedies = ["--staleness-scaling inverse", *remedies, f"--warm-start-steps {100 * e.started.replicas}"]
         sentence = f"the loss {trend}: the learning rate {rate:g} is probably too high{why}"
-        yield e.found("rate", sentence, {"lr": rate, "staleness": e.stale, "implied_momentum": implied}, remedies)
+        yield e.diagnosis("rate", sentence, {"lr": rate, "staleness": e.stale, "implied_momentum": implied}, remedies)
 
 
 def _taking_part(e: Evidence) -> Iterator[Diagnosis]:
@@ -184,13 +186,15 @@ def _taking_part(e: Evidence) -> Iterator[Diagnosis]:
         sentence = (
             f"{len(idle)} of {present} replicas hardly take part, each with under {_percent(IDLE)} of a fair share"
         )
-        yield e.found("idle", sentence, {"idle": len(idle), "present": present}, [f"--replicas {present - len(idle)}"])
+        yield e.diagnosis(
+            "idle", sentence, {"idle": len(idle), "present": present}, [f"--replicas {present - len(idle)}"]
+        )
     elif silent := [roles.replica(i) for i, share in e.shares.items() if share == 0]:
         late = f", and {e.sums.dropped:,} pushes came too late for their round" if e.sums.dropped else ""
         sentence = f"{roles.named(silent, NAMES)} contributed nothing in the last {window:.0f} s{late}"
-        found = {"silent": len(silent), "window": window, "dropped": e.sums.dropped}
+        numbers = {"silent": len(silent), "window": window, "dropped": e.sums.dropped}
         remedies = [f"--{name.replace('_', '-')} 0" for name in ("backup_workers", "quorum") if e.settings.get(name)]
-        yield e.found("silent", sentence, found, remedies or [f"--replicas {present - len(silent)}"])
+        yield e.diagnosis("silent", sentence, numbers, remedies or [f"--replicas {present - len(silent)}"])
     elif e.shares and e.settings.get("staleness_scaling") == "none":
         slow = min(e.shares, key=lambda i: e.shares[i])
         ahead = (max(1.0, e.count("fetch_every") / e.count("push_every")) + 1) / 2 + bool(e.settings.get("prefetch"))
@@ -201,19 +205,19 @@ def _taking_part(e: Evidence) -> Iterator[Diagnosis]:
                 f"{roles.replica(slow)} is slow, with {_percent(e.shares[slow])} of a fair share of samples: pushes "
                 f"come up to {most} updates late, where {usual:.0f} is usual"
             )
-            found = {"share": e.shares[slow], "staleness_max": most, "usual": usual, "pushes": tail}
-            yield e.found("staleness", sentence, found, ["--staleness-scaling inverse"])
+            numbers = {"share": e.shares[slow], "staleness_max": most, "usual": usual, "pushes": tail}
+            yield e.diagnosis("staleness", sentence, numbers, ["--staleness-scaling inverse"])
 
 
 def _starved(e: Evidence) -> Iterator[Diagnosis]:
     """Find replicas that wait for their data."""
-    starved = [one for one in e.times if one.load / _whole(one) > STARVED]
+    starved = [times for times in e.times if times.load / _whole(times) > STARVED]
     if starved:
-        most = max(starved, key=lambda one: one.load / _whole(one))
+        most = max(starved, key=lambda times: times.load / _whole(times))
         load, step, who = most.load / most.steps, most.compute / most.steps, [one.role for one in starved]
-        told = f"loading a minibatch takes {1000 * load:.3g} ms, and computing it {1000 * step:.3g} ms"
-        found = {"share": most.load / _whole(most), "load": load, "compute": step, "starved": len(starved)}
-        yield e.found("starved", f"data come too slowly to {roles.named(who, NAMES)}: {told}", found, [])
+        durations = f"loading a minibatch takes {1000 * load:.3g} ms, and computing it {1000 * step:.3g} ms"
+        numbers = {"share": most.load / _whole(most), "load": load, "compute": step, "starved": len(starved)}
+        yield e.diagnosis("starved", f"data come too slowly to {roles.named(who, NAMES)}: {durations}", numbers, [])
 
 
 def _messages(e: Evidence) -> Iterator[Diagnosis]:
@@ -221,27 +225,29 @@ def _messages(e: Evidence) -> Iterator[Diagnosis]:
     if len(e.times) < 2:
         return
     shards, direct = e.started.shards, e.sums.job.get("path") == "direct"
-    wait = min(_waited(one, roles.Kind.SHARD) / _whole(one) for one in e.times)
+    wait = min(_waited(times, roles.Kind.SHARD) / _whole(times) for times in e.times)
     # on the direct path replicas make the updates, one at a time
-    works = {"the shards": sum((one.update + one.communicate) / _whole(one) for one in e.times) / max(1, shards)}
+    works = {
+        "the shards": sum((times.update + times.communicate) / _whole(times) for times in e.times) / max(1, shards)
+    }
     role, busy = max((works if direct else e.sums.busy).items(), key=lambda one: one[1], default=("", 0.0))
     if len(e.times) > 2 and shards and wait >= WAITS and busy >= BUSY and not _scarce(e):
         sentence = f"all replicas wait for {role}, {_percent(wait)} of their time: updates take {_percent(busy)} there"
-        yield e.found("shards", sentence, {"wait": wait, "busy": busy}, [f"--shards {2 * shards}"])
+        yield e.diagnosis("shards", sentence, {"wait": wait, "busy": busy}, [f"--shards {2 * shards}"])
         return
     shared, sent = (sum(e.sums.bytes[way].values()) / max(1, e.sums.steps) for way in ("shared_memory", "sent"))
-    share = min((one.wait + one.communicate) / _whole(one) for one in e.times)
-    awaited = min(_waited(one, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(one) for one in e.times)
+    share = min((times.wait + times.communicate) / _whole(times) for times in e.times)
+    awaited = min(_waited(times, roles.Kind.SHARD, roles.Kind.REPLICA) / _whole(times) for times in e.times)
     limit = NETWORK if "staleness_scaling" in e.settings else ROUNDS
     remedies = [f"--push-every {2 * e.count('push_every')}", f"--accumulate {2 * e.count('accumulate')}"]
     have = e.sums.resources
     here = have is not None and have.computing >= e.started.replicas  # on one machine they wait for its cores
     whole = e.by_steps and e.count("partitions") == 1 and not here
     if whole and sent > shared and share >= limit and awaited >= WAITS and any(map(e.offers, remedies)):
-        step = median(one.compute / one.steps for one in e.times)
+        step = median(times.compute / times.steps for times in e.times)
         each = f"{sent / 1e6:.2g} MB for each step of {1000 * step:.3g} ms"
         sentence = f"the network takes {_percent(share)} of the time: {each}"
-        yield e.found("network", sentence, {"share": share, "bytes_per_step": sent, "compute": step}, remedies)
+        yield e.diagnosis("network", sentence, {"share": share, "bytes_per_step": sent, "compute": step}, remedies)
 
 
 def _beside(e: Evidence) -> Iterator[Diagnosis]:
@@ -256,17 +262,17 @@ def _beside(e: Evidence) -> Iterator[Diagnosis]:
     remedies = [f"--checkpoint-every {2 * e.count('checkpoint_every')}", "--snapshot-every 5min"]
     if what == "evaluations":
         remedies = [f"--evaluate-every {f'{2 * batches}minibatches' if batches else 2 * e.count('evaluate_every')}"]
-    yield e.found("beside", f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
+    yield e.diagnosis("beside", f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
 
 
 def _alone(e: Evidence) -> Iterator[Diagnosis]:
     """Find that one process would be faster, by a replica's own time of a step."""
     if len(e.times) < 2 or not e.by_steps or e.count("partitions") > 1:
         return
-    alone = e.started.batch_size / (median(one.compute / one.steps for one in e.times) or 1.0)
+    alone = e.started.batch_size / (median(times.compute / times.steps for times in e.times) or 1.0)
     if alone >= FASTER * e.sums.rate:
         sentence = f"one process would be faster, at about {alone:,.0f} samples/s: all replicas do {e.sums.rate:,.0f}"
-        yield e.found("alone", sentence, {"alone": alone, "rate": e.sums.rate}, ["single"], Level.ADVICE)
+        yield e.diagnosis("alone", sentence, {"alone": alone, "rate": e.sums.rate}, ["single"], Level.ADVICE)
 
 
 def _machine(e: Evidence) -> Iterator[Diagnosis]:
@@ -278,16 +284,16 @@ def _machine(e: Evidence) -> Iterator[Diagnosis]:
         sentence = f"{have.computing} threads compute gradients on {have.cores} cores"
         threads = have.computing > replicas * e.count("partitions")
         remedies = ["--threads 1" if threads else f"--replicas {have.cores}"]
-        found = {"computing": have.computing, "cores": have.cores}
-        yield e.found("cores", sentence, found, remedies, Level.ADVICE)
+        numbers = {"computing": have.computing, "cores": have.cores}
+        yield e.diagnosis("cores", sentence, numbers, remedies, Level.ADVICE)
     if have.free_memory < SCARCE * have.memory:
         sentence = f"memory is nearly full: {have.free_memory / 1e9:.2g} of {have.memory / 1e9:.3g} GB are free"
         fewer = [f"--replicas {replicas // 2}", f"--batch-size {max(1, e.started.batch_size // 2)}"]
-        yield e.found("memory", sentence, {"free": have.free_memory, "memory": have.memory}, fewer)
+        yield e.diagnosis("memory", sentence, {"free": have.free_memory, "memory": have.memory}, fewer)
     room = ROOM + 2 * STATES * FLOAT * e.started.parameters
     if have.disk and have.free_disk < room:
         sentence = f"the disk of the run folder is nearly full: {have.free_disk / 1e9:.2g} GB are free"
-        yield e.found("disk", sentence, {"free": have.free_disk, "room": room}, ["--keep-checkpoints 1", "--out"])
+        yield e.diagnosis("disk", sentence, {"free": have.free_disk, "room": room}, ["--keep-checkpoints 1", "--out"])
 
 
 def _scarce(e: Evidence) -> bool:
@@ -321,5 +327,5 @@ def diagnose(summary: Summary, timeline: Timeline | None = None) -> list[Diagnos
     if summary.started is None or not summary.seconds or (summary.lasted < GRACE and not failed):
         return []
     evidence = Evidence(summary, timeline)
-    told = [found for rule in RULES for found in rule(evidence)]
-    return sorted(told, key=lambda one: one.level is Level.ADVICE)
+    diagnoses = [diagnosis for rule in RULES for diagnosis in rule(evidence)]
+    return sorted(diagnoses, key=lambda diagnosis: diagnosis.level is Level.ADVICE)

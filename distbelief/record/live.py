@@ -366,15 +366,15 @@ def summary(result: Json, folder: str | Path | None = None) -> str:
         if counts["lost"]
     ]
     if result["dropped"]:
-        told = "for their round: their minibatches were dealt again, or the changes of local steps pushed again"
-        rows.append(("too late", f"{many(result['dropped'], 'push', 'es')}, {told}"))
+        reason = "for their round: their minibatches were dealt again, or the changes of local steps pushed again"
+        rows.append(("too late", f"{many(result['dropped'], 'push', 'es')}, {reason}"))
     if lost:
         rows.append(("dealt again", roles.named(lost, NAMES)))
     if network := result.get("network"):
         rows.append(("network", network["told"]))
     if cluster := result.get("cluster"):
         rows.append(("simulated", _cluster(cluster, network, result.get("path") == "direct")))
-    rows += [(found["level"], told_of(found)) for found in result.get("diagnosis", [])]
+    rows += [(each["level"], told_of(each)) for each in result.get("diagnosis", [])]
     if folder is not None:
         rows.append(("run folder", str(folder)))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)

@@ -74,27 +74,27 @@ class ShownRun:
 SinkMaker = Callable[[ShownRun], Sink]
 
 
-def find(name: str, argument: str, asked: str) -> SinkMaker:
+def find(name: str, argument: str, option: str) -> SinkMaker:
     """Return the maker of a sink, once all that it needs is known to be there.
 
     Args:
         name: name of its entry point.
         argument: what the user wrote for it.
-        asked: the option, for messages.
+        option: the option, for messages.
 
     Raises:
         UsageError: no package has such a sink, its own package is missing, or it refuses the argument.
     """
     known = {each.name: each for each in entry_points(group=GROUP)}
     if name not in known:
-        raise UsageError(f"{asked}: {unknown('sink', name, known)}")
+        raise UsageError(f"{option}: {unknown('sink', name, known)}")
     try:
         maker: SinkMaker = known[name].load()(argument)
     except ImportError as error:
         remedy = f": pip install 'distbelief[{name}]'" if known[name].value.startswith("distbelief.") else ""
-        raise UsageError(f"{asked}: {error}{remedy}") from error
+        raise UsageError(f"{option}: {error}{remedy}") from error
     except UsageError as error:
-        raise UsageError(f"{asked}: {error}") from error
+        raise UsageError(f"{option}: {error}") from error
     return maker
 
 
@@ -104,10 +104,10 @@ def need(package: str) -> None:
         raise ModuleNotFoundError(f"No module named {package!r}")
 
 
-def figures(result: Json) -> dict[str, float | str]:
+def values_of(result: Json) -> dict[str, float | str]:
     """Return the numbers of a result, and how it ended.
 
-    >>> figures({"steps": 3, "test_loss": None, "target": {}, "outcome": "done", "reason": "all epochs are done"})
+    >>> values_of({"steps": 3, "test_loss": None, "target": {}, "outcome": "done", "reason": "all epochs are done"})
     {'steps': 3, 'outcome': 'done', 'reason': 'all epochs are done'}
     """
     counted = {name: value for name, value in result.items() if isinstance(value, int | float)}

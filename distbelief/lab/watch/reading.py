@@ -68,12 +68,12 @@ class Reading:
         else:
             members, numbers = _members_at(timeline, moment), _numbers_at(timeline, moment)
         numbered = enumerate(timeline.happenings, timeline.dropped)
-        happened = [(str(number), one) for number, one in numbered if one.seconds <= moment]
+        happened = [(str(number), each) for number, each in numbered if each.seconds <= moment]
         settings = summary.settings
         outcome = live.get("outcome") or ""
         return {
             "sentence": self._sentence(live, members, moment, at is not None),
-            "diagnosis": {one["rule"]: _shown(one) for one in live.get("wrong", [])} if at is None else {},
+            "diagnosis": {each["rule"]: _shown(each) for each in live.get("wrong", [])} if at is None else {},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -88,18 +88,20 @@ class Reading:
             "target": {name: settings.get(f"target_{name}") or None for name in ("accuracy", "loss")},
             "series": {_name(bin): _amounts(bin) for bin in timeline.amounts.between(0.0, moment)},
             "measures": {
-                str(index): [_round(one.seconds), one.samples, one.accuracy, one.loss]
-                for index, one in enumerate(timeline.measures)
-                if one.seconds <= moment
+                str(index): [_round(point.seconds), point.samples, point.accuracy, point.loss]
+                for index, point in enumerate(timeline.measures)
+                if point.seconds <= moment
             },
             "members": members,
             "bands": {
                 role: {_name(bin): _uses(bin) for bin in uses.between(moment - BAND * timeline.lately, moment)}
                 for role, uses in timeline.uses.items()
             },
-            "marks": {name: [_round(one.seconds), one.role, one.mark] for name, one in happened if one.mark},
+            "marks": {name: [_round(each.seconds), each.role, each.mark] for name, each in happened if each.mark},
             "events": {
-                name: [_round(one.seconds), one.text, self._command(one.role)] for name, one in happened if one.text
+                name: [_round(each.seconds), each.text, self._command(each.role)]
+                for name, each in happened
+                if each.text
             },
             "shards": self._shards(members) if at is None else {},
             "staleness": summary.staleness()["histogram"] if at is None else {},
@@ -135,23 +137,23 @@ class Reading:
     def _members(self, live: Json, now: float) -> Json:
         """Return each member of a running job, or of an ended one, by its role."""
         summary, timeline = self._follower.summary, self._follower.timeline
-        answered = {one["role"]: one for one in live.get("members") or ()}
+        answered = {member["role"]: member for member in live.get("members") or ()}
         trains = {role for role in [*timeline.heard, *answered] if role == roles.SINGLE or roles.is_replica(role)}
         known = sorted(trains, key=lambda role: (roles.index_of(role), roles.partition_of(role)))
         members = {}
         for role in dict.fromkeys([*known, *answered]):
-            one, index = answered.get(role, {}), max(roles.index_of(role), 0)
+            answer, index = answered.get(role, {}), max(roles.index_of(role), 0)
             counts = summary.replicas.get(index) if role in trains else None
             heard, uses, leads = timeline.heard.get(role), timeline.uses.get(role), roles.is_lead(role)
-            waited = one.get("waited_seconds")
+            waited = answer.get("waited_seconds")
             members[role] = {
-                "state": one.get("state") or ("gone" if live["running"] else "ended"),
-                "waits_for": "; ".join(filter(None, [one.get("waits_for"), *one.get("held_by", ())])),
+                "state": answer.get("state") or ("gone" if live["running"] else "ended"),
+                "waits_for": "; ".join(filter(None, [answer.get("waits_for"), *answer.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
                 "rate": _round(_rate(timeline, uses, now)) if uses and leads else None,
                 "participation": _round(summary.participation(index)) if counts and leads else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
-                "staleness": one.get("staleness"),
+                "staleness": answer.get("staleness"),
                 "gone": counts.gone if counts else "",
             }
         return members
@@ -195,10 +197,10 @@ class Reading:
         return f"{far}{_longest(members)}"
 
 
-def _shown(found: Json) -> Json:
+def _shown(diagnosis: Json) -> Json:
     """Return a diagnosis with its numbers as text."""
-    numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in found["evidence"].items()]
-    return {**found, "evidence": ", ".join(numbers)}
+    numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in diagnosis["evidence"].items()]
+    return {**diagnosis, "evidence": ", ".join(numbers)}
 
 
 def _ending(ended: str, summary: Summary) -> str:
@@ -210,9 +212,9 @@ def _ending(ended: str, summary: Summary) -> str:
 def _longest(members: Json) -> str:
     """Return a phrase about the replica that waits longest: an evaluator or a standby waits for its turn."""
     waits = {
-        role: one["waited"]
-        for role, one in members.items()
-        if roles.is_replica(role) and one["waits_for"] and (one["waited"] or 0) >= LONG
+        role: member["waited"]
+        for role, member in members.items()
+        if roles.is_replica(role) and member["waits_for"] and (member["waited"] or 0) >= LONG
     }
     if not waits:
         return ""
@@ -226,7 +228,7 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
     for bin, share in _parts(timeline, timeline.amounts, 0.0, moment):
         done.add(bin.sums, share)
         latest = bin.sums if bin.sums.losses else latest
-    measure = next((one for one in reversed(timeline.measures) if one.seconds <= moment), None)
+    measure = next((point for point in reversed(timeline.measures) if point.seconds <= moment), None)
     return {
         "samples": round(done.samples),
         "rate": _round(_rate(timeline, timeline.amounts, moment)),

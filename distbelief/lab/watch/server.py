@@ -64,17 +64,17 @@ class Guard:
         if scope["type"] != "http":  # such as the start of the server
             return await self._app(scope, receive, send)
         request = HTTPConnection(scope)
-        asked = request.query_params.get("token", "")
-        known = compare_digest((asked or request.cookies.get(self._cookie, "")).encode(), self._token.encode())
+        token = request.query_params.get("token", "")
+        known = compare_digest((token or request.cookies.get(self._cookie, "")).encode(), self._token.encode())
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
-                if asked and known:
+                if token and known:
                     secure = "; Secure" if scope["scheme"] == "https" else ""
                     # without a path it is for the folder of the address, as the browser knows that behind a proxy
-                    headers.append("Set-Cookie", f"{self._cookie}={asked}; HttpOnly; SameSite=Strict{secure}")
+                    headers.append("Set-Cookie", f"{self._cookie}={token}; HttpOnly; SameSite=Strict{secure}")
             await send(message)
 
         why = "" if known else "the token of this page is missing or wrong: open the address that distbelief shows"
@@ -148,19 +148,19 @@ class Page:
         """Yield events: what came after a state, what comes, and the end."""
         self._streams += 1
         try:
-            said = time.monotonic()
-            until = said + STREAM_SECONDS
+            spoken = time.monotonic()
+            until = spoken + STREAM_SECONDS
             while time.monotonic() < until:
                 for part in await self._parts(name):
                     yield b"id: %s\nevent: %s\ndata: %s\n\n" % (part.name.encode(), part.kind.encode(), part.data)
-                    name, said = part.name, time.monotonic()
+                    name, spoken = part.name, time.monotonic()
                 if not self._feed.running:
                     yield b"event: end\ndata:\n\n"
                     return
-                if time.monotonic() > said + QUIET_SECONDS:
+                if time.monotonic() > spoken + QUIET_SECONDS:
                     # a proxy sees the comment, and the page the event
                     yield b": nothing has changed\nevent: alive\ndata:\n\n"
-                    said = time.monotonic()
+                    spoken = time.monotonic()
                 await asyncio.sleep(PERIOD)
         finally:
             self._streams -= 1
@@ -181,10 +181,10 @@ class Page:
             return PlainTextResponse("the token of this button is used up: load the page again\n", 403)
         assert self._press is not None
         try:
-            told = await asyncio.to_thread(self._press, request.path_params["name"], request.path_params["role"])
+            answer = await asyncio.to_thread(self._press, request.path_params["name"], request.path_params["role"])
         except (DistbeliefError, OSError) as error:
-            told = str(error)
-        return _json({"told": told, "press": self._issue()})
+            answer = str(error)
+        return _json({"told": answer, "press": self._issue()})
 
 
 class BoundedStream(StreamingResponse):

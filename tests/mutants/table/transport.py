@@ -259,7 +259,7 @@ MUTANTS = [
         "        check_user(connection)\n        return connection", "        return connection",
         (OTHER_USER,)),
     Mutant("a-status-that-another-user-tells-is-believed", USERS, "places/status.py",
-        "            check_user(asked)\n", "",
+        "            check_user(connection)\n", "",
         (OTHER_STATUS,)),
     Mutant("a-guest-of-another-user-is-asked-to-leave", USERS, "places/join/guest.py",
         "            check_user(asking)\n", "",
