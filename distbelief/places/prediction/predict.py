@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from distbelief.places.prediction.worker import HEADER_ROOM, PredictionSpec, is_
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
 from distbelief.places.processes.processes import GRACE
+from distbelief.places.processes.spec import here
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
@@ -101,9 +101,8 @@ def predict(
     with _output(file) as rows:
         spec = PredictionSpec(
             partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
-            batch_size=batch_size, out=str(file), rows=rows.name, threads=threads, supervisor=os.getpid(),
-            forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=dict(os.environb),
+            batch_size=batch_size, out=str(file), rows=rows.name, threads=threads,
+            forkserver=forkserver.pid(), **here(),
         )  # fmt: skip
         with contextlib.closing(Pool(spec, told)) as pool:
             first = pool.run(replicas)
