@@ -123,11 +123,9 @@ class _Stay:
         self._processes.tell(role, Listening(self._part.coordinator))
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of the replica at once; do nothing if it has ended already."""
         self._processes.end(role, incarnation)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Send the replica a message; do nothing if it has ended."""
         self._processes.tell(role, word)
 
     def _watch(self) -> None:

@@ -156,10 +156,6 @@ class Pool:
 
     A replica has one portion for each of its processes and one more, so that no process waits for its next portion.
     Portions of a replica that has ended are dealt again before all others.
-
-    Args:
-        spec: spec of the processes, without their roles.
-        progress: called with each text about the progress.
     """
 
     def __init__(self, spec: PredictionSpec, progress: Callable[[str], object]) -> None:
@@ -179,15 +175,10 @@ class Pool:
         """Split of each model; empty if replicas are whole."""
 
     def run(self, replicas: int) -> Predicted:
-        """Compute all samples with so many replicas.
-
-        Returns:
-            The first answer: all answers have its dtype and shape.
+        """Compute all samples with so many replicas; return the first answer, whose dtype and shape all others have.
 
         Raises:
-            DistbeliefError: an error of a process.
-            JobFailed: a process could not be started, or all have ended.
-            Interrupted: Ctrl-C came.
+            DistbeliefError: that of a process; JobFailed if none is left, Interrupted after Ctrl-C.
         """
         try:
             self.start(replicas)
@@ -206,7 +197,6 @@ class Pool:
         return figures_of(mean_of(self._sums, self.samples)) if self._sums else {}
 
     def start(self, replicas: int) -> None:
-        """Start the processes of so many replicas."""
         spec, everybody = self._spec, roles.replicas(Mesh(replicas, self._spec.partitions))
         try:
             for number, role in enumerate(everybody):
