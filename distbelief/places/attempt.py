@@ -48,8 +48,6 @@ class Attempt:
     """A run folder opened for a job; `record` takes each record, and `finish` returns the result.
 
     Args:
-        job: the job.
-        settings: the settings of the job.
         view: its display; None for none.
         began: the time at which it begins, on the clock of the records.
         kept: whether to create a run folder.
@@ -107,11 +105,7 @@ class Attempt:
             view.open_page(self.folder.path)
 
     def _open_sinks(self, view: View, folder: RunFolder) -> None:
-        """Open what shows the job elsewhere; go on without what fails.
-
-        Raises:
-            UsageError: it cannot be opened as the user wrote it.
-        """
+        """Open what shows the job elsewhere; go on without what fails, unless the user wrote it wrong."""
         run = ShownRun(folder.path, self._description, self._note, self.recorder.warn)
         for make in view.sinks():
             try:
@@ -157,8 +151,7 @@ class Attempt:
         if self.manifest and by_name(self.manifest.plan.settings.strategy.name).unit != self.job.strategy.unit:
             raise CheckpointError(
                 f"{out} was trained with {strategy}, and {now} counts its data differently: "
-                "start another run from its weights"
-                f" with --init-from {out}"
+                f"start another run from its weights with --init-from {out}"
             )
         # Compare the options as the user gave them: a script may have changed the batch size, and will do so again.
         kept, asks = before.get("settings", {}), flat(self.settings)

@@ -42,26 +42,20 @@ class Channel:
     """One end of a channel. Each message is preceded by its length in 4 bytes; nothing is pickled.
 
     Args:
-        connection: the connection to read from.
-        writes: the connection to write to, if it is another one.
+        connection: the connection, of this channel alone.
         decode: the decoder of the other end's messages.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        writes: Connection | None = None,
-        decode: Callable[[bytes], ChannelMessage] = OF_PROCESS,
-    ) -> None:
-        self.connection, self._writes, self._decode = connection, writes or connection, decode
+    def __init__(self, connection: Connection, decode: Callable[[bytes], ChannelMessage] = OF_PROCESS) -> None:
+        self.connection, self._decode = connection, decode
 
     def say(self, message: ChannelMessage) -> None:
         """Send a message; do nothing if the other end is gone, or this one is closed."""
         if isinstance(message, Failed) and len(message.text) > TEXT_LIMIT:
             message = Failed(message.kind, "..." + message.text[-TEXT_LIMIT:])
-        if not self._writes.closed:
+        if not self.connection.closed:
             with contextlib.suppress(ConnectionError):
-                self._writes.send_bytes(_encode(message))
+                self.connection.send_bytes(_encode(message))
 
     def hear(self) -> ChannelMessage | None:
         """Return the next message; None when the other end is gone, even in the middle of a message.
@@ -92,19 +86,20 @@ class Channel:
         return True
 
     def close(self) -> None:
-        """Close both directions; the other end notices it."""
+        """Close the connection; the other end notices it."""
         self.connection.close()
-        self._writes.close()
+
+
+def cut_off(connection: socket.socket) -> None:
+    """End the traffic on a connection, or at a listener, which wakes the thread that waits there; it stays open."""
+    with contextlib.suppress(OSError):  # on the socket below TLS, since another thread may be using the state of TLS
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class Bridge:
     """Carrier of bytes in both directions between a TLS connection and a socket of this host, until one of them ends.
 
     The connection ends when the other host has not answered for as long as a channel may be silent.
-
-    Args:
-        far: the TLS connection, after its handshake.
-        near: the socket.
     """
 
     def __init__(self, far: TlsSocket, near: socket.socket) -> None:
@@ -126,8 +121,7 @@ class Bridge:
 
     def cut(self) -> None:
         """End it at once, even if bytes remain to be sent."""
-        with contextlib.suppress(OSError):  # on the socket below TLS, since the thread may be using the state of TLS
-            socket.socket.shutdown(self._far, socket.SHUT_RDWR)
+        cut_off(self._far)
 
     def _run(self) -> None:
         try:

@@ -67,7 +67,7 @@ def evaluate(
     if why := available(found.reference, found.data_dir):
         raise DataError(why)
     begun = time.perf_counter()
-    with threads(cores()):
+    with threads(min(cores(), torch.get_num_threads())):
         measured = measure(found, model)
     seconds = time.perf_counter() - begun
     assert found.test is not None
@@ -133,13 +133,8 @@ def trained(
 ) -> tuple[Task, nn.Module]:
     """Return the task and the model of a run folder, or of a compressed file.
 
-    Args:
-        path: the run folder, or the file.
-        data_dir: the folder of the data, as for `find`.
-        device: the device of the model, as replica `index` has it.
-        task: the task that builds the model, as for `find`.
-        index: the number of this process among several on one machine.
-        inference: float32, int8 or ids.
+    The first two arguments and `task` are as for `find`. The model is on `device` as replica `index` has it;
+    `inference` is float32, int8 or ids.
 
     Raises:
         UsageError, LayoutError, CheckpointError, DataError: as in `evaluate`.
@@ -158,10 +153,10 @@ def figures_of(measured: Measured) -> Json:
 
 
 @contextlib.contextmanager
-def threads(most: int) -> Iterator[None]:
-    """Limit the threads with which torch computes; with one, it computes as replicas do."""
+def threads(count: int) -> Iterator[None]:
+    """Set the number of threads with which torch computes; with one, it computes as replicas do."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(most, before))
+    torch.set_num_threads(count)
     try:
         yield
     finally:

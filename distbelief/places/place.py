@@ -51,15 +51,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 def check_leave_within(seconds: float, without: str) -> None:
-    """Refuse an impossible value of `--leave-within`.
-
-    Args:
-        seconds: the value of `--leave-within`.
-        without: the effect of leaving the option off.
-
-    Raises:
-        UsageError: names the value.
-    """
+    """Refuse an impossible value of `--leave-within`; `without` is the effect of leaving the option off."""
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"--leave-within {seconds:g}: is a number of seconds, 0 or more; leave it off to {without}")
 
@@ -145,15 +137,12 @@ class Place(Protocol):
 
     def start(self, role: str, incarnation: int) -> None:
         """Start a life of a role; if that fails, the supervisor gets `Unable`."""
-        ...
 
     def end(self, role: str, incarnation: int) -> None:
         """End a life of a role at once; do nothing if it has ended already."""
-        ...
 
     def tell(self, role: str, word: ChannelMessage) -> None:
         """Send a message to the latest life of a role; do nothing if it has ended."""
-        ...
 
 
 def carry_out(place: Place, effect: Effect) -> None:

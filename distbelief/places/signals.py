@@ -86,11 +86,15 @@ def _wait_for_all(child: int) -> int:
                 return code if code >= 0 else 128 - code
 
 
+def stat_of(pid: int) -> list[str]:
+    """Return the fields of a process's /proc/PID/stat from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal, until another signal continues it."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
+        return stat_of(pid)[0] == "T"
     except OSError:
         return False
 
@@ -99,8 +103,7 @@ def processor_seconds(pid: int) -> float:
     """Return the processor time that a process and all processes that it started have used."""
     used = 0.0
     with contextlib.suppress(OSError, ValueError):  # it has ended
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        used = sum(map(int, stat_of(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
         for thread in Path(f"/proc/{pid}/task").iterdir():
             used += sum(processor_seconds(int(child)) for child in (thread / "children").read_text().split())
     return used

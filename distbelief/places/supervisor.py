@@ -60,7 +60,6 @@ class Supervisor:
 
     Args:
         restarts: the number of times that each role is restarted.
-        explanation: the explanation of the job's end.
         lasts: whether a killed coordinator is restarted.
         deadlines: the time limits for other roles, and the pause before a restart.
         script: whether replicas run the user's scripts, which may work long between two steps and after the last one.
@@ -306,9 +305,7 @@ class Supervisor:
         return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
-        """Kill all partitions of a replica together: none could continue, or join an incarnation in which one has
-        died.
-        """
+        """Kill all partitions of a replica: none could continue, or join an incarnation in which one has died."""
         if not roles.is_replica(life.role):
             return []
         lead, following = roles.lead_of(life.role), self._next_life(life)
@@ -363,9 +360,7 @@ class Supervisor:
         return roles.kind(life.role) not in (roles.Kind.SHARD, roles.Kind.STANDBY)
 
     def _was_done(self, life: _Life) -> bool:
-        """Return whether another partition of the incarnation has ended regularly, so that none of the replica
-        restarts.
-        """
+        """Return whether another partition of the incarnation has ended regularly, so that none restarts."""
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
             one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead

@@ -156,14 +156,13 @@ class Agent:
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """Return the spec of a process: the part that the supervisor sent, and the part of this host."""
-        from distbelief.places.processes.spec import Opening, Spec
+        from distbelief.places.processes.spec import Opening, Spec, here
 
         packed = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(packed, type=Opening).strategy)
         spec = msgspec.msgpack.decode(packed, type=Spec, dec_hook=read_strategy)
-        processes = {"supervisor": os.getpid(), "forkserver": forkserver.pid(), "output": output}
-        where = {"path": [os.getcwd(), *sys.path], "directory": os.getcwd(), "environment": dict(os.environb)}
-        return msgspec.msgpack.encode(msgspec.structs.replace(spec, **processes, **where))
+        spec = msgspec.structs.replace(spec, **here(), forkserver=forkserver.pid(), output=output)
+        return msgspec.msgpack.encode(spec)
 
     # reports to the supervisor
 

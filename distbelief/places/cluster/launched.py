@@ -15,6 +15,7 @@ import msgspec
 
 from distbelief.core.records import Json, Outcome
 from distbelief.errors import UsageError
+from distbelief.places.signals import stat_of
 
 
 class _Variables(NamedTuple):
@@ -127,8 +128,8 @@ def hostname() -> str:
 def parent_process() -> str:
     """Return a name of the parent process, the same as long as that runs; "" if it is out of sight."""
     try:
-        with open(f"/proc/{os.getppid()}/stat") as file, open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{boot.read().strip()} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.getppid()} {stat_of(os.getppid())[19]}"
     except OSError:
         return ""
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from distbelief.errors import UsageError
+from distbelief.places.channel import cut_off
 from distbelief.places.messages import Way
 from distbelief.transport.addresses import cut, listen_anywhere
 from distbelief.transport.secure import MUTE
@@ -49,9 +50,7 @@ class WayServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread that waits for a connection
+        cut_off(self._listener)
         self._listener.close()
 
     def _serve(self) -> None:
@@ -99,11 +98,9 @@ def try_all(others: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def attempt(where: str, size: int = 0) -> str:
-    """Try to reach a port; return "" if it answers, else the reason why it does not.
+    """Try to reach a port, and a `WayServer` there with so many bytes each way.
 
-    Args:
-        where: the address, `host:port`.
-        size: the bytes to send each way, if a `WayServer` listens there.
+    Return "" if it answers, else the reason why it does not.
     """
     try:
         connection = socket.create_connection(cut(where), TRY_SECONDS)

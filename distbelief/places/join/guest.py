@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.connection
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import host_towards
 from distbelief.places.processes.processes import Child, Processes
 from distbelief.places.processes.script import check_file
+from distbelief.places.processes.spec import here
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find
 from distbelief.transport.addresses import cut
@@ -124,11 +123,9 @@ class _Stay:
         self._processes.tell(role, Listening(self._part.coordinator))
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of the replica at once; do nothing if it has ended already."""
         self._processes.end(role, incarnation)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Send the replica a message; do nothing if it has ended."""
         self._processes.tell(role, word)
 
     def _watch(self) -> None:
@@ -170,12 +167,9 @@ class _Stay:
             data_dir=guest.data_dir,
             device=guest.device,
             threads=guest.threads,
-            supervisor=os.getpid(),
             forkserver=forkserver.pid(),
-            path=[os.getcwd(), *sys.path],
-            directory=os.getcwd(),
-            environment=dict(os.environb),
             script=guest.script,
+            **here(),
         )
         return msgspec.msgpack.encode(spec)
 

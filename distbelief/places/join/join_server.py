@@ -35,7 +35,6 @@ WAIT_SECONDS, ASK_PAUSE = 60.0, 0.5
 WORD_LIMIT, ANSWER_LIMIT = 1 << 12, 16 << 20
 """Longest request of a guest, and longest answer, in bytes."""
 
-
 _answers = msgspec.msgpack.Decoder(JoinAnswer)
 _requests = msgspec.msgpack.Decoder(JoinRequest)
 
@@ -44,7 +43,6 @@ class JoinServer:
     """Server that gives each holder of the job's ticket a part, until it is closed.
 
     Args:
-        job: the job's name.
         where: the host and port to listen at; port 0 for any free one.
         advertise: the host that the ticket names.
         authority: the certificate authority of the roles, if links are TLS.
@@ -84,17 +82,12 @@ class JoinServer:
 
     def _answer(self, connection: socket.socket) -> None:
         request = _requests.decode(ticket.hear(connection, WORD_LIMIT))
-        known = (
-            hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode()) and request.job == self.ticket.job
-        )
+        same_secret = hmac.compare_digest(request.secret.encode(), self.ticket.secret.encode())
+        known = same_secret and request.job == self.ticket.job
         same, theirs = request.version == ticket.VERSION, request.version or "older"
         wrong = "" if same else f"it runs distbelief {ticket.VERSION}, this is {theirs}: install the same everywhere"
-        ticket.say(
-            connection,
-            self._admit(request)
-            if known and not wrong
-            else JoinRefusal(wrong if known else "the ticket is of another job"),
-        )
+        refusal = wrong if known else "the ticket is of another job"
+        ticket.say(connection, JoinRefusal(refusal) if refusal else self._admit(request))
 
 
 def wrong_strategy(strategy: str, named: str) -> str:

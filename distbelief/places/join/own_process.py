@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any
 from distbelief.core import records, roles
 from distbelief.core.conversations.membership import Finish
 from distbelief.errors import DistbeliefError
-from distbelief.places.channel import Channel
+from distbelief.places.channel import Channel, cut_off
 from distbelief.places.join import join_server
 from distbelief.places.join.guest import is_ours, open_leave_listener
 from distbelief.places.join.ticket import read_ticket
@@ -75,10 +74,6 @@ class OwnProcess:
     The user's loop runs turns of the driver, and computes in between. After an interrupt during a turn, the replica
     leaves the job in the next one. SIGINT is handled from the first turn in a cell on, since a notebook sets its own
     handler before each cell.
-
-    Args:
-        path: the path of the ticket.
-        device: the device to compute on.
     """
 
     def __init__(self, path: str, device: str) -> None:
@@ -98,7 +93,8 @@ class OwnProcess:
             self._process.driver.coordinator = part.coordinator
             self._listener = open_leave_listener(ticket)
             if self._listener is not None:
-                closing.callback(_end_listener, self._listener)
+                closing.callback(self._listener.close)
+                closing.callback(cut_off, self._listener)  # forked workers hold it too
                 self._process.endpoint.watch(self._listener.fileno(), self._asked_to_leave)
             self._turns, self.takes_part, self._leave_by = False, True, math.inf
             self.replica = loop.current = self._process.scripted()
@@ -161,13 +157,6 @@ class OwnProcess:
             self._process.driver.tell(self._process.role, roles.SUPERVISOR, Finish("distbelief leave"))
 
 
-def _end_listener(listener: socket.socket) -> None:
-    """Close a listener, also where forked workers hold it too."""
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-
-
 def _handler() -> object:
     """Return the handler of SIGINT; None outside the main thread, which alone may handle it."""
     return signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
@@ -181,7 +170,6 @@ class _Driver(Driver):
         self._turning = turning
 
     def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
-        """Take turns while a condition holds, and leaving has not taken too long."""
         with self._turning() as goes_on:
             super().run_while(lambda: condition() and goes_on(), turn_until)
 
@@ -190,11 +178,9 @@ class _Notes(Channel):
     """Channel of a process without a supervisor, which prints the job's notes."""
 
     def say(self, word: ChannelMessage) -> None:
-        """Print a note; ignore any other message."""
         if isinstance(word, Noted) and isinstance(word.record, records.Note):
             print(word.record.text, file=sys.stderr)
 
     def hear_all(self, take: Callable[[ChannelMessage], None]) -> bool:
-        """Hand over every message; this end is never gone, since it is this process's own."""
         super().hear_all(take)
-        return True
+        return True  # this end is never gone, since it is this process's own

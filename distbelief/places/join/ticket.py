@@ -19,6 +19,7 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import UsageError
+from distbelief.places.channel import cut_off
 from distbelief.places.cluster import network
 from distbelief.places.cluster.launched import Launched
 from distbelief.transport.addresses import cut
@@ -133,10 +134,8 @@ class TicketServer:
 
     Args:
         listener: the socket that clients connect to; it is closed with the server.
-        identity: the identity of this process, if links are TLS.
         take: handles the connection of each client; by TLS, the client has proved that it is a guest.
         keeps: whether `take` keeps the connection, which is closed otherwise.
-        crowd: the largest number of clients that are served at once.
     """
 
     def __init__(
@@ -158,14 +157,13 @@ class TicketServer:
     def close(self) -> None:
         """Stop serving: cut off the clients, and wait for their threads, 5 s at most."""
         self._open = False
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there; closing alone does not
+        cut_off(self._listener)  # closing alone does not wake the thread that waits there
         self._listener.close()
         end = time.monotonic() + PATIENCE
         self._server.join(PATIENCE)
         answering = [*self._visitors.items()]
         for visitor, _ in answering:
-            _cut(visitor)
+            cut_off(visitor)
         for _, thread in answering:
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -178,7 +176,7 @@ class TicketServer:
                 continue
             self._visitors[visitor] = threading.Thread(target=self._answer, args=(visitor,), name="guest", daemon=True)
             for slowest in [*self._visitors][: -self._crowd]:
-                _cut(slowest)
+                cut_off(slowest)
             try:
                 self._visitors[visitor].start()
             except RuntimeError:  # no more threads
@@ -186,7 +184,7 @@ class TicketServer:
                 visitor.close()
 
     def _answer(self, visitor: socket.socket) -> None:
-        late = threading.Timer(PATIENCE, _cut, [visitor])
+        late = threading.Timer(PATIENCE, cut_off, [visitor])
         connection, kept = visitor, False
         try:
             try:
@@ -213,12 +211,6 @@ class TicketServer:
                 connection.close()
             visitor.close()
             self._visitors.pop(visitor, None)
-
-
-def _cut(connection: socket.socket) -> None:
-    """End the traffic on a connection; the thread that serves it closes it."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, since another thread may be using TLS
 
 
 def say(connection: socket.socket, word: msgspec.Struct) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from distbelief.places.prediction.worker import HEADER_ROOM, PredictionSpec, is_
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
 from distbelief.places.processes.processes import GRACE
+from distbelief.places.processes.spec import here
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
@@ -101,9 +101,8 @@ def predict(
     with _output(file) as rows:
         spec = PredictionSpec(
             partitions=partitions, split=split, runs=paths, source=source, data_dir=data_dir, device=device,
-            batch_size=batch_size, out=str(file), rows=rows.name, threads=threads, supervisor=os.getpid(),
-            forkserver=forkserver.pid(), path=[os.getcwd(), *sys.path], directory=os.getcwd(),
-            environment=dict(os.environb),
+            batch_size=batch_size, out=str(file), rows=rows.name, threads=threads,
+            forkserver=forkserver.pid(), **here(),
         )  # fmt: skip
         with contextlib.closing(Pool(spec, told)) as pool:
             first = pool.run(replicas)
@@ -157,10 +156,6 @@ class Pool:
 
     A replica has one portion for each of its processes and one more, so that no process waits for its next portion.
     Portions of a replica that has ended are dealt again before all others.
-
-    Args:
-        spec: spec of the processes, without their roles.
-        progress: called with each text about the progress.
     """
 
     def __init__(self, spec: PredictionSpec, progress: Callable[[str], object]) -> None:
@@ -180,15 +175,10 @@ class Pool:
         """Split of each model; empty if replicas are whole."""
 
     def run(self, replicas: int) -> Predicted:
-        """Compute all samples with so many replicas.
-
-        Returns:
-            The first answer: all answers have its dtype and shape.
+        """Compute all samples with so many replicas; return the first answer, whose dtype and shape all others have.
 
         Raises:
-            DistbeliefError: an error of a process.
-            JobFailed: a process could not be started, or all have ended.
-            Interrupted: Ctrl-C came.
+            DistbeliefError: that of a process; JobFailed if none is left, Interrupted after Ctrl-C.
         """
         try:
             self.start(replicas)
@@ -207,7 +197,6 @@ class Pool:
         return figures_of(mean_of(self._sums, self.samples)) if self._sums else {}
 
     def start(self, replicas: int) -> None:
-        """Start the processes of so many replicas."""
         spec, everybody = self._spec, roles.replicas(Mesh(replicas, self._spec.partitions))
         try:
             for number, role in enumerate(everybody):

@@ -196,13 +196,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _data(source: str, task: Task | None) -> Data:
-    """Return the test set of a task, or the inputs of a file with zeros as unused targets.
-
-    Raises:
-        UsageError: the task has no test set.
-        DistbeliefError: an error of `load`.
-        DataError: there is no such file, it holds no such tensor or no sample, or it is damaged.
-    """
+    """Return the test set of a task, or the inputs of a file with zeros as unused targets."""
     if task is not None:
         if task.test is None:
             raise UsageError(f"task {task.reference!r} has no test set: give it one, or name a file of inputs")

@@ -10,14 +10,13 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import select
 import signal
 import sys
 import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -28,8 +27,6 @@ from distbelief.transport.addresses import nameless, socket_folder
 
 LEFT = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Signals that the processes of a job leave to their supervisor."""
-
-
 GONE = "the forkserver, which starts the processes of the job, is gone: "
 PRELOADED = ["distbelief.places.processes.process"]
 """Modules that the forkserver imports for the processes of a job."""
@@ -108,11 +105,7 @@ def _check_machine() -> None:
 
 
 def _try_threads(count: int) -> None:
-    """Start this many threads at once, and end them: the system counts threads as it counts processes.
-
-    Raises:
-        UsageError: the system starts fewer.
-    """
+    """Refuse a machine that cannot start this many threads at once: it counts threads as it counts processes."""
     over, begun = threading.Event(), list[threading.Thread]()
     before = threading.stack_size(1 << 18)  # small stacks, since a memory limit counts them
     try:
@@ -164,9 +157,7 @@ def how_it_ended(seconds: float = 0.0) -> str:
     try:
         descriptor = os.pidfd_open(number)
         try:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            poll.poll(1000 * seconds)
+            wait([descriptor], seconds)
         finally:
             os.close(descriptor)
         ended = os.waitid(os.P_PID, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

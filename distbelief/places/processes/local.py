@@ -44,8 +44,7 @@ The supervisor has torch imported and a run folder, and has the most open files 
 PIPE = 2
 """Open files of a pipe."""
 MANY = 16
-"""Most shards that are not compared with the model before the processes start: the first replica checks them
-instead."""
+"""Most shards that are not compared with the model before the processes start: the first replica checks them."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,7 @@ class Local(LocalOptions):
             yield partial(self._check_ports, roles.shard(settings.shards - 1))
 
     def _check_addresses(self) -> None:
-        """Refuse options for addresses at which no role would listen.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Refuse options for addresses at which no role would listen."""
         given = [
             option(name)
             for name in ("bind", "advertise", "insecure", "tls")
@@ -85,11 +80,7 @@ class Local(LocalOptions):
             raise UsageError("--tls and --insecure exclude each other: leave one of them off")
 
     def _check_ports(self, last: str) -> None:
-        """Refuse ports that do not exist, and a machine that cannot reach itself.
-
-        Raises:
-            UsageError: naming the option of the first port.
-        """
+        """Refuse ports that do not exist, and a machine that cannot reach itself."""
         where, first = ("--listen", self.listen) if self.listen else ("--bind", self.bind)
         _, port = host_and_port(first, where)
         if port > PORTS:
@@ -206,30 +197,20 @@ def _check_number(name: str, count: int) -> None:
 
 
 def check_task(job: Job) -> None:
-    """Refuse a task that other processes could not build, or whose data are missing.
-
-    Raises:
-        UsageError: it has no name.
-        DataError: its data are missing.
-    """
+    """Refuse a task without a name, by a UsageError, and one whose data are missing, by a DataError."""
     from distbelief.tasks import available
 
     if not job.reference:
         raise UsageError(
             "the task has no name by which other processes can make it (one that was changed has lost its own): put a "
-            "function that returns it"
-            " in a module, and name that: 'module:function'"
+            "function that returns it in a module, and name that: 'module:function'"
         )
     if why := available(job.reference, job.data_dir):
         raise DataError(why)
 
 
 def check_script(job: Job, script: list[str]) -> None:
-    """Refuse a missing script, and options without a meaning for a job whose replicas run a script.
-
-    Raises:
-        UsageError: there is no such script, or the strategy or an option has no meaning for one.
-    """
+    """Refuse a missing script, and a strategy and options without a meaning for a script."""
     for name in ("evaluate_every", "target_accuracy", "target_loss", "data_dir", "precision", "fixed_point"):
         if (value := getattr(job, name)) and value != getattr(Job, name):
             raise UsageError(
@@ -243,11 +224,7 @@ def check_script(job: Job, script: list[str]) -> None:
 
 
 def check_split(settings: Settings, task: Task | None = None) -> None:
-    """Refuse unknown ways to split a model, those of the task included.
-
-    Raises:
-        UsageError: naming the way, and the most similar one that exists.
-    """
+    """Refuse unknown ways to split a model, those of the task included, and name the most similar one."""
     if settings.partitions > 1:
         Split.parse(settings.split, settings.partitions, settings.chunks, task.split if task else None)
 
@@ -256,9 +233,6 @@ def check_model(task: Task, settings: Settings) -> None:
     """Refuse partitions over which the model of a task cannot be split, and more shards than it has parameters.
 
     A few shards are not checked here, nor the model of a script: the replicas check them.
-
-    Raises:
-        UsageError: with the reason.
     """
     if settings.partitions > 1 or settings.shards > MANY:
         from distbelief.strategies import partition
@@ -272,15 +246,7 @@ def processes_of(settings: Settings) -> int:
 
 
 def allow_files(settings: Settings, listens: bool) -> None:
-    """Raise the limit of open files, for this process and those that it starts, to what a job needs.
-
-    Args:
-        settings: settings of the job.
-        listens: whether the output of each process goes through a pipe.
-
-    Raises:
-        UsageError: the machine forbids it.
-    """
+    """Raise the limit of open files, here and in started processes; with `listens`, each prints into a pipe."""
     needed = FILES + (FILES_EACH + PIPE * listens) * processes_of(settings)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:
@@ -288,7 +254,6 @@ def allow_files(settings: Settings, listens: bool) -> None:
     if needed > most:
         raise UsageError(
             f"this job needs some {needed} open files in one process, and this machine allows {most}: raise that "
-            f"(ulimit -n {needed}), or have fewer"
-            " --replicas or --shards"
+            f"(ulimit -n {needed}), or have fewer --replicas or --shards"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))

@@ -129,8 +129,7 @@ def check_network(bound: str, told: str) -> None:
             )
             raise UsageError(
                 f"--transport tcp: this machine cannot reach itself at {told}: {error.strerror}; {remedy}, or use "
-                "--transport shared, which needs no"
-                " network"
+                "--transport shared, which needs no network"
             ) from error
 
 

@@ -15,9 +15,7 @@ LINE_LIMIT = 1 << 14
 
 
 def open_streams() -> None:
-    """Open closed standard streams, and let all streams accept any text, escaping characters that their encoding
-    lacks.
-    """
+    """Open closed standard streams, and let all escape the characters that their encoding lacks."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # fills a closed standard stream: otherwise the next socket would get its number
     os.close(descriptor)
@@ -64,17 +62,12 @@ class Output:
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in whole]
 
     def close(self) -> None:
-        """Close both ends of the pipe."""
         os.close(self.reads)
         os.close(self.writes)
 
 
 class Logs:
-    """Log files of a run, one for each role that prints, such as RUN/logs/replica-0.log.
-
-    Args:
-        run: the run folder.
-    """
+    """Log files of a run, one for each role that prints, such as RUN/logs/replica-0.log."""
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "logs"
@@ -85,11 +78,7 @@ class Logs:
             yield path.stem, path.read_text(encoding="utf-8", errors="replace").splitlines()
 
     def write(self, role: str, lines: list[str]) -> None:
-        """Append lines that a role has printed to its file.
-
-        Raises:
-            OSError: the folder is gone, or the disk is full.
-        """
+        """Append lines that a role has printed to its file."""
         self._folder.mkdir(exist_ok=True)
         with open(self._folder / f"{role.replace(' ', '-')}.log", "a", encoding="utf-8", errors="replace") as file:
             file.writelines(f"{line}\n" for line in lines)

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import nn
 
-from distbelief.core import events, records, roles
+from distbelief.core import records, roles
 from distbelief.core.conversations import membership
 from distbelief.core.effects import Arrival, Batch, Computed
 from distbelief.core.records import Parted, Record
@@ -136,13 +136,7 @@ def _watched(settings: Settings) -> set[str]:
 
 
 class _Ends:
-    """Ends of links to the coordinator, held back until the supervisor has reported the reason.
-
-    Args:
-        endpoint: endpoint of the coordinator.
-        clock: its clock.
-        watched: the roles whose deaths the supervisor reports.
-    """
+    """Ends of links to the coordinator, held back until the supervisor has reported why a watched role died."""
 
     def __init__(self, endpoint: NetworkEndpoint, clock: WallClock, watched: Collection[str]) -> None:
         self._deliver, self._clock, self._watched = endpoint.deliver, clock, watched
@@ -166,23 +160,14 @@ class _Ends:
             self._deliver(self._held.pop(lost.sender))
 
     def explain(self, died: Died) -> None:
-        """Drop the end of a link that is held back: the coordinator is about to get the report of this death
-        instead.
-        """
+        """Drop the end of a link that is held back: the coordinator is about to get this report instead."""
         held = self._held.get(died.role)
         if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # it is a `Lost`
             del self._held[died.role]
 
 
 class RoleProcess:
-    """Process that plays one role.
-
-    Args:
-        role, incarnation: the role, and its incarnation here.
-        spec: the values that it needs.
-        channel: channel to the supervisor.
-        drive: maker of the driver.
-    """
+    """Process that plays one role, with a channel to the supervisor and a driver that `drive` makes."""
 
     player: Shown | None = None
 
@@ -195,9 +180,9 @@ class RoleProcess:
         self.role, self.incarnation, self.spec, self.channel = role, incarnation, spec, channel
         self.endpoint = self._endpoint()
         self.traffic = [self.endpoint.traffic]
+        """Byte counts of all endpoints of its role."""
         self.closing = contextlib.ExitStack()
         """Closes what the role has opened besides its endpoint, in case the process outlives the role."""
-        """Byte counts of all endpoints of its role."""
         self._ends: _Ends | None = None
         self._in_memory = ""
         """Sentence for the record of the split, if the model was built in memory."""
@@ -315,10 +300,8 @@ class RoleProcess:
 
     def _take_word(self, word: ChannelMessage) -> None:
         if isinstance(word, Interrupt):
-            word_of: events.Event = (
-                membership.Finish(word.reason) if roles.is_replica(self.role) else membership.Stop(word.reason)
-            )
-            self.driver.tell(self.role, roles.SUPERVISOR, word_of)
+            asked = membership.Finish if roles.is_replica(self.role) else membership.Stop
+            self.driver.tell(self.role, roles.SUPERVISOR, asked(word.reason))
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(self.role)
         elif isinstance(word, Died):
@@ -376,9 +359,7 @@ class RoleProcess:
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation, address))
 
     def _shard(self, index: int) -> Shard | OwnedShard:
-        """Return a shard's state machine, with its state in its own memory or in memory that replicas update
-        themselves.
-        """
+        """Return a shard's state machine; on the direct path its state is in memory that replicas update."""
         make = self._cast.servers.shard
         if not self.spec.direct:
             return make(index, self._slice, self.incarnation)
@@ -618,11 +599,8 @@ class RoleProcess:
 
     def pump(self) -> Pump | None:
         """Return a thread that serves the links while a step computes, if a prefetch over a network needs it."""
-        return (
-            Pump(self.endpoint)
-            if self.spec.transport == "tcp" and self.spec.settings.strategy.pushing.prefetch
-            else None
-        )
+        needed = self.spec.transport == "tcp" and self.spec.settings.strategy.pushing.prefetch
+        return Pump(self.endpoint) if needed else None
 
     def _run_script(self) -> None:
         """Run the user's own script, which joins this replica."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 GRACE = 1.0
 """Seconds that a process may take to end once its descriptors are closed."""
-
-
 BUSY = 0.05
 """Least share of the time that a busy process uses the processor."""
 
@@ -41,11 +39,9 @@ class Life(Protocol):
     @property
     def pid(self) -> int:
         """Return the id of its process, on its host."""
-        ...
 
     def say(self, word: ChannelMessage) -> None:
         """Send it a message; do nothing if it has ended."""
-        ...
 
 
 class Child:
@@ -63,12 +59,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
         assert self.process.pid is not None  # the process has been started
         return self.process.pid
 
     def say(self, word: ChannelMessage) -> None:
-        """Send it a message; do nothing if it has ended."""
         self.channel.say(word)
 
 
@@ -97,11 +91,7 @@ class Hooks(NamedTuple):
 class Processes:
     """Processes of a job on this machine: it starts them, passes on their messages and ends, and leaves none behind.
 
-    Args:
-        spec: maker of the encoded spec of a process.
-        take: receiver of each message of a process.
-        happens: receiver of events for the supervisor.
-        printed: receiver of the lines that a process prints; None if they print to the streams of this process.
+    Its callbacks are those of `Hooks`; without `printed`, the processes print to the streams of this one.
     """
 
     def __init__(
@@ -127,7 +117,6 @@ class Processes:
 
     @classmethod
     def of(cls, hooks: Hooks) -> Processes:
-        """Make the processes of a job, from the callbacks for them."""
         return cls(hooks.spec, hooks.take, hooks.happens, hooks.printed if hooks.listens else None)
 
     @property
@@ -136,7 +125,6 @@ class Processes:
         return list(self._children.values())
 
     def start(self, role: str, incarnation: int) -> None:
-        """Start an incarnation of a role; report `Unable` to the supervisor if the machine refuses."""
         if how := forkserver.how_it_ended():
             self._happens(Unable(JobFailed(how)))
             return
@@ -150,21 +138,19 @@ class Processes:
                 output.close()
             told = (
                 f"{role}: its process cannot be started beside {len(self._children)} others "
-                f"({error or type(error).__name__});"
-                " have fewer --replicas or --shards, or raise what this machine allows (ulimit -n, ulimit -u)"
+                f"({error or type(error).__name__}); have fewer --replicas or --shards, or raise what this machine "
+                "allows (ulimit -n, ulimit -u)"
             )
             self._happens(Unable(JobFailed(told)))
             return
         self._children[role, incarnation] = Child(role, incarnation, process, ours, output)
 
     def end(self, role: str, incarnation: int) -> None:
-        """Kill an incarnation of a role; do nothing if it has ended already."""
         if (child := self._children.get((role, incarnation))) is not None:
             child.killed = True
             child.process.kill()
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Send a message to the latest incarnation of a role; do nothing if it has ended."""
         lives = [incarnation for one, incarnation in self._children if one == role]
         if lives:
             self._children[role, max(lives)].channel.say(word)

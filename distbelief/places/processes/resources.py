@@ -19,11 +19,7 @@ SHRUNK = 0.8
 
 
 class ResourcesMeter:
-    """Meter of the resources of a job.
-
-    Args:
-        attempt: takes the records.
-    """
+    """Meter of the resources of a job."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -31,12 +27,7 @@ class ResourcesMeter:
         self._moment = 0.0
 
     def look(self, now: float, lives: Iterable[Child | RemoteLife]) -> None:
-        """Record the resources, if they have shrunk or the last record is old.
-
-        Args:
-            now: this moment.
-            lives: processes of the job; those of other hosts do not count.
-        """
+        """Record the resources if they have shrunk or the last record is old; lives on other hosts do not count."""
         free, whole = limits.memory()
         free_disk = disk = 0
         if self._attempt.folder:

@@ -6,7 +6,6 @@ import functools
 import multiprocessing.connection
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
@@ -38,7 +37,6 @@ from distbelief.places.messages import (
 )
 from distbelief.places.place import (
     Deadlines,
-    Effect,
     Ended,
     Event,
     Interruption,
@@ -55,7 +53,7 @@ from distbelief.places.processes.output import Logs
 from distbelief.places.processes.processes import Hooks, Life, Processes
 from distbelief.places.processes.resources import ResourcesMeter
 from distbelief.places.processes.script import name_of
-from distbelief.places.processes.spec import Spec
+from distbelief.places.processes.spec import Spec, here
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT
@@ -174,11 +172,8 @@ class Running:
             self._join_server = JoinServer(
                 self._told.job, where, host, self._certifier, admit, self.attempt.folder.path
             )
-            told = (
-                f"others may join: copy {self._join_server.path} to them, and there run distbelief join "
-                f"{self._join_server.path.name}"
-            )
-            self._note(told)
+            path = self._join_server.path
+            self._note(f"others may join: copy {path} to them, and there run distbelief join {path.name}")
             if is_loopback(host):
                 self._note(
                     f"its address there is {host}, which only this machine reaches: name another with --advertise"
@@ -291,9 +286,7 @@ class Running:
         return status.state(children, said, recorder.summary, recorder.timeline)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
-        """Handle a message from a process. A standing only answers a question, and an account comes at its time:
-        neither is a sign of progress.
-        """
+        """Handle a message from a process; standings and accounts come at any time, and are no sign of progress."""
         if isinstance(word, Standing):
             self.status_server.take(word)
         elif isinstance(word, Noted) and word.role != roles.COORDINATOR and isinstance(word.record, ACCOUNTS):
@@ -302,8 +295,10 @@ class Running:
             self._known += word.role == roles.COORDINATOR
             self.attempt.record(word.moment, word.role, word.record)
             self._happens(Said(child.role, child.incarnation, word.record))
-            if isinstance(word.record, records.Succeeded) and self.processes.rename(*_names(word.record)):
-                self._happens(Moved(word.record.standby))
+            if isinstance(word.record, records.Succeeded):
+                standby, shard = word.record.standby, word.record.role
+                if self.processes.rename(standby, shard, word.record.incarnation):
+                    self._happens(Moved(standby))
         elif not isinstance(word, Over):
             if isinstance(word, Listening):
                 self._address = word.address
@@ -315,20 +310,12 @@ class Running:
             whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
             event = msgspec.structs.replace(event, resumable=whole)
         for effect in self.supervisor.handle(time.monotonic(), event):
-            self._do(effect)
-
-    def _do(self, effect: Effect) -> None:
-        if isinstance(effect, effects.WriteRecord):
-            self.attempt.record(time.monotonic(), roles.SUPERVISOR, effect.record)
-        elif isinstance(effect, Vacate) and isinstance(self.processes, HostProcesses):
-            self.processes.vacate(effect.host)
-        else:
-            carry_out(self.processes, effect)
-
-
-def _names(record: records.Succeeded) -> tuple[str, str, int]:
-    """Return the standby that becomes a shard, the shard, and the incarnation of it."""
-    return record.standby, record.role, record.incarnation
+            if isinstance(effect, effects.WriteRecord):
+                self.attempt.record(time.monotonic(), roles.SUPERVISOR, effect.record)
+            elif isinstance(effect, Vacate) and isinstance(self.processes, HostProcesses):
+                self.processes.vacate(effect.host)
+            else:
+                carry_out(self.processes, effect)
 
 
 def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluator: bool) -> Spec:
@@ -350,20 +337,15 @@ def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluato
         run=str(attempt.folder.path if attempt.folder else ""),
         start=attempt.start,
         init_from=job.init_from,
-        supervisor=os.getpid(),
         direct=path_of(cluster.path, job.strategy, settings, cluster.carrier) == DIRECT,
         direct_asked=cluster.path == DIRECT,
-        path=[os.getcwd(), *sys.path],
-        directory=os.getcwd(),
-        environment=dict(os.environb),
         script=script,
         evaluator=evaluator,
+        **here(),
     )
 
 
 def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
-    """Return the spec of a replica on another machine: the job's values, without those of this machine or its script's
-    name.
-    """
+    """Return the spec of a replica on another machine: the job's values, without those of this machine."""
     of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
     return Spec(**of_job, identity=identity, evaluator=False)

@@ -38,11 +38,7 @@ def file_of(script: list[str]) -> str:
 
 
 def check_file(script: list[str]) -> None:
-    """Refuse a script that does not exist, or that Python cannot run.
-
-    Raises:
-        UsageError: naming the remedy.
-    """
+    """Refuse a script that does not exist, or that Python cannot run."""
     name = script[0]
     if script == [MODULE]:
         raise UsageError(f"{MODULE}: which module? Write its name after it: {MODULE} package.train")

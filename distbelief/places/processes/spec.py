@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from typing import Any
+
 import msgspec
 
 from distbelief.core.portions import ANEW, StartingPoint
@@ -29,11 +33,18 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
+def here() -> dict[str, Any]:
+    """Return the surroundings of this process, a supervisor, by the names of their fields."""
+    folder = os.getcwd()
+    return {
+        "supervisor": os.getpid(), "path": [folder, *sys.path], "directory": folder, "environment": dict(os.environb),
+    }  # fmt: skip
+
+
 class Opening(Surroundings, frozen=True, kw_only=True):
     """Part of a spec that a process reads first: the rest may need classes that the process must import before."""
 
     strategy: str
-    """Name of the strategy."""
     output: int = -1
     """The supervisor's descriptor of the pipe for the output of the process; -1 if it prints as the supervisor does."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import torch
 
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.records import Record
 from distbelief.places.attempt import Attempt
 from distbelief.places.compute_model import Stopwatch
+from distbelief.places.evaluate import threads
 from distbelief.places.place import NEVER, Said
 from distbelief.places.simulated.handling import HandlingCosts
 from distbelief.places.simulated.simulation import model_of, task_of, without_loss
@@ -58,13 +58,8 @@ class Alone:
         self.supervisor.handle(self._clock.now(), Said(roles.SINGLE, 0, record))
 
     def run(self) -> None:
-        """Train to the end."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._attempt.job.threads)
-        try:
+        with threads(self._attempt.job.threads):
             self._loop.run()
-        finally:
-            torch.set_num_threads(threads)
 
     def _timed(self, steps: LoopSteps) -> LoopSteps:
         """Return the steps of the loop on simulated time; without `computes`, only time passes."""

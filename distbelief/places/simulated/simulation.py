@@ -40,6 +40,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
+from distbelief.places.evaluate import threads
 from distbelief.places.messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
 from distbelief.places.simulated.handling import INSTANT, HandlingCosts
@@ -189,20 +190,14 @@ class Simulation:
 
     def run(self) -> None:
         """Play every role to its end."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.job.threads)
-        try:
-            with _seldom_collected():
-                for role in self._stories():
-                    if self.driver.plays(role):
-                        self.driver.begin(role)
-                self._play()
-                if (reason := self.stopped()) and not self.supervisor.over:
-                    self._do(self._ask(Interruption(reason)))
-                    self._play(heeding=False)
-        finally:
-            self.close()
-            torch.set_num_threads(threads)
+        with threads(self.job.threads), contextlib.closing(self), _seldom_collected():
+            for role in self._stories():
+                if self.driver.plays(role):
+                    self.driver.begin(role)
+            self._play()
+            if (reason := self.stopped()) and not self.supervisor.over:
+                self._do(self._ask(Interruption(reason)))
+                self._play(heeding=False)
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
 
