@@ -179,7 +179,6 @@ class Coordinator(Answering):
         self._answers = Answers("the coordinator", heard_by(Kind.COORDINATOR, conversations), answers)
 
     def validate(self) -> None:
-        """Assert the invariants between two events."""
         self.membership.validate()
         self.shards.validate()
         if self.data is not None:
@@ -187,7 +186,6 @@ class Coordinator(Answering):
         assert self.data is not None or not self.may(May.DEAL), f"{self.phase}, and there is nothing to deal"
 
     def waits(self) -> str:
-        """Return one sentence on what the job waits for."""
         unready = self.holders.waits(self)
         who = unready or sorted(self.closing.describing)
         if not unready and self.may(May.REPLACE) and self.data is not None:
@@ -197,7 +195,6 @@ class Coordinator(Answering):
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, object]:
-        """Return the phase, and the minibatches that each member holds."""
         return {
             "phase": self.phase,
             "of": {role: {"minibatches": self.data.held(role)} for role in self.membership.members if self.data},

@@ -343,19 +343,15 @@ class Dealing(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """Return whether every minibatch of every epoch is done."""
         return self.dealer.finished
 
     def held(self, role: str) -> int:
-        """Return how many minibatches a replica was dealt and has not done."""
         return self.dealer.held(role)
 
     def position(self) -> Position:
-        """Return the present position in the data, for a checkpoint."""
         return self.dealer.position()
 
     def lost(self, role: str) -> int:
-        """Deal again the minibatches of a replica that is gone; return their number."""
         self._wanting.pop(role, None)
         self._step_seconds.pop(role, None)
         self._recalled.discard(role)
@@ -364,20 +360,17 @@ class Dealing(DataDealer):
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """Give up a replica and the rest of its allotment; return the number of minibatches, or -1 if unknown."""
         self._absent.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)  # the rounds were dealt to a group that includes it
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that only members wait for minibatches."""
         self.dealer.validate()
         assert self._wanting.keys() <= {*members}, f"{[*self._wanting]} want minibatches, and {[*members]} take part"
         assert self.dealer.completed == self.epochs, f"{self.dealer.completed} epochs are done, and {self.epochs} known"
 
     def waiting(self, members: Collection[str]) -> list[str]:
-        """Return a phrase for each replica that the job waits for."""
         who = super().waiting(members)
         if isinstance(self.dealer, Allotments):
             gone = self.dealer.undone.difference(members)

@@ -20,11 +20,9 @@ class PortionWork(DealtWork):
     """Always true: the state is in the job's `data`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return the answers to replicas' reports."""
         return {dealing.Progress: partial(self._progress, job), dealing.StreamEnded: partial(self._ended, job)}
 
     def begin(self, job: Coordinator) -> Dealing:
-        """Make the dealer of the data, at the newest checkpoint."""
         assert job.plan is not None
         return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.registry.over)
 

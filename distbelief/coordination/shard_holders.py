@@ -20,7 +20,6 @@ class ShardHolders(Holders):
     """Always true: the state is in the job's `shards` and `standbys`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return the answers to the reports of shards and standbys."""
         return {
             membership.Here: partial(self._here, job),
             initialising.Restored: partial(self._restored, job),
@@ -32,7 +31,6 @@ class ShardHolders(Holders):
         }
 
     def roles(self, job: Coordinator) -> list[str]:
-        """All shards."""
         return job.shards.roles
 
     def _here(self, job: Coordinator, sender: str, event: membership.Here) -> list[Effect]:
@@ -77,7 +75,6 @@ class ShardHolders(Holders):
         return [*again, *job.greet(), *self._pair(job), *job.go_on()]
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Welcome the first replica that waits, which sends its initial parameters."""
         first = job.membership.initialiser() if job.may(May.INITIALISE) and job.shards.ready else None
         return job.welcome(first, initialise=True) if first else []
 

@@ -265,7 +265,6 @@ class ServedReplica(ABC):
         """Begin its training, with its view of the shards."""
 
     def story(self) -> Story:
-        """Play the replica from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
         while self.welcome is None and not (self.ending or self._excused):
@@ -407,7 +406,6 @@ class ServedReplica(ABC):
         self._training.work.count(loss)
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the next minibatches, as far as they are dealt."""
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:

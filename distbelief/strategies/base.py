@@ -217,7 +217,6 @@ class Partitioned(Partitions, Strategy):
     """A strategy whose model may be split over several processes."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests where replicas are split."""
         if machine.listen and self.partitions > 1:
             raise UsageError(
                 f"--listen {machine.listen}: a guest is one process, and replicas are split over {self.partitions}; "
@@ -244,11 +243,9 @@ class Served(Replicated):
 
     @property
     def parts(self) -> int:
-        """Number of shards."""
         return self.shards
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Return that the shards' processes make the updates, as they do in every served strategy."""
         return f"strategy {self.name} has the shards' processes make the updates"
 
 

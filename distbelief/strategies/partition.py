@@ -126,12 +126,10 @@ class PhantomPart(Part):
         self._all, self._clock, self._begun = samples, clock, 0.0
 
     def begin(self, batch: Batch) -> None:
-        """Begin a step."""
         self._begun = self._clock()
         self.cut(min(self.batch_size, self._all - batch.index * self.batch_size))
 
     def end(self) -> Computed:
-        """End a step."""
         return Computed(None, sum(self.samples), self._clock() - self._begun)
 
 
@@ -160,11 +158,6 @@ class PartitionTrainer(ModelPart):
         self._batch, self._begun = Batch(0, 0), 0.0
 
     def begin(self, batch: Batch) -> None:
-        """Begin a step.
-
-        Raises:
-            TrainingError: the user's data raised.
-        """
         self._batch, self._begun = batch, self._clock()
         for parameter in self.parameters:
             parameter.grad = None
@@ -177,16 +170,10 @@ class PartitionTrainer(ModelPart):
             self.compute(cut_minibatch((inputs,), targets, count, key(self._seed, batch.epoch, batch.index)))
 
     def run(self, task: SegmentTask) -> None:
-        """Compute a segment.
-
-        Raises:
-            TrainingError: the user's model or loss raised.
-        """
         with self._blamed():
             super().run(task)
 
     def end(self) -> Computed:
-        """End a step."""
         return Computed(self.passes.loss, sum(self.samples), self._clock() - self._begun)
 
     @contextlib.contextmanager
@@ -223,16 +210,13 @@ class AnsweringPart(ModelPart):
         return self.passes.outputs[0]
 
     def actions(self, direction: Pass | None = None) -> Sequence[Action]:
-        """Return the actions of a step: only the forward ones."""
         return super().actions(Pass.FORWARD)
 
     def begin(self, _: Batch) -> None:
-        """Begin an answer."""
         [batch] = self.compute(cut_minibatch((self.inputs,), None, 1)).batches
         self.cut(batch.supplied["samples"])
 
     def end(self) -> Computed:
-        """End an answer."""
         return Computed(None, sum(self.samples), 0.0)
 
 

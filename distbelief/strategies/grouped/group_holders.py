@@ -48,7 +48,6 @@ class GroupHolders(Holders):
         self._joins: dict[str, tuple[tuple[membership.PartPlace, ...], str]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of replicas that join, halt, cannot go on, or die."""
         return {
             membership.Join: partial(self._join, job),
             grouping.Halted: partial(self._halted, job),
@@ -65,7 +64,6 @@ class GroupHolders(Holders):
         return self.whole or not job.membership.everybody
 
     def waits(self, job: Coordinator) -> list[str]:
-        """Return which replicas are awaited, and for what."""
         who = sorted(self._awaited, key=roles.index_of)
         if not self.group and not who:
             return self._missing(job)
@@ -245,11 +243,9 @@ class RoundWork(DealtWork):
         """Sum and number of the losses that each member has reported for rounds that some have not made."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of members that report rounds, or that have taken their group's state."""
         return {dealing.Progress: partial(self._progress, job), initialising.Restored: partial(self._restored, job)}
 
     def begin(self, job: Coordinator) -> RoundBatches:
-        """Return the job's rounds, from the newest checkpoint on."""
         assert job.plan is not None
         return RoundBatches(job.plan, job.saving.position, job.saving.samples, reduction(job.settings).accumulate)
 

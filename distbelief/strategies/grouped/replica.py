@@ -188,7 +188,6 @@ class AllreduceReplica:
         """Handler of each kind of event."""
 
     def story(self) -> Story:
-        """Join, take part in groups, and end when dismissed."""
         yield from self._siblings.meet(self.whole.layout)
         joins = [self._join, *(self._siblings.joined[role] for role in self._siblings.followers)]
         places = tuple(place for join in joins for place in join.places)
@@ -240,11 +239,9 @@ class AllreduceReplica:
             yield from self._wait()
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the next minibatches, as far as they are dealt."""
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """Return what this replica waits for, as text."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():
@@ -262,7 +259,6 @@ class AllreduceReplica:
         return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
     def standing(self) -> dict[str, object]:
-        """Return its progress, for a status."""
         return {"rounds": self.rounds}
 
     def _await(self, what: str, whom: list[str]) -> None:

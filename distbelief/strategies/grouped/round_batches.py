@@ -54,7 +54,6 @@ class RoundBatches(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True if every minibatch of every epoch is done."""
         return self._dealer.finished
 
     def width(self, group: Collection[str]) -> int:
@@ -113,11 +112,9 @@ class RoundBatches(DataDealer):
         return self.held(role)
 
     def position(self) -> Position:
-        """Return the position in the data, for a checkpoint."""
         return self._dealer.position()
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that the group's minibatches are in its rounds."""
         self._dealer.validate()
         held, rounds = self._dealer.held(GROUP), sum(round_.count for round_ in self._rounds)
         assert held == rounds, f"the group holds {held} minibatches, and its rounds have {rounds}"

@@ -39,7 +39,6 @@ class BatchWork:
         self._scalars: dict[str, tuple[float, ...]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of replicas that report a work unit, and shards that report an operation."""
         return {operations.Done: partial(self._done, job), operations.Operated: partial(self._operated, job)}
 
     def begin(self, job: Coordinator) -> Evaluating:
@@ -53,7 +52,6 @@ class BatchWork:
         return work
 
     def again(self, shard: str) -> list[Effect]:
-        """Send a shard the operations that were sent since all shards last answered."""
         return [Send(shard, operate) for operate in self._unanswered]
 
     def defers(self) -> bool:
@@ -69,7 +67,6 @@ class BatchWork:
     # the method
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Let the method go on as far as it can, and deal work units to replicas that have room for them."""
         effects = self._play(job)
         return effects + (_dealt(job).deal(job.membership.served) if job.may(May.DEAL) else [])
 

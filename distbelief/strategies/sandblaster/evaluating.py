@@ -232,11 +232,9 @@ class Evaluating(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True if all iterations are done."""
         return self.epochs >= self._iterations
 
     def position(self) -> Position:
-        """Return the position after the last iteration, for a checkpoint."""
         return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
 
     def advance(self, iteration: int, state: Json) -> None:
@@ -312,18 +310,15 @@ class Evaluating(DataDealer):
         return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
     def held(self, role: str) -> int:
-        """Return how many portions a replica holds."""
         return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
 
     def lost(self, role: str) -> int:
-        """Take back what a replica holds, as it is gone; return the number of portions."""
         held = self.held(role)
         if self._work_units is not None:
             self._work_units.lost(role)
         return held
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that each work unit of an evaluation is either done or left."""
         if self._work_units is not None:
             left, done = self._work_units.left, len(self._losses)
             assert left + done == len(self._cut), f"{left} work units are left, {done} done of {len(self._cut)}"

@@ -300,11 +300,9 @@ class GradientDescent:
         self.largest = self._sum = self._square = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the norms of the gradient."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the norms of the gradient."""
         self.largest, self._sum, self._square = scalars
 
     def _first(self, slope: float) -> float:
@@ -313,22 +311,18 @@ class GradientDescent:
         return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
 
     def direction(self) -> Direction:
-        """Return the direction down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Learn the norms of the new gradient."""
         self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
     def forget(self) -> bool:
-        """Forget the last change of the loss."""
         forgotten, self._last = bool(self._last), 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Return the last change of the loss."""
         return {"last": self._last}
 
 
@@ -344,11 +338,9 @@ class ConjugateGradient(GradientDescent):
         self._along = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the gradient's norms and its product with the last direction."""
         return (*super().asks(), Dots(((G, self._old),))) if self._beta else super().asks()
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the gradient's norms and its product with the last direction."""
         self._along = scalars[3] if self._beta else 0.0
         super().begin(scalars[:3])
 
@@ -360,7 +352,6 @@ class ConjugateGradient(GradientDescent):
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Learn beta from the old gradient and the new one."""
         self._last = point.step * direction.slope
         old = self._square
         dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
@@ -370,13 +361,11 @@ class ConjugateGradient(GradientDescent):
         return ""
 
     def forget(self) -> bool:
-        """Forget the last direction."""
         forgotten = super().forget() or bool(self._beta)
         self._beta = 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Return beta and the last change of the loss."""
         return {**super().state(), "beta": self._beta}
 
 
@@ -402,15 +391,12 @@ class Lbfgs:
 
     @property
     def step_name(self) -> str:
-        """Name of the step's vector in the next pair."""
         return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the gradient's norms and all dot products of the history."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the gradient's norms and the dot products of the history."""
         self.largest, self._sum, *products = scalars
         self._gram.learn(all_products(self._pairs, G), products)
 
@@ -443,12 +429,10 @@ class Lbfgs:
         return note
 
     def forget(self) -> bool:
-        """Forget the history."""
         forgotten, self._slots = bool(self._slots), []
         return forgotten
 
     def state(self) -> Json:
-        """Return the slots of the pairs, oldest first."""
         return {"slots": list(self._slots)}
 
 

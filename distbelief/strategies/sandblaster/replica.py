@@ -39,7 +39,6 @@ class WorkUnitReplica(ServedReplica):
         return 2
 
     def begin_training(self, server: ServerView) -> WorkUnitTraining:
-        """Begin ProcessPortion."""
         return WorkUnitTraining(self, server)
 
 
@@ -163,7 +162,6 @@ class WorkUnitTraining:
     # events
 
     def wait(self) -> Steps[None]:
-        """Wait for the next event, and act on it."""
         self.take((yield RECEIVE))
         yield from self._answer()
 
@@ -183,7 +181,6 @@ class WorkUnitTraining:
         yield from self._report()
 
     def owed(self, shard: str) -> Steps[None]:
-        """Send a shard that has restarted what the one before had not acknowledged."""
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
     def _report(self) -> Steps[None]:
@@ -201,7 +198,6 @@ class WorkUnitTraining:
             yield Send(self._replica.superior, operations.Done(*named, loss))
 
     def take(self, arrival: Arrival) -> None:
-        """Note an event."""
         event = arrival.event
         if isinstance(event, operations.Assign | operations.Withdraw | dealing.Deal) and self._siblings.follows:
             self._take_of_lead(event)
@@ -241,7 +237,6 @@ class WorkUnitTraining:
             self._orders.append(event)
 
     def waits(self) -> str:
-        """Return what this replica waits for, as text."""
         sent = [unit for unit in self._sent if unit]
         if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"

@@ -58,7 +58,6 @@ class TorchVectorSlice(TorchSlice):
         ]
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         super().fill(payload, frozen)
         self._accept()
 
@@ -84,11 +83,6 @@ class TorchVectorSlice(TorchSlice):
 
     @torch.no_grad()
     def operate(self, command: AnyCommand) -> list[float]:
-        """Execute a command; return its scalars.
-
-        Raises:
-            RemoteProtocolError: it names a vector that does not exist.
-        """
         match command:
             case operations.Dots():
                 return self._dots(command.pairs)
@@ -164,13 +158,11 @@ class TorchVectorSlice(TorchSlice):
 
     @torch.no_grad()
     def contribute(self, payload: Payload, into: str) -> None:
-        """Add a work unit's gradient to a vector."""
         assert isinstance(payload, torch.Tensor)
         for target, piece in zip(self.vector(into), self._trained, strict=True):
             target.add_(piece.typed(payload))
 
     def keep(self, payload: Payload) -> Payload:
-        """Return a copy of a work unit's gradient."""
         assert isinstance(payload, torch.Tensor)
         return payload.clone()
 
@@ -194,7 +186,6 @@ class TorchVectorSlice(TorchSlice):
         }
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Restore what `arrays` or `everything` returned."""
         super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
         self._accept()
         for i, piece in enumerate(self._trained):
@@ -209,20 +200,16 @@ class PhantomVectorSlice(PhantomSlice):
     """A slice that holds nothing; its scalars are constant, so that a descent never ends."""
 
     def operate(self, command: AnyCommand) -> list[float]:
-        """Return 1 for every scalar."""
         return [1.0] * len(operations.scalars(command))
 
     def contribute(self, payload: Payload, into: str) -> None:
         """Do nothing."""
 
     def keep(self, payload: Payload) -> Payload:
-        """Return the stand-in, which knows its length."""
         return payload
 
     def accepted(self) -> Payload:
-        """Return a stand-in of the same length."""
         return self.moving()
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """Return nothing."""
         return {}

@@ -76,7 +76,6 @@ class SingleLoop:
             check_measure(task, model)
 
     def run(self) -> None:
-        """Train to the end."""
         if self._start.checkpoint:
             self._load(self._start.checkpoint)
         self._began = self._now()
