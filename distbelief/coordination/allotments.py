@@ -63,11 +63,7 @@ class Allotment(Dealer):
         return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """End an epoch before minibatch `number`: the replica has no more data.
-
-        Raises:
-            RemoteProtocolError: the replica does not hold that minibatch.
-        """
+        """End an epoch before minibatch `number`, which the replica holds: it has no more data."""
         held = self._held.get(who, deque())
         if not any(
             portion.epoch == epoch and portion.first <= number < portion.first + portion.count for portion in held
@@ -142,11 +138,7 @@ class Allotments:
         return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
-        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch.
-
-        Raises:
-            UsageError: it had other numbers before.
-        """
+        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch."""
         if who not in self._of:
             epoch = 0 if who in self._awaited else self.completed
             self._of[who] = self._allotment(numbers, Position(epoch, 0, ()))

@@ -121,11 +121,8 @@ class Coordinator(Answering):
     """Coordinator of a job.
 
     Args:
-        settings: the job's; every replica is sent them.
         evaluator: whether an evaluator takes part.
         start: where the job continues.
-        holders: of the parameters.
-        work: to deal.
         conversations: those that it takes part in.
     """
 

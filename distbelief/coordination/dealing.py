@@ -53,10 +53,7 @@ class DataDealer(Protocol):
         ...
 
     def give_up(self, role: str) -> int:
-        """Give up a replica that will not come back, and the units that only it has; return their number.
-
-        Return -1 if the number is unknown.
-        """
+        """Give up a replica for good, and return the number of units that only it has; -1 if that is unknown."""
         return 0  # all have the same data
 
     def waiting(self, members: Collection[str]) -> list[str]:
@@ -144,7 +141,6 @@ class Dealing(DataDealer):
     """Dealer of a training set.
 
     Args:
-        plan: the job's.
         position, samples: where in the data it begins, and the samples done by then.
         brought: size of each replica's training set.
         over: replicas that will not come back.
@@ -189,11 +185,7 @@ class Dealing(DataDealer):
         self._step_seconds: dict[str, float] = {}
 
     def report(self, sender: str, event: dealing.Progress) -> int:
-        """Count a replica's report; return how many epochs it completes.
-
-        Raises:
-            RemoteProtocolError: it reports more than it was dealt.
-        """
+        """Count a replica's report; return how many epochs it completes."""
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
         if event.returned:
@@ -215,11 +207,7 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def end(self, sender: str, event: dealing.StreamEnded) -> int:
-        """Note the end of a replica's stream; return how many epochs that completes.
-
-        Raises:
-            RemoteProtocolError: it was not dealt that minibatch, or has no data of its own.
-        """
+        """Note the end of a replica's stream; return how many epochs that completes."""
         if not isinstance(self.dealer, Allotments):
             raise RemoteProtocolError(f"{sender} says that its data have ended, but it has no data of its own")
         self.dealer.end(sender, event.epoch, event.number)
@@ -237,11 +225,6 @@ class Dealing(DataDealer):
         )
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica has joined, and the size of its training set.
-
-        Raises:
-            UsageError: it had another size before.
-        """
         self._absent.discard(role)
         if isinstance(self.dealer, Allotments):
             self.dealer.add(role, self._numbers(roles.index_of(role), samples))
@@ -255,12 +238,10 @@ class Dealing(DataDealer):
         return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
-        """Deal a portion to each replica that wants one; tell others once to drain if they can have none now.
+        """Deal a portion to each member that wants one; tell others once to drain if they can have none now.
 
-        Args:
-            members: replicas that take part.
-            withheld: deal nothing, and take back minibatches dealt ahead.
-            before: number of minibatches until an evaluation or a checkpoint is due.
+        Where work is `withheld`, deal nothing, and take back minibatches dealt ahead. An evaluation or a checkpoint is
+        due after `before` minibatches.
         """
         # A replica for which there is nothing is sent one `Drain` (`_wanting` is True from then on). It pushes its
         # accrued gradients, and waits for its next portion without asking again.

@@ -27,10 +27,6 @@ class PortionWork(DealtWork):
         return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.registry.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Deal a portion to each replica that wants one.
-
-        A synchronous job deals none while a checkpoint is made, and takes back what was dealt ahead.
-        """
         if not isinstance(job.data, Dealing):
             return []
         if job.data.finished:  # the replica with the last minibatches was given up, or has joined with none left
@@ -61,11 +57,7 @@ class PortionWork(DealtWork):
         return [] if data is None else job.applied(data, data.end(sender, event))
 
     def _data(self, job: Coordinator, sender: str) -> Dealing | None:
-        """Return the job's data; None if a replica's report is about work before a rewind.
-
-        Raises:
-            RemoteProtocolError: the sender is no member.
-        """
+        """Return the job's data; None if a replica's report is about work before a rewind."""
         if sender not in job.membership.members or not isinstance(job.data, Dealing):
             raise RemoteProtocolError(f"{sender} reports progress but is no member")
         return job.data if job.membership.heeds(sender) else None

@@ -38,12 +38,7 @@ SCRIPT_SECONDS = 60.0
 
 
 class Saving:
-    """Checkpoints of a job.
-
-    Args:
-        settings: the job's.
-        start: where it continues.
-    """
+    """Checkpoints of a job."""
 
     def __init__(self, settings: Settings, start: StartingPoint) -> None:
         self.settings = settings
@@ -199,11 +194,7 @@ class Saving:
         return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
-        """Handle a shard's answer that its part is on disk, or could not be written; the last answer seals all parts.
-
-        Raises:
-            RemoteProtocolError: the shard was not asked.
-        """
+        """Handle a shard's answer that its part is on disk, or could not be written; the last one seals all parts."""
         if event.number < self.number:
             return []  # the checkpoint of this answer was given up
         if (

@@ -95,12 +95,7 @@ class AllBack(Exception):
 
 
 class ModelView:
-    """A replica's view of one of the job's models at the shards.
-
-    Args:
-        parts: moving range of the model at each shard, perhaps empty.
-        slots: number of slots for its gradient.
-    """
+    """A replica's view of one of the job's models at the shards, which hold its parts, perhaps empty."""
 
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts

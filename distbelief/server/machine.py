@@ -17,10 +17,6 @@ class Answers:
     Args:
         who: name of the machine in errors.
         heard: kinds of senders of each event, by the tables of the conversations (`core/protocol`).
-        by_event: handler of each kind of event.
-
-    Raises:
-        LocalProtocolError: no table names an event that has a handler.
     """
 
     forgotten = True

@@ -61,11 +61,7 @@ class _Kept(NamedTuple):
 
 
 class PassedLayout:
-    """Layout of the memory of all shards of a job.
-
-    Attributes:
-        length: bytes in all.
-    """
+    """Layout of the memory of all shards of a job, of `length` bytes."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self._shards = plan, len(plan.assignments)

@@ -153,7 +153,6 @@ class Shard:
 
     Args:
         make: makes the slice, once the plan is known.
-        incarnation: of this shard, a part of its versions.
         sums: takes gradients other than pushes; None for pushes.
     """
 

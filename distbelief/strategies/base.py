@@ -105,20 +105,12 @@ class Strategy(StrategyOptions):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of the roles, for a job with a coordinator. Imports torch.
-
-        Raises:
-            LocalProtocolError: one process runs the whole job.
-        """
+        """Return the players of the roles, for a job of several processes. Imports torch."""
         raise LocalProtocolError(f"strategy {cls.name} has no players: one process runs the whole job")
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for strategies that have one
-        """Return the loop of a strategy that runs in one process. Imports torch.
-
-        Raises:
-            LocalProtocolError: its roles are played by several processes.
-        """
+        """Return the loop of a strategy that runs in one process. Imports torch."""
         raise LocalProtocolError(f"strategy {cls.name} has no loop of its own: its roles have players")
 
     def phantom(self, settings: Settings) -> Settings:
@@ -166,11 +158,7 @@ def is_alone(strategy: Strategy) -> bool:
 
 
 def check_local_links(cluster: Virtual) -> None:
-    """Refuse links inside a host where each role has its own machine.
-
-    Raises:
-        UsageError: no option puts roles on one host.
-    """
+    """Refuse, with `UsageError`, links inside a host where each role has its own machine."""
     if cluster.local and cluster.host_replicas is None:
         raise UsageError(
             "--network local-latency and local-bandwidth are of links inside a host: put roles on one host with "
@@ -179,17 +167,10 @@ def check_local_links(cluster: Virtual) -> None:
 
 
 def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
-    """Return the path of a job's updates.
+    """Return the path of a job's updates; refuse with `UsageError` one that the job cannot take.
 
-    Args:
-        choice: one of `PATHS`; auto takes the direct one where it can.
-        strategy: the job's.
-        settings: the job's.
-        carrier: how bytes travel between replicas and shards: shared or tcp.
-        lacking: why the place has no direct path; "" where it has one.
-
-    Raises:
-        UsageError: there is no such path, or this job cannot take it.
+    Of the choices in `PATHS`, auto takes the direct one where it can. `carrier` says how bytes travel between replicas
+    and shards: shared or tcp. `lacking` says why the place has no direct path, and is empty where it has one.
     """
     if choice not in PATHS:
         raise unknown("path", choice, PATHS)

@@ -231,11 +231,7 @@ def dealt(job: Coordinator) -> RoundBatches:
 
 
 class RoundWork(DealtWork):
-    """Dealer of rounds to a group.
-
-    Args:
-        holders: the group.
-    """
+    """Dealer of rounds to a group."""
 
     def __init__(self, holders: GroupHolders) -> None:
         self._holders = holders

@@ -125,15 +125,7 @@ class GroupSurroundings:
 
 
 class AllreduceReplica:
-    """One replica, or one partition of it.
-
-    Args:
-        role: its name.
-        whole: its model.
-        samples: number of samples in its training set.
-        incarnation: grows with each restart of the replica.
-        surroundings: how it reaches its group, and what its process does for it.
-    """
+    """One replica, or one partition of it."""
 
     def __init__(
         self, role: str, whole: Whole, samples: int, incarnation: int = 0, surroundings: GroupSurroundings | None = None
@@ -503,20 +495,13 @@ class AllreduceReplica:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """Return when the gradient of each bucket is ready, in seconds since the step began.
-
-        A worker makes them all at once: they are ready when the step is over.
-        """
+        """Return when each bucket's gradient is ready after the step began: for a worker, all at its end."""
         if computed is None or not self._surroundings.gradual:
             return [0.0] * len(self._buckets)
         return [computed.seconds * share for share in shares(self._buckets)]
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Add the loss of a step on a minibatch to the next report.
-
-        Raises:
-            LossNotFinite: it is not a finite number.
-        """
+        """Count the loss of a step into the next report; refuse one that is not finite."""
         check_loss(self.role, loss, batch, step, what, self._settings)
         self._loss += loss
         self._losses += 1
@@ -600,12 +585,7 @@ class AllreduceReplica:
             yield from self._take(arrival)
 
     def _take(self, arrival: Arrival) -> Steps[None]:
-        """Handle an event.
-
-        Raises:
-            _Halted: the group breaks up.
-            _Dismissed: the replica is dismissed.
-        """
+        """Handle an event; raises `_Halted` or `_Dismissed` where the event says so."""
         answer = self._answers.get(type(arrival.event))
         if answer is not None:
             yield from answer(arrival.sender, arrival.event) or ()

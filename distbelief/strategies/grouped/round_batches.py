@@ -23,12 +23,6 @@ class RoundBatches(DataDealer):
     A round has one minibatch for each member, or `accumulate` of them: a step on a larger minibatch. The last round of
     an epoch may be smaller, and so may rounds of minibatches that a death has put back. An epoch is dealt once the one
     before is done.
-
-    Args:
-        plan: the job's.
-        position: where the job goes on.
-        samples: number of samples that are done there.
-        accumulate: minibatches of each member in a round.
     """
 
     def __init__(self, plan: Plan, position: Position, samples: int, accumulate: int) -> None:
@@ -74,11 +68,7 @@ class RoundBatches(DataDealer):
         return portion
 
     def settle(self, rounds: int) -> dict[str, tuple[int, int]]:
-        """Note that so many more rounds are done; return each member's steps and samples in them.
-
-        Raises:
-            RemoteProtocolError: there are more than were dealt.
-        """
+        """Note that so many more rounds are done; return each member's steps and samples in them."""
         if not 0 <= rounds <= self.out:
             raise RemoteProtocolError(f"{rounds} rounds are reported, and {self.out} were dealt")
         shares: dict[str, tuple[int, int]] = {}

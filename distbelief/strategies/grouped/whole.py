@@ -23,9 +23,6 @@ class Whole:
     """The model of a replica as its client sees it; this one holds nothing, for simulations that compute nothing.
 
     Ranges are of the flat vector, in bytes.
-
-    Args:
-        layout: the model's.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -61,10 +58,8 @@ class Whole:
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make an optimizer step with the sum, at `factor` times the learning rate.
 
-        Args:
-            factor: of the learning rate.
-            norms: of the layers that are cut over partitions, each as a whole.
-            alone: leave out parameters without a gradient, as plain PyTorch does: no other replica has one for them.
+        `norms` are those of layers that are cut over partitions. `alone` leaves out parameters without a gradient, as
+        plain PyTorch does: no other replica has one for them.
         """
 
     def adopt_buffers(self) -> None:
@@ -113,10 +108,7 @@ class TorchWhole(Whole):
     """A model and its optimizer.
 
     Args:
-        flat: the model.
-        carrier: adds up the gradients.
         overlaps: whether a bucket is ready once its last gradient is: only where a step is one backward pass.
-        partition: number of the partition, where the model is split.
     """
 
     def __init__(
@@ -245,14 +237,11 @@ def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
 
 
 class Gradients:
-    """The gradients of a model, and the sum of those of the group.
+    """The gradients of a model, and the sum of those of the group, in vectors of the carrier.
 
     Args:
-        plan: the job's.
-        partition: number of the partition, where the model is split.
         parameters: the model's, in the order of the layout.
         vector: the memory of the model, 1-D uint8.
-        carrier: adds up the gradients, and has their vectors.
         overlaps: whether a bucket is ready once its last gradient is.
     """
 

@@ -135,10 +135,8 @@ class Synchronous(Staggering, ServedWithOptimizer, Scaled):
     """
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return whether replicas read the parameters in the shards' own memory, which nobody updates meanwhile.
-
-        That is so where a round waits for all replicas. A user's strategy may have other players: it gets copies.
-        """
+        # where a round waits for all, nobody updates the shards' memory while replicas read it; a user's strategy may
+        # have other players: it gets copies
         waits = not (self.backup_workers or self.quorum or self.standby or self.local)
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
 

@@ -208,8 +208,6 @@ class Evaluating(DataDealer):
     """Dealer of one evaluation after another, in work units.
 
     Args:
-        plan: the job's.
-        position: where the job goes on.
         samples: number of samples that were computed before.
         evaluation: number of the last evaluation before this dealer; numbers only grow.
     """
@@ -268,11 +266,7 @@ class Evaluating(DataDealer):
         return effects
 
     def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:
-        """Take a report; return the work unit if this is its first, and messages to others that hold it.
-
-        Raises:
-            RemoteProtocolError: there is no such work unit or evaluation.
-        """
+        """Take a report; return the work unit if this is its first, and messages to others that hold it."""
         if event.evaluation > self.evaluation or (
             event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)
         ):

@@ -43,12 +43,7 @@ class WorkUnitReplica(ServedReplica):
 
 
 class WorkUnitTraining:
-    """ProcessPortion, and all that a replica knows since it was welcomed, or since all went back to a checkpoint.
-
-    Args:
-        replica: the one that trains.
-        server: its view of the shards.
-    """
+    """ProcessPortion, and all that a replica knows since it was welcomed, or since all went back to a checkpoint."""
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
@@ -114,10 +109,7 @@ class WorkUnitTraining:
             yield from self.wait()
 
     def _gradient(self, assigned: operations.Assign) -> Steps[float | None]:
-        """Sum a work unit's gradients in the slot, weighted by the portions' samples; return the sum of the losses.
-
-        It is None if the work unit was dropped.
-        """
+        """Sum a work unit's weighted gradients in the slot; return the sum of losses, None if it was dropped."""
         portion, losses = assigned.work_unit.portion, []
         self._computing = assigned if assigned.evaluation >= self._newest else None
         for index in range(portion.first, portion.first + portion.count):

@@ -67,11 +67,7 @@ class TorchVectorSlice(TorchSlice):
             accepted.copy_(x)
 
     def vector(self, name: str, create: bool = False) -> list[torch.Tensor]:
-        """Return the tensors of a vector; a new one begins as zeros.
-
-        Raises:
-            RemoteProtocolError: there is no vector of that name.
-        """
+        """Return the tensors of a vector, which begins as zeros with `create`, and is refused without."""
         tensors = self._named.get(name)
         if tensors is None:
             if not create:
