@@ -34,15 +34,12 @@ class DataDealer(Protocol):
     @property
     def finished(self) -> bool:
         """Return whether all is done."""
-        ...
 
     def held(self, role: str) -> int:
         """Return how many units a replica was dealt and has not done."""
-        ...
 
     def position(self) -> Position:
         """Return the present position in the data, for a checkpoint."""
-        ...
 
     def joins(self, role: str, samples: int) -> None:
         """Note that a replica has joined, and the size of its training set."""
@@ -50,7 +47,6 @@ class DataDealer(Protocol):
 
     def lost(self, role: str) -> int:
         """Put back the units that a lost replica held, to be dealt again; return their number."""
-        ...
 
     def give_up(self, role: str) -> int:
         """Give up a replica for good, and return the number of units that only it has; -1 if that is unknown."""
@@ -63,7 +59,6 @@ class DataDealer(Protocol):
 
     def validate(self, members: Collection[str]) -> None:
         """Assert the invariants between two events."""
-        ...
 
 
 # An epoch is dealt once the one before is done, so no round mixes two epochs. A replica that was dealt n minibatches is

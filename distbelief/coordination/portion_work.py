@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers
+from distbelief.coordination.coordinator import Coordinator, DealtWork
 from distbelief.coordination.dealing import Dealing
 from distbelief.core import records
 from distbelief.core.conversations import dealing, membership
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 
 
 class PortionWork(DealtWork):

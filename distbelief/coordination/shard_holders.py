@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
+from distbelief.coordination.coordinator import Coordinator, Holders
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
+from distbelief.server.machine import Handlers
 
 
 class ShardHolders(Holders):

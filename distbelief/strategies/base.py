@@ -27,22 +27,18 @@ class LocalMachine(Protocol):
     @property
     def listen(self) -> str:
         """HOST or HOST:PORT where guests may join; "" where they may not."""
-        ...
 
     @property
     def transport(self) -> str:
         """The transport that the user chose."""
-        ...
 
     @property
     def carrier(self) -> str:
         """The transport in use: shared or tcp."""
-        ...
 
     @property
     def encrypted(self) -> bool:
         """True if links are encrypted with TLS."""
-        ...
 
 
 class Virtual(Protocol):
@@ -51,37 +47,30 @@ class Virtual(Protocol):
     @property
     def phantom(self) -> bool:
         """True if nothing is computed."""
-        ...
 
     @property
     def sends(self) -> bool:
         """True if the user sets the network's speed or delay."""
-        ...
 
     @property
     def messages(self) -> bool:
         """True if the user sets the time that a message costs."""
-        ...
 
     @property
     def adds(self) -> bool:
         """True if the user sets how fast gradients are added up."""
-        ...
 
     @property
     def local(self) -> bool:
         """True if the user sets the speed of links inside a host."""
-        ...
 
     @property
     def host_replicas(self) -> int | None:
         """Replicas on each host; 0 puts all on one, None gives each role its own machine."""
-        ...
 
     @property
     def faulty(self) -> bool:
         """True if roles crash, or if the user sets the time until they restart."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers, Holders
+from distbelief.coordination.coordinator import Coordinator, DealtWork, Holders
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import dealing, grouping, initialising, membership
 from distbelief.core.conversations.checkpointing import CheckpointStage
@@ -21,6 +21,7 @@ from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatches
 from distbelief.strategies.grouped.settings import reduction
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import records
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
@@ -18,6 +18,7 @@ from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.strategies.sandblaster.evaluating import Evaluating
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOperation, Descend, IterationDone, Steps, X

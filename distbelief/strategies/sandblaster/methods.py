@@ -263,30 +263,24 @@ class Method(Protocol):
     @property
     def step_name(self) -> str:
         """Name of the vector for an iteration's step."""
-        ...
 
     def asks(self) -> tuple[AnyCommand, ...]:
         """Return commands whose scalars the first direction needs."""
-        ...
 
     def begin(self, scalars: list[float]) -> None:
         """Take the scalars of `asks`."""
 
     def direction(self) -> Direction:
         """Return the next direction."""
-        ...
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Learn from a step, which the command `step` makes, and from the gradient's change, a combination `change`."""
-        ...
 
     def forget(self) -> bool:
         """Restart with steepest descent; return whether there was anything to forget."""
-        ...
 
     def state(self) -> Json:
         """Return the state with which it goes on after a checkpoint."""
-        ...
 
 
 class GradientDescent:

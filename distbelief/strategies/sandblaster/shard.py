@@ -24,8 +24,9 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.protocol import BATCHED
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.server.mirror import Make
-from distbelief.server.shard import Handlers, Shard
+from distbelief.server.shard import Shard
 from distbelief.server.standby import STATE_LIMIT, Standby
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.vectors import VectorSlice

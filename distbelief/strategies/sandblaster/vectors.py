@@ -38,7 +38,6 @@ class VectorSlice(Slice, Protocol):
 
     def everything(self) -> dict[str, torch.Tensor]:
         """Return `arrays` and all vectors."""
-        ...
 
 
 class TorchVectorSlice(TorchSlice):
