@@ -20,8 +20,9 @@ from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Handlers
 from distbelief.strategies.sandblaster.evaluating import Evaluating
+from distbelief.strategies.sandblaster.methods import X0, X
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOperation, Descend, IterationDone, Steps, X
+from distbelief.strategies.sandblaster.stories import AskEvaluation, AskOperation, Descend, IterationDone, Steps
 
 
 class BatchWork:

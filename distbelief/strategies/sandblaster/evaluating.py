@@ -250,10 +250,10 @@ class Evaluating(DataDealer):
         """Drop the evaluation that is under way."""
         self._work_units = None
 
-    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
+    def deal(self, members: Collection[str]) -> list[Effect]:
         """Deal work units to replicas with room for them: one to each, then others in reserve."""
         effects: list[Effect] = []
-        if self._work_units is None or withheld:
+        if self._work_units is None:
             return effects
         waiting = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
         while waiting:

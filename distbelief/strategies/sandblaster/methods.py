@@ -163,23 +163,18 @@ class CurvaturePair(NamedTuple):
         return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
 
 
-class Gram:
-    """The known dot products of named vectors.
+Gram = dict[tuple[str, str], float]
+"""Known dot products of named vectors, by both orders of their names."""
 
-    >>> gram = Gram(); gram.learn([("s", "y")], [2.0]); gram["y", "s"]
+
+def products_of(pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> Gram:
+    """Return dot products by both orders of their names.
+
+    >>> products_of([("s", "y")], [2.0])["y", "s"]
     2.0
     """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], float] = {}
-
-    def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
-        """Add dot products."""
-        for (left, right), value in zip(pairs, values, strict=True):
-            self._known[left, right] = self._known[right, left] = value
-
-    def __getitem__(self, pair: tuple[str, str]) -> float:
-        return self._known[pair]
+    known = list(zip(pairs, values, strict=True))
+    return dict(known) | {(right, left): value for (left, right), value in known}
 
 
 def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
@@ -215,7 +210,7 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
         pairs: oldest first.
         gradient: name of the gradient.
 
-    >>> coefficients(Gram(), [], "g")
+    >>> coefficients({}, [], "g")
     {'g': -1.0}
     """
     delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {gradient: -1.0}
@@ -235,7 +230,8 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
     return delta
 
 
-G, G0, D = "g", "g0", "d"
+X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
+"""Parameters and gradient, now and at the start of the iteration, and the direction. Evaluators see `x0`."""
 FLAT = 1e-8
 """A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 
@@ -371,7 +367,7 @@ class Lbfgs:
     def __init__(self, descent: Descent, state: Json) -> None:
         self._descent = descent
         self._slots: list[int] = list(state.get("slots", ()))
-        self._gram = Gram()
+        self._gram: Gram = {}
         self.largest = self._sum = 0.0
 
     @property
@@ -392,7 +388,7 @@ class Lbfgs:
 
     def begin(self, scalars: list[float]) -> None:
         self.largest, self._sum, *products = scalars
-        self._gram.learn(all_products(self._pairs, G), products)
+        self._gram |= products_of(all_products(self._pairs, G), products)
 
     def direction(self) -> Direction:
         """Return -H g."""
@@ -419,7 +415,7 @@ class Lbfgs:
             values = yield (Dots(tuple(products)),)
         else:
             self._slots = [*kept, slot]
-        self._gram.learn(products, values)
+        self._gram |= products_of(products, values)
         return note
 
     def forget(self) -> bool:

@@ -12,12 +12,13 @@ from distbelief.core.conversations.operations import HISTORY, AnyCommand
 from distbelief.core.effects import Payload
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice, state_of
+from distbelief.strategies.sandblaster.methods import X0, X
 
 BLOCK = 1 << 14
 """Elements of a vector that dot products convert to float64 at once: few enough for the processor's cache."""
 
-PARAMETERS, ACCEPTED = "x", "x0"
+PARAMETERS, ACCEPTED = X, X0
 """Names of the parameters, which a line search tries, and of those where it began, which an evaluator fetches."""
 
 
@@ -48,6 +49,8 @@ class TorchVectorSlice(TorchSlice):
     ) -> None:
         super().__init__(plan, shard, moving, frozen)
         self._accepted = self._moving.clone()
+        self._fetched = {PARAMETERS: self._moving, ACCEPTED: self._accepted}
+        """Bytes of the vectors that replicas and evaluators fetch."""
         self._named: dict[str, list[torch.Tensor]] = {
             PARAMETERS: [piece.parameter for piece in self._trained if piece.parameter is not None]
         }
@@ -97,10 +100,7 @@ class TorchVectorSlice(TorchSlice):
                 self._each(command.into, lambda into, of: into.add_(of, alpha=command.by), command.of)
             case operations.Combine():
                 self._combine(command)
-        if command.into == PARAMETERS:
-            self._publish()
-        elif command.into == ACCEPTED:
-            self._publish_accepted()
+        self._publish(command.into)
         return []
 
     def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
@@ -140,16 +140,12 @@ class TorchVectorSlice(TorchSlice):
             return max((float(t.abs().max()) for t in tensors), default=0.0)
         return sum(float(t.abs().sum(dtype=torch.float64)) for t in tensors)
 
-    def _publish(self) -> None:
-        """Copy master values to parameters of low precision."""
-        for piece, value in zip(self._trained, self._named[PARAMETERS], strict=True):
-            if piece.master:
-                piece.tensor.copy_(value)
-
-    def _publish_accepted(self) -> None:
-        for piece, value in zip(self._trained, self._named[ACCEPTED], strict=True):
-            if piece.master:
-                piece.typed(self._accepted).copy_(value)
+    def _publish(self, name: str) -> None:
+        """Copy master values of a vector that is fetched to its parameters of low precision."""
+        if (room := self._fetched.get(name)) is not None:
+            for piece, value in zip(self._trained, self._named[name], strict=True):
+                if piece.master:
+                    piece.typed(room).copy_(value)
 
     @torch.no_grad()
     def contribute(self, payload: Payload, into: str) -> None:
@@ -184,11 +180,9 @@ class TorchVectorSlice(TorchSlice):
         super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
         self._accept()
         for i, piece in enumerate(self._trained):
-            prefix = f"state.{piece.number}."
-            for name, value in arrays.items():
-                if name.startswith(prefix):
-                    self.vector(name.removeprefix(prefix), create=True)[i].copy_(value)
-        self._publish_accepted()
+            for name, value in state_of(piece.number, arrays).items():
+                self.vector(name, create=True)[i].copy_(value)
+        self._publish(ACCEPTED)
 
 
 class PhantomVectorSlice(PhantomSlice):
