@@ -16,12 +16,7 @@ from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:
-    """Make the plan of a job from its first replica's model and data.
-
-    Raises:
-        UsageError: there are no data, or an option of the job contradicts the script.
-        LayoutError: the model cannot be cut into that many shards.
-    """
+    """Make the plan of a job from its first replica's model and data; raises `LayoutError` or `UsageError`."""
     # The job takes batch size, order, epochs and optimizers from a script that names them. If the command names another
     # number of epochs, or another optimizer, the job is refused: neither may win silently.
     if event.batch_size:
@@ -89,11 +84,7 @@ def _check_local(settings: Settings, event: Join) -> None:
 
 
 def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
-    """Refuse a training set too small for one minibatch, or for one in each replica's part.
-
-    Raises:
-        UsageError: names the number of samples.
-    """
+    """Refuse a training set too small for one minibatch, or for one in each replica's part."""
     if samples == STREAM:
         return
     if samples < 1:
@@ -114,11 +105,7 @@ def _check_samples(settings: Settings, samples: int, left_out: int) -> None:
 
 
 def _check_several(settings: Settings, optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse options that mean nothing if a script trains several models, each with its optimizer.
-
-    Raises:
-        UsageError: names the option and the reason.
-    """
+    """Refuse options that mean nothing if a script trains several models, each with its optimizer."""
     refused = _refused_by_several(settings)
     if not refused and settings.rate_follows:
         raise UsageError(
@@ -165,12 +152,7 @@ def started(plan: Plan, samples: int, done: int) -> Started:
 
 
 def check(plan: Plan, who: str, event: Join) -> None:
-    """Refuse a replica that does not fit a plan.
-
-    Raises:
-        LayoutError: its model differs.
-        UsageError: it has other data, or asks for other batches or epochs.
-    """
+    """Refuse a replica that does not fit a plan: with `LayoutError` its model, with `UsageError` what it asks for."""
     check_same(plan.layout, event.layout, who)
     settings = plan.settings
     _check_data(plan, who, event.samples)
@@ -192,11 +174,7 @@ def check(plan: Plan, who: str, event: Join) -> None:
 
 
 def _check_data(plan: Plan, who: str, samples: int) -> None:
-    """Refuse a replica with other data than the job's, or one for which the data have no part.
-
-    Raises:
-        UsageError: names the replica's data and the job's.
-    """
+    """Refuse a replica with other data than the job's, or one for which the data have no part."""
     settings = plan.settings
     if settings.own_data:
         _check_samples(settings, samples, samples % settings.batch_size if settings.drop_last else 0)

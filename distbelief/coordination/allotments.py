@@ -63,11 +63,7 @@ class Allotment(Dealer):
         return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """End an epoch before minibatch `number`: the replica has no more data.
-
-        Raises:
-            RemoteProtocolError: the replica does not hold that minibatch.
-        """
+        """End an epoch before minibatch `number`, which the replica holds: it has no more data."""
         held = self._held.get(who, deque())
         if not any(
             portion.epoch == epoch and portion.first <= number < portion.first + portion.count for portion in held
@@ -142,11 +138,7 @@ class Allotments:
         return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
-        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch.
-
-        Raises:
-            UsageError: it had other numbers before.
-        """
+        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch."""
         if who not in self._of:
             epoch = 0 if who in self._awaited else self.completed
             self._of[who] = self._allotment(numbers, Position(epoch, 0, ()))
@@ -158,11 +150,9 @@ class Allotments:
         self._awaited.add(who)
 
     def deal(self, who: str, at_most: int = PORTION_LIMIT) -> Portion | None:
-        """Return the next portion of a replica's allotment; None once all of it is dealt."""
         return self._of[who].deal(who, at_most)
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> None:
-        """Note which of a replica's next minibatches were applied and which dropped."""
         self._of[who].report(who, steps, dropped)
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
@@ -170,7 +160,6 @@ class Allotments:
         self._of[who].give_back(who, portions)
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """End a replica's epoch before minibatch `number`."""
         self._of[who].end(who, epoch, number)
 
     def undealt(self, who: str) -> int:
@@ -178,11 +167,9 @@ class Allotments:
         return self._of[who].undealt(who) if self._of[who].epoch == self.epoch else 0
 
     def held(self, who: str) -> int:
-        """Return how many minibatches a replica was dealt and has not done."""
         return self._of[who].held(who) if who in self._of else 0
 
     def lost(self, who: str) -> int:
-        """Put back the minibatches that a dead replica held, for its next incarnation; return their number."""
         return self._of[who].lost(who) if who in self._of else 0
 
     def give_up(self, who: str) -> int:
@@ -219,14 +206,11 @@ class Allotments:
 
     @property
     def finished(self) -> bool:
-        """Return whether every awaited replica has done its allotment."""
         return all(who in self._of and self._of[who].finished for who in self._awaited)
 
     def validate(self) -> None:
-        """Assert the invariants of each allotment."""
         for allotment in self._of.values():
             allotment.validate()
 
     def position(self) -> Position:
-        """Return the present position in the data, for a checkpoint."""
         return Position(0, 0, (), places=tuple(allotment.place(who) for who, allotment in sorted(self._of.items())))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from distbelief.core.effects import Effect, Wake
-from distbelief.core.events import BudgetSpent, CheckpointDue
 from distbelief.core.records import Tested
 from distbelief.core.settings import Settings
 
@@ -55,11 +53,6 @@ def budget_spent(settings: Settings, seconds: float = math.inf) -> str:
     return f"the budget of {budget:g} s is spent" if 0 < budget <= seconds else ""
 
 
-def budget_timer(settings: Settings) -> list[Effect]:
-    """Set the timer for the end of a budget, if there is one."""
-    return [Wake(settings.budget_seconds, BudgetSpent())] if settings.budget_seconds else []
-
-
 def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatches: int = 0) -> bool:
     """Return whether a checkpoint is due, given the pushes, seconds and minibatches since the last one.
 
@@ -73,22 +66,3 @@ def snapshot_due(settings: Settings, pushes: int, seconds: float = 0.0, minibatc
         or 0 < settings.snapshots.seconds <= seconds
         or 0 < settings.snapshots.minibatches <= minibatches
     )
-
-
-class SnapshotTimer:
-    """Timer for the next checkpoint within an epoch, which runs once there is a push to keep."""
-
-    def __init__(self) -> None:
-        self._set = False
-
-    def start(self, settings: Settings, pushes: int) -> list[Effect]:
-        """Set the timer, unless it runs already or nothing was pushed."""
-        if self._set or not (settings.snapshots.seconds and pushes):
-            return []
-        # a waiting job would otherwise write the same checkpoint again and again
-        self._set = True
-        return [Wake(settings.snapshots.seconds, CheckpointDue())]
-
-    def woke(self) -> None:
-        """Note that the time has come."""
-        self._set = False

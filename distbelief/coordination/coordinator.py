@@ -8,11 +8,11 @@ coordinator's parts: the holders of the parameters, and how work is dealt and co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from distbelief.coordination import admission
-from distbelief.coordination.cadence import Target, budget_spent, budget_timer, is_due
+from distbelief.coordination.cadence import Target, budget_spent, is_due
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.dealing import DataDealer
 from distbelief.coordination.evaluations import Evaluations
@@ -26,21 +26,18 @@ from distbelief.core.conversations import checkpointing, evaluating, membership,
 from distbelief.core.conversations.checkpointing import CheckpointStage
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import Conversation
-from distbelief.core.effects import Effect, End, Send, Wake, WriteRecord
-from distbelief.core.events import BudgetSpent, GuestsOver, ScriptOver
+from distbelief.core.effects import Effect, End, Payload, Send, Wake, WriteRecord
+from distbelief.core.events import BudgetSpent, Event, GuestsOver, ScriptOver
 from distbelief.core.portions import StartingPoint
 from distbelief.core.protocol import SERVED, heard_by
 from distbelief.core.records import Cause, Outcome
 from distbelief.core.roles import Kind
 from distbelief.core.settings import Holder, Plan, Settings
 from distbelief.errors import LayoutError, RemoteProtocolError, UsageError
-from distbelief.server.machine import Answering, Answers
+from distbelief.server.machine import Answers, Handlers
 
 GUEST_SECONDS = 60.0
 """Longest wait for guests at the end of a job: no supervisor of this job can end them."""
-
-Handlers = Mapping[type, Callable[..., list[Effect]]]
-"""Answer to each kind of event, given its sender and the event."""
 
 
 class Holders(Protocol):
@@ -48,19 +45,15 @@ class Holders(Protocol):
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to events of the holders."""
-        ...
 
     def roles(self, job: Coordinator) -> list[str]:
         """Return the roles that save the parameters and account for them; none if all such roles are gone."""
-        ...
 
     def restore(self, job: Coordinator) -> list[Effect]:
         """Give the initial state, as far as it is known, to the holders that have joined."""
-        ...
 
     def initialise(self, job: Coordinator) -> list[Effect]:
         """Have a replica send the initial parameters, once the job waits for them and a replica has joined."""
-        ...
 
     def ready(self, job: Coordinator) -> bool:
         """Return whether the holders have all parameters, and can save and account for them."""
@@ -89,15 +82,12 @@ class DealtWork(Protocol):
 
     def handlers(self, job: Coordinator) -> Handlers:
         """Return the answers to reports of work that was dealt."""
-        ...
 
     def begin(self, job: Coordinator) -> DataDealer:
         """Make the dealer of the plan's data, at the newest checkpoint."""
-        ...
 
     def deal(self, job: Coordinator) -> list[Effect]:
         """Deal work to replicas with room for it."""
-        ...
 
     def defers(self) -> bool:
         """Return whether a checkpoint must wait."""
@@ -117,15 +107,12 @@ class DealtWork(Protocol):
 # the job closes, does only what the phase still allows. 2. Each answer ends with `go_on`, `deal`, `write` or `close`.
 # These look at the whole state and do the next thing, if any. So the order of events from different links does not
 # matter, and an extra call does no harm.
-class Coordinator(Answering):
+class Coordinator:
     """Coordinator of a job.
 
     Args:
-        settings: the job's; every replica is sent them.
         evaluator: whether an evaluator takes part.
         start: where the job continues.
-        holders: of the parameters.
-        work: to deal.
         conversations: those that it takes part in.
     """
 
@@ -157,7 +144,7 @@ class Coordinator(Answering):
         self.membership = Membership(registry)
         self.standbys = Standbys(settings, self.shards, registry)
         self.closing = Closing()
-        answers: dict[type, Callable[..., list[Effect]]] = {
+        answers: Handlers = {
             partitioning.PartitionHere: lambda sender, event: registry.meet(sender, event.place, settings.partitions),
             membership.Join: self.join,
             membership.Rejoin: self._on_rejoin,
@@ -178,8 +165,10 @@ class Coordinator(Answering):
         }
         self._answers = Answers("the coordinator", heard_by(Kind.COORDINATOR, conversations), answers)
 
+    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
+        return self._answers.to(sender, type(event))(sender, event)
+
     def validate(self) -> None:
-        """Assert the invariants between two events."""
         self.membership.validate()
         self.shards.validate()
         if self.data is not None:
@@ -187,7 +176,6 @@ class Coordinator(Answering):
         assert self.data is not None or not self.may(May.DEAL), f"{self.phase}, and there is nothing to deal"
 
     def waits(self) -> str:
-        """Return one sentence on what the job waits for."""
         unready = self.holders.waits(self)
         who = unready or sorted(self.closing.describing)
         if not unready and self.may(May.REPLACE) and self.data is not None:
@@ -197,7 +185,6 @@ class Coordinator(Answering):
         return f"{self.phase}: {PHASES.meaning[self.phase]}" + (f" ({', '.join(who)})" if who else "")
 
     def standing(self) -> dict[str, object]:
-        """Return the phase, and the minibatches that each member holds."""
         return {
             "phase": self.phase,
             "of": {role: {"minibatches": self.data.held(role)} for role in self.membership.members if self.data},
@@ -313,9 +300,9 @@ class Coordinator(Answering):
         """Deal work to replicas with room, once an evaluator has tried to measure the model."""
         if not self.may(May.DEAL) or not self.evaluations.tried:
             return []
-        timer = [] if self._timed else budget_timer(self.settings)  # not before: an evaluator may be late
+        seconds = 0.0 if self._timed else self.settings.budget_seconds  # not before: an evaluator may be late
         self._timed = True
-        return [*timer, *self.work.deal(self)]
+        return [*([Wake(seconds, BudgetSpent())] if seconds else []), *self.work.deal(self)]
 
     def until_due(self, data: DataDealer, every: int) -> float:
         """Return the number of minibatches until an evaluation or a checkpoint is due; `every` of them make a push."""

@@ -34,15 +34,12 @@ class DataDealer(Protocol):
     @property
     def finished(self) -> bool:
         """Return whether all is done."""
-        ...
 
     def held(self, role: str) -> int:
         """Return how many units a replica was dealt and has not done."""
-        ...
 
     def position(self) -> Position:
         """Return the present position in the data, for a checkpoint."""
-        ...
 
     def joins(self, role: str, samples: int) -> None:
         """Note that a replica has joined, and the size of its training set."""
@@ -50,13 +47,9 @@ class DataDealer(Protocol):
 
     def lost(self, role: str) -> int:
         """Put back the units that a lost replica held, to be dealt again; return their number."""
-        ...
 
     def give_up(self, role: str) -> int:
-        """Give up a replica that will not come back, and the units that only it has; return their number.
-
-        Return -1 if the number is unknown.
-        """
+        """Give up a replica for good, and return the number of units that only it has; -1 if that is unknown."""
         return 0  # all have the same data
 
     def waiting(self, members: Collection[str]) -> list[str]:
@@ -66,7 +59,6 @@ class DataDealer(Protocol):
 
     def validate(self, members: Collection[str]) -> None:
         """Assert the invariants between two events."""
-        ...
 
 
 # An epoch is dealt once the one before is done, so no round mixes two epochs. A replica that was dealt n minibatches is
@@ -144,7 +136,6 @@ class Dealing(DataDealer):
     """Dealer of a training set.
 
     Args:
-        plan: the job's.
         position, samples: where in the data it begins, and the samples done by then.
         brought: size of each replica's training set.
         over: replicas that will not come back.
@@ -189,11 +180,7 @@ class Dealing(DataDealer):
         self._step_seconds: dict[str, float] = {}
 
     def report(self, sender: str, event: dealing.Progress) -> int:
-        """Count a replica's report; return how many epochs it completes.
-
-        Raises:
-            RemoteProtocolError: it reports more than it was dealt.
-        """
+        """Count a replica's report; return how many epochs it completes."""
         if not 0 <= event.samples <= SAMPLES_LIMIT:
             raise RemoteProtocolError(f"{sender} reports {event.samples} samples")
         if event.returned:
@@ -215,11 +202,7 @@ class Dealing(DataDealer):
         return self.dealer.completed - self.epochs
 
     def end(self, sender: str, event: dealing.StreamEnded) -> int:
-        """Note the end of a replica's stream; return how many epochs that completes.
-
-        Raises:
-            RemoteProtocolError: it was not dealt that minibatch, or has no data of its own.
-        """
+        """Note the end of a replica's stream; return how many epochs that completes."""
         if not isinstance(self.dealer, Allotments):
             raise RemoteProtocolError(f"{sender} says that its data have ended, but it has no data of its own")
         self.dealer.end(sender, event.epoch, event.number)
@@ -237,11 +220,6 @@ class Dealing(DataDealer):
         )
 
     def joins(self, role: str, samples: int) -> None:
-        """Note that a replica has joined, and the size of its training set.
-
-        Raises:
-            UsageError: it had another size before.
-        """
         self._absent.discard(role)
         if isinstance(self.dealer, Allotments):
             self.dealer.add(role, self._numbers(roles.index_of(role), samples))
@@ -255,12 +233,10 @@ class Dealing(DataDealer):
         return own_numbers(index, count)
 
     def deal(self, members: Collection[str], withheld: bool = False, before: float = math.inf) -> list[Effect]:
-        """Deal a portion to each replica that wants one; tell others once to drain if they can have none now.
+        """Deal a portion to each member that wants one; tell others once to drain if they can have none now.
 
-        Args:
-            members: replicas that take part.
-            withheld: deal nothing, and take back minibatches dealt ahead.
-            before: number of minibatches until an evaluation or a checkpoint is due.
+        Where work is `withheld`, deal nothing, and take back minibatches dealt ahead. An evaluation or a checkpoint is
+        due after `before` minibatches.
         """
         # A replica for which there is nothing is sent one `Drain` (`_wanting` is True from then on). It pushes its
         # accrued gradients, and waits for its next portion without asking again.
@@ -343,19 +319,15 @@ class Dealing(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """Return whether every minibatch of every epoch is done."""
         return self.dealer.finished
 
     def held(self, role: str) -> int:
-        """Return how many minibatches a replica was dealt and has not done."""
         return self.dealer.held(role)
 
     def position(self) -> Position:
-        """Return the present position in the data, for a checkpoint."""
         return self.dealer.position()
 
     def lost(self, role: str) -> int:
-        """Deal again the minibatches of a replica that is gone; return their number."""
         self._wanting.pop(role, None)
         self._step_seconds.pop(role, None)
         self._recalled.discard(role)
@@ -364,20 +336,17 @@ class Dealing(DataDealer):
         return self.dealer.lost(role)
 
     def give_up(self, role: str) -> int:
-        """Give up a replica and the rest of its allotment; return the number of minibatches, or -1 if unknown."""
         self._absent.discard(role)
         if self._rounds is not None:
             self._rounds.remove(role)  # the rounds were dealt to a group that includes it
         return self.dealer.give_up(role) if isinstance(self.dealer, Allotments) else 0
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that only members wait for minibatches."""
         self.dealer.validate()
         assert self._wanting.keys() <= {*members}, f"{[*self._wanting]} want minibatches, and {[*members]} take part"
         assert self.dealer.completed == self.epochs, f"{self.dealer.completed} epochs are done, and {self.epochs} known"
 
     def waiting(self, members: Collection[str]) -> list[str]:
-        """Return a phrase for each replica that the job waits for."""
         who = super().waiting(members)
         if isinstance(self.dealer, Allotments):
             gone = self.dealer.undone.difference(members)

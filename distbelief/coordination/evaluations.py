@@ -8,11 +8,7 @@ from distbelief.core.effects import Effect, Send
 
 
 class Evaluations:
-    """Evaluations that are under way or due.
-
-    Args:
-        expected: whether the job has a role that measures.
-    """
+    """Evaluations that are under way or due; some role is `expected` to measure, or none."""
 
     def __init__(self, expected: bool) -> None:
         self.expected = expected

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers
+from distbelief.coordination.coordinator import Coordinator, DealtWork
 from distbelief.coordination.dealing import Dealing
 from distbelief.core import records
 from distbelief.core.conversations import dealing, membership
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 
 
 class PortionWork(DealtWork):
@@ -20,19 +21,13 @@ class PortionWork(DealtWork):
     """Always true: the state is in the job's `data`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return the answers to replicas' reports."""
         return {dealing.Progress: partial(self._progress, job), dealing.StreamEnded: partial(self._ended, job)}
 
     def begin(self, job: Coordinator) -> Dealing:
-        """Make the dealer of the data, at the newest checkpoint."""
         assert job.plan is not None
         return Dealing(job.plan, job.saving.position, job.saving.samples, job.brought, job.registry.over)
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Deal a portion to each replica that wants one.
-
-        A synchronous job deals none while a checkpoint is made, and takes back what was dealt ahead.
-        """
         if not isinstance(job.data, Dealing):
             return []
         if job.data.finished:  # the replica with the last minibatches was given up, or has joined with none left
@@ -63,11 +58,7 @@ class PortionWork(DealtWork):
         return [] if data is None else job.applied(data, data.end(sender, event))
 
     def _data(self, job: Coordinator, sender: str) -> Dealing | None:
-        """Return the job's data; None if a replica's report is about work before a rewind.
-
-        Raises:
-            RemoteProtocolError: the sender is no member.
-        """
+        """Return the job's data; None if a replica's report is about work before a rewind."""
         if sender not in job.membership.members or not isinstance(job.data, Dealing):
             raise RemoteProtocolError(f"{sender} reports progress but is no member")
         return job.data if job.membership.heeds(sender) else None

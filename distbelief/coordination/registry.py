@@ -39,11 +39,7 @@ class Registry:
         """Present or last address of each role that listens, with its incarnation there."""
 
     def begin(self, role: str, incarnation: int) -> None:
-        """Note that an incarnation of a role is present.
-
-        Raises:
-            RemoteProtocolError: that incarnation has already ended.
-        """
+        """Note that an incarnation of a role is present; refuse one that has already ended."""
         if incarnation <= self.gone.get(role, -1):
             raise RemoteProtocolError(f"{role} joins as incarnation {incarnation}, which has ended")
         self._present[role] = incarnation
@@ -89,11 +85,7 @@ class Registry:
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
-        """Note the end of an incarnation (-1: the present one, or if there is none, the next).
-
-        Returns:
-            True if that is news, and no later incarnation is present.
-        """
+        """Note an incarnation's end (-1: the present or next one); return whether it is news, and none is later."""
         # a broken link does not name an incarnation: assume the known one
         if incarnation < 0:
             incarnation = self._present.get(role, self.gone.get(role, -1) + 1)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from distbelief.coordination.cadence import SnapshotTimer, snapshot_due
+from distbelief.coordination.cadence import snapshot_due
 from distbelief.coordination.dealing import DataDealer
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import checkpointing
@@ -38,12 +38,7 @@ SCRIPT_SECONDS = 60.0
 
 
 class Saving:
-    """Checkpoints of a job.
-
-    Args:
-        settings: the job's.
-        start: where it continues.
-    """
+    """Checkpoints of a job."""
 
     def __init__(self, settings: Settings, start: StartingPoint) -> None:
         self.settings = settings
@@ -74,12 +69,17 @@ class Saving:
         """True once a replica has saved its script's state."""
         self._left, self._left_at_end = "", False
         """Last replica that saved its script's state as it left, and whether the job was ending then."""
-        self._timer = SnapshotTimer()
+        self._timed = False
+        """True while the timer for the next checkpoint runs."""
 
     def in_time(self, data: DataDealer) -> tuple[list[Effect], bool]:
         """Set the timer for the next checkpoint if there are new pushes; return whether one is due by their number."""
         due = snapshot_due(self.settings, data.pushes, minibatches=data.minibatches)
-        return self._timer.start(self.settings, data.pushes), due
+        # without new pushes, a waiting job would write the same checkpoint again and again
+        if self._timed or not (self.settings.snapshots.seconds and data.pushes):
+            return [], due
+        self._timed = True
+        return [Wake(self.settings.snapshots.seconds, CheckpointDue())], due
 
     def begin(self, data: DataDealer, members: Collection[str]) -> list[Effect]:
         """Begin a checkpoint: have the replicas hold their pushes."""
@@ -158,7 +158,7 @@ class Saving:
         """Return whether a timer makes a checkpoint due; the timer of a hold ends that hold."""
         due = isinstance(timer, CheckpointDue)
         if due:
-            self._timer.woke()
+            self._timed = False
         elif timer == HoldOver(self._holds):
             self._patient = False
         return due
@@ -199,11 +199,7 @@ class Saving:
         return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
-        """Handle a shard's answer that its part is on disk, or could not be written; the last answer seals all parts.
-
-        Raises:
-            RemoteProtocolError: the shard was not asked.
-        """
+        """Handle a shard's answer that its part is on disk, or could not be written; the last one seals all parts."""
         if event.number < self.number:
             return []  # the checkpoint of this answer was given up
         if (

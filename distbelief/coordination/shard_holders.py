@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, Handlers, Holders
+from distbelief.coordination.coordinator import Coordinator, Holders
 from distbelief.core import events, messages, records, roles
 from distbelief.core.conversations import attendance, checkpointing, initialising, membership, mirroring
 from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
+from distbelief.server.machine import Handlers
 
 
 class ShardHolders(Holders):
@@ -20,7 +21,6 @@ class ShardHolders(Holders):
     """Always true: the state is in the job's `shards` and `standbys`."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return the answers to the reports of shards and standbys."""
         return {
             membership.Here: partial(self._here, job),
             initialising.Restored: partial(self._restored, job),
@@ -32,7 +32,6 @@ class ShardHolders(Holders):
         }
 
     def roles(self, job: Coordinator) -> list[str]:
-        """All shards."""
         return job.shards.roles
 
     def _here(self, job: Coordinator, sender: str, event: membership.Here) -> list[Effect]:
@@ -77,7 +76,6 @@ class ShardHolders(Holders):
         return [*again, *job.greet(), *self._pair(job), *job.go_on()]
 
     def initialise(self, job: Coordinator) -> list[Effect]:
-        """Welcome the first replica that waits, which sends its initial parameters."""
         first = job.membership.initialiser() if job.may(May.INITIALISE) and job.shards.ready else None
         return job.welcome(first, initialise=True) if first else []
 

@@ -53,11 +53,7 @@ class Shards:
             self._departing.pop(roles.lead_of(who), None)
 
     def here(self, role: str, place: Address) -> bool:
-        """Note that an incarnation of a shard is present; return whether it is the granted one.
-
-        Raises:
-            RemoteProtocolError: the job has no such shard.
-        """
+        """Note that an incarnation of a shard is present; return whether it is the granted one."""
         self._check(role)
         if place.incarnation < self._registry.granted(role):
             return False
@@ -74,9 +70,7 @@ class Shards:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Doubt incarnations of shards to which a replica has lost its link, until news of their death would have
-        come.
-        """
+        """Doubt shards to which a replica has lost its link, until news of their death would have come."""
         # A replica may lose its link to a shard before the coordinator hears of the shard's death. If welcomed at once,
         # it would be sent to the dead shard's address. So for a moment no replica is welcomed.
         doubted = {
@@ -129,13 +123,9 @@ class Shards:
     def restore(
         self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool
     ) -> list[Effect]:
-        """Tell the present shards their ranges, and the checkpoint to load.
+        """Tell the present shards their ranges, and the checkpoint to load; with `together`, all load it at once.
 
-        Args:
-            plan: the job's.
-            checkpoint: loaded by shards without state.
-            members: replicas that continue unchanged at a shard that replaces another.
-            together: whether all shards load it at once, and replicas begin again.
+        Else `members` are the replicas that continue unchanged at a shard that replaces another.
         """
         sends: list[Send] = []
         # If all begin together, none is told before all are present, so that all load the same checkpoint. A standby
@@ -176,11 +166,7 @@ class Shards:
         ]
 
     def holds(self, role: str, lasts: bool = False) -> bool:
-        """Note that a shard holds its range, in memory that `lasts` or not; return whether it was asked to.
-
-        Raises:
-            RemoteProtocolError: the job has no such shard.
-        """
+        """Note that a shard holds its range, in memory that `lasts` or not; return whether it was asked to."""
         self._check(role)
         if self._standing[role] is not ShardStanding.TOLD:
             return False

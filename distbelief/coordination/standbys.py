@@ -26,11 +26,7 @@ class Standbys:
         )
 
     def here(self, role: str, place: Address) -> None:
-        """Note that a standby is present.
-
-        Raises:
-            RemoteProtocolError: the job has no such standby.
-        """
+        """Note that a standby is present; refuse one that the job does not have."""
         if role not in self._standing:
             raise RemoteProtocolError(f"{role} is none of this job's {len(self._standing)} standbys")
         self._registry.addresses[role] = place

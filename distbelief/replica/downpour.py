@@ -96,7 +96,6 @@ class DownpourTraining:
         return self._pushes.clock
 
     def train(self) -> Steps[None]:
-        """Train from the server's parameters to the end of the work."""
         # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for no pushes. At the end the
         # rest is pushed, and all pushes are acknowledged before the replica leaves.
         yield from self._first_parameters()
@@ -584,7 +583,6 @@ class DownpourTraining:
         return []
 
     def owed(self, shard: str) -> Steps[None]:
-        """Tell a new incarnation of a shard the last acknowledged push, and push the later ones again."""
         # `Return` comes first: without the number of the next push the ledger would refuse them; `Attend` sets the tick
         # from which the shard waits for this replica
         if shard not in self._pushes.acknowledged:

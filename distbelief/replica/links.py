@@ -88,11 +88,7 @@ class ShardLinks:
         return [Send(self._superior, membership.Rejoin(lost))]
 
     def reach(self, welcome: membership.Welcome) -> Steps[list[str]]:
-        """Open the links that a welcome names and that are missing; returns the shards with new links.
-
-        Raises:
-            JobFailed: the link to a live shard broke.
-        """
+        """Open the missing links that a welcome names; return the shards with new ones."""
         # It is unknown which messages on a broken link the shard has taken, and another link to the same incarnation
         # could not tell. So this incarnation of the replica ends, and the next counts its pushes from 1.
         self._sought = False

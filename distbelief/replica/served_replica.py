@@ -95,12 +95,7 @@ class AllBack(Exception):
 
 
 class ModelView:
-    """A replica's view of one of the job's models at the shards.
-
-    Args:
-        parts: moving range of the model at each shard, perhaps empty.
-        slots: number of slots for its gradient.
-    """
+    """A replica's view of one of the job's models at the shards, which hold its parts, perhaps empty."""
 
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts
@@ -265,7 +260,6 @@ class ServedReplica(ABC):
         """Begin its training, with its view of the shards."""
 
     def story(self) -> Story:
-        """Play the replica from joining to leaving."""
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
         while self.welcome is None and not (self.ending or self._excused):
@@ -407,7 +401,6 @@ class ServedReplica(ABC):
         self._training.work.count(loss)
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the next minibatches, as far as they are dealt."""
         return self._training.work.coming(most) if self._training is not None else []
 
     def waits(self) -> str:

@@ -89,12 +89,7 @@ class Siblings:
         return f"for {roles.named(sorted(away))} to do the same" if away else ""
 
     def meet(self, layout: Layout) -> Steps[None]:
-        """Link to all others, each to those before it; a lead waits until its followers join.
-
-        Raises:
-            JobFailed: a partition is gone.
-            LayoutError: a partition has another model, or another split of it.
-        """
+        """Link to all others, each to those before it; a lead waits until its followers join."""
         if len(self._all) == 1:
             return
         yield Send(roles.COORDINATOR, partitioning.PartitionHere(Address(self.address, self._incarnation)))
@@ -137,11 +132,7 @@ class Siblings:
         return not self.follows or clock <= self._permitted
 
     def takes(self, arrival: Arrival) -> bool:
-        """Take a message or the loss of another partition; returns whether the arrival was one.
-
-        Raises:
-            JobFailed: a link broke for good, and yet this partition was not ended.
-        """
+        """Take a message or the loss of another partition; returns whether the arrival was one."""
         who = arrival.sender
         if isinstance(arrival.event, events.Woke):
             return self._is_parted(arrival.event.timer)

@@ -188,12 +188,7 @@ class CrossingKey(NamedTuple):
 # are sent in parts, and kept by key until they are taken: another partition may be a step ahead, or already in the
 # job's next generation, and sends nothing twice.
 class SplitCompute:
-    """Steps of one partition.
-
-    Args:
-        part: of the replica that this one computes.
-        crossings: memory shared with the others, where they are on one host; without it tensors are sent.
-    """
+    """Steps of one partition; where all are on one host, tensors cross in shared memory, and else are sent."""
 
     def __init__(self, siblings: Siblings, part: Part, crossings: Crossings | None = None) -> None:
         self.siblings, self._part, self._crossings = siblings, part, crossings

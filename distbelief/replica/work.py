@@ -189,7 +189,6 @@ class Pushes:
     """Pushes of one incarnation of a replica.
 
     Args:
-        shards: to which each push goes.
         slots: number of gradient vectors.
         reports: whether the lead of the replica hears of each push that is done.
         again: whether a dropped push is made again, and its steps are not repeated.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from distbelief.core import roles
-from distbelief.core.effects import Effect, Payload
-from distbelief.core.events import Event
+from distbelief.core.effects import Effect
 from distbelief.core.roles import Kind
 from distbelief.errors import LocalProtocolError, RemoteProtocolError
+
+Handlers = Mapping[type, Callable[..., list[Effect]]]
+"""Handler of each kind of event; it takes the sender, the event, and the payload where the machine takes payloads."""
 
 
 class Answers:
@@ -17,18 +19,12 @@ class Answers:
     Args:
         who: name of the machine in errors.
         heard: kinds of senders of each event, by the tables of the conversations (`core/protocol`).
-        by_event: handler of each kind of event.
-
-    Raises:
-        LocalProtocolError: no table names an event that has a handler.
     """
 
     forgotten = True
     """True: all machines of a kind have the same handlers, which are no part of a machine's memory."""
 
-    def __init__(
-        self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Mapping[type, Callable[..., list[Effect]]]
-    ) -> None:
+    def __init__(self, who: str, heard: Mapping[type, tuple[Kind, ...]], by_event: Handlers) -> None:
         self._who, self._heard, self._by_event = who, heard, by_event
         self._senders: dict[type, set[str]] = {event: set() for event in by_event}
         """Roles from which each kind of event was admitted."""
@@ -51,15 +47,3 @@ class Answers:
                 f"{sender} may not send {event.__name__}; it is for {', '.join(self._heard[event])}"
             )
         self._senders[event].add(sender)
-
-
-class Answering:
-    """A machine whose handlers take no payloads."""
-
-    def validate(self) -> None:
-        """Assert what holds between two events."""
-
-    _answers: Answers
-
-    def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        return self._answers.to(sender, type(event))(sender, event)

@@ -55,11 +55,7 @@ def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
 
 
 class Unpacking:
-    """Arrays that are assembled from pieces.
-
-    Args:
-        limit: most bytes of all.
-    """
+    """Arrays that are assembled from pieces, up to a limit of bytes in all."""
 
     # A piece names the size of its array: without a limit a few bytes of a peer could take all memory.
 
@@ -153,13 +149,10 @@ class Mirror:
         whole: StateSent,
         beside: Iterable[tuple[Make, Payload]] = (),
     ) -> list[Effect]:
-        """Begin to mirror to a standby, which first receives the shard's present state.
+        """Begin to mirror to a standby, which first receives copies of the shard's arrays.
 
-        Args:
-            place: address of the standby.
-            arrays: of the shard, which are copied.
-            whole: counts of the shard, sent last; its number is replaced.
-            beside: makers of further messages with their bytes, sent before that.
+        The makers `beside` then make further messages with bytes. The counts of the `whole` end the state; their number
+        is replaced.
         """
         # The state is copied now and sent as vectors become free, while the shard continues. Later changes queue behind
         # it, so the standby applies them to the same state.

@@ -61,11 +61,7 @@ class _Kept(NamedTuple):
 
 
 class PassedLayout:
-    """Layout of the memory of all shards of a job.
-
-    Attributes:
-        length: bytes in all.
-    """
+    """Layout of the memory of all shards of a job, of `length` bytes."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self._shards = plan, len(plan.assignments)
@@ -156,14 +152,15 @@ class PassedSlice:
         """Bytes of the arrays without counts of missed steps."""
         self._range = layout.plan.assignments[shard].moving
         self._words = layout.words(memory, shard)
-        self._buffers = (2 * place, 2 * place + 1)
+        self.own = (2 * place, 2 * place + 1)
+        """Numbers of the buffers of this place."""
         self._slices: dict[int, TorchSlice] = {}
         """Slice of each buffer."""
         self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
         """Buffer of the present change; -1 for none."""
         self._options: Sequence[GroupOption] = ()
-        self.adds = not self._kept and self._at(self._buffers[0]).adds
+        self.adds = not self._kept and self._at(self.own[0]).adds
         """True where an update is an addition, and needs no copy of the newest."""
         self.lying: Callable[[int], Sequence[torch.Tensor]] = lambda _: ()
         """Returns the gradients of a slot that lie where autograd made them; none where they are in the slot."""
@@ -231,7 +228,7 @@ class PassedSlice:
 
     def sign(self, moment: int) -> None:
         """Note that this process has the lock, since a moment of the machine's clock in nanoseconds."""
-        self._words[HOLDER], self._words[SINCE] = self._buffers[0] // 2, moment
+        self._words[HOLDER], self._words[SINCE] = self.own[0] // 2, moment
 
     def signed(self) -> tuple[int, int]:
         """Return the number of the lock's last holder, and the moment at which it took the lock."""
@@ -298,7 +295,7 @@ class PassedSlice:
         # update
         if self.newest < 0:
             return 0
-        return self._buffers[self.newest == self._buffers[0]]
+        return self.own[self.newest == self.own[0]]
 
     def _part(self, buffer: int) -> torch.Tensor:
         """Return the moving range in a buffer: 1-D uint8."""
@@ -339,11 +336,6 @@ class PassedSlice:
             self._keep(held)
             self._is_stepped = any(name.startswith("state.") for name in held.arrays())
             held.adopt(self._arrays(), self._is_stepped)
-
-    @property
-    def own(self) -> tuple[int, int]:
-        """Numbers of the buffers of this place."""
-        return self._buffers
 
     def holds(self, start: int, stop: int) -> bool:
         """Return whether a range of the flat vector is the moving one."""
@@ -399,7 +391,7 @@ class PassedSlice:
 
     @property
     def sum_size(self) -> int:
-        return self._at(self._buffers[0]).sum_size
+        return self._at(self.own[0]).sum_size
 
     def sum(self) -> Payload:
         """Refuse, with a `LocalProtocolError`: sums are for a standby."""
@@ -412,7 +404,7 @@ class PassedSlice:
         return self._at(self.now).moving()
 
     def frozen(self) -> Payload:
-        return self._at(self._buffers[0]).frozen()
+        return self._at(self.own[0]).frozen()
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Return everything that a checkpoint holds, by name: views, valid while the lock is held."""

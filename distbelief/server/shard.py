@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ from distbelief.core.rounds import Rounds
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server import optimizers
-from distbelief.server.machine import Answers
+from distbelief.server.machine import Answers, Handlers
 from distbelief.server.mirror import Make, Mirror, PendingUpdate, acknowledgement, mean_rate, push_taken
 from distbelief.server.slice import Slice
 from distbelief.sharding.layout import Range
@@ -58,8 +58,6 @@ APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 RECENT = 4096
 """Number of updates whose model a shard remembers; no push is staler."""
-Handlers = Mapping[type, Callable[..., list[Effect]]]
-"""Handler of each kind of event; it takes the sender, the event and its payload."""
 
 
 class HeldRange:
@@ -153,7 +151,6 @@ class Shard:
 
     Args:
         make: makes the slice, once the plan is known.
-        incarnation: of this shard, a part of its versions.
         sums: takes gradients other than pushes; None for pushes.
     """
 

@@ -400,7 +400,8 @@ class TorchSlice:
         for piece in self._trained:
             if piece.master:
                 arrays[f"master.{piece.number}"] = _data(piece)
-            for key, value in self._state(piece).items():
+            assert self._optimizer is not None
+            for key, value in self._optimizer.state.get(_data(piece), {}).items():
                 if value is not None:
                     arrays[f"state.{piece.number}.{key}"] = (
                         value if isinstance(value, torch.Tensor) else torch.tensor(value)
@@ -413,14 +414,9 @@ class TorchSlice:
         for piece in self._trained:
             if piece.master:
                 _data(piece).copy_(arrays[f"master.{piece.number}"])
-            prefix = f"state.{piece.number}."
             assert self._optimizer is not None
-            assert piece.parameter is not None
-            state = {
-                name.removeprefix(prefix): value.clone() for name, value in arrays.items() if name.startswith(prefix)
-            }
-            if state:
-                self._optimizer.state[piece.parameter] = state
+            if state := state_of(piece.number, arrays):
+                self._optimizer.state[_data(piece)] = {key: value.clone() for key, value in state.items()}
 
     def adopt(self, arrays: Mapping[str, torch.Tensor], stepped: bool) -> None:
         """Use these arrays, named as in `arrays`, for masters, and where it has `stepped` for the optimizer's state."""
@@ -428,9 +424,7 @@ class TorchSlice:
             assert self._optimizer is not None
             if piece.master:
                 _data(piece).data = arrays[f"master.{piece.number}"]
-            prefix = f"state.{piece.number}."
-            state = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            if stepped and state:
+            if stepped and (state := state_of(piece.number, arrays)):
                 self._optimizer.state[_data(piece)] = state
             else:
                 self._optimizer.state.pop(_data(piece), None)
@@ -476,11 +470,6 @@ class TorchSlice:
             room = self._trained[mine.piece].typed(payload)[mine.within]
             room.view(mine.tensor.shape).copy_(mine.of(gradients))
 
-    def _state(self, piece: _TrainedPiece) -> dict[str, object]:
-        assert self._optimizer is not None
-        assert piece.parameter is not None
-        return dict(self._optimizer.state.get(piece.parameter, {}))
-
 
 class _PartOfParameter(NamedTuple):
     """Part of one parameter in a slice: all of it, or consecutive elements."""
@@ -510,6 +499,12 @@ def _parameters_of(layout: Layout, pieces: Sequence[_TrainedPiece]) -> Iterator[
             within = slice((span.start - start) // item, (span.stop - start) // item)
             flat = piece.tensor[within] if elements is not None else piece.tensor[within].view(trained.entry.shape)
             yield _PartOfParameter(trained.number, elements, flat, at, span, within)
+
+
+def state_of(section: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a section's arrays `state.<section>.<key>`, by their keys."""
+    prefix = f"state.{section}."
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
 def _data(piece: _TrainedPiece) -> torch.Tensor:

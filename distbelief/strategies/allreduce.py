@@ -44,17 +44,14 @@ class Allreduce(Reducing, Splittable, Scaled):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of a group."""
         from distbelief.strategies.grouped.players import PLAYERS
 
         return PLAYERS
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return whether gradients are added up in shared memory."""
         return carrier == "shared"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests over unencrypted links, and algorithms and hosts that mean nothing to the carrier."""
         if machine.listen and not machine.encrypted:
             raise UsageError(
                 f"--listen {machine.listen}: guests of {self.name} need encrypted links: leave --insecure off; at an "
@@ -75,7 +72,6 @@ class Allreduce(Reducing, Splittable, Scaled):
         super().check_machine(settings, machine)
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse algorithms that are not simulated, and hosts that mean nothing to the algorithm."""
         if self.algorithm == "native":
             raise UsageError(
                 "--algorithm native is that of a real network's library, which is not simulated: choose another, or "

@@ -27,22 +27,18 @@ class LocalMachine(Protocol):
     @property
     def listen(self) -> str:
         """HOST or HOST:PORT where guests may join; "" where they may not."""
-        ...
 
     @property
     def transport(self) -> str:
         """The transport that the user chose."""
-        ...
 
     @property
     def carrier(self) -> str:
         """The transport in use: shared or tcp."""
-        ...
 
     @property
     def encrypted(self) -> bool:
         """True if links are encrypted with TLS."""
-        ...
 
 
 class Virtual(Protocol):
@@ -51,37 +47,30 @@ class Virtual(Protocol):
     @property
     def phantom(self) -> bool:
         """True if nothing is computed."""
-        ...
 
     @property
     def sends(self) -> bool:
         """True if the user sets the network's speed or delay."""
-        ...
 
     @property
     def messages(self) -> bool:
         """True if the user sets the time that a message costs."""
-        ...
 
     @property
     def adds(self) -> bool:
         """True if the user sets how fast gradients are added up."""
-        ...
 
     @property
     def local(self) -> bool:
         """True if the user sets the speed of links inside a host."""
-        ...
 
     @property
     def host_replicas(self) -> int | None:
         """Replicas on each host; 0 puts all on one, None gives each role its own machine."""
-        ...
 
     @property
     def faulty(self) -> bool:
         """True if roles crash, or if the user sets the time until they restart."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,20 +94,12 @@ class Strategy(StrategyOptions):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of the roles, for a job with a coordinator. Imports torch.
-
-        Raises:
-            LocalProtocolError: one process runs the whole job.
-        """
+        """Return the players of the roles, for a job of several processes. Imports torch."""
         raise LocalProtocolError(f"strategy {cls.name} has no players: one process runs the whole job")
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for strategies that have one
-        """Return the loop of a strategy that runs in one process. Imports torch.
-
-        Raises:
-            LocalProtocolError: its roles are played by several processes.
-        """
+        """Return the loop of a strategy that runs in one process. Imports torch."""
         raise LocalProtocolError(f"strategy {cls.name} has no loop of its own: its roles have players")
 
     def phantom(self, settings: Settings) -> Settings:
@@ -166,11 +147,7 @@ def is_alone(strategy: Strategy) -> bool:
 
 
 def check_local_links(cluster: Virtual) -> None:
-    """Refuse links inside a host where each role has its own machine.
-
-    Raises:
-        UsageError: no option puts roles on one host.
-    """
+    """Refuse, with `UsageError`, links inside a host where each role has its own machine."""
     if cluster.local and cluster.host_replicas is None:
         raise UsageError(
             "--network local-latency and local-bandwidth are of links inside a host: put roles on one host with "
@@ -179,17 +156,10 @@ def check_local_links(cluster: Virtual) -> None:
 
 
 def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
-    """Return the path of a job's updates.
+    """Return the path of a job's updates; refuse with `UsageError` one that the job cannot take.
 
-    Args:
-        choice: one of `PATHS`; auto takes the direct one where it can.
-        strategy: the job's.
-        settings: the job's.
-        carrier: how bytes travel between replicas and shards: shared or tcp.
-        lacking: why the place has no direct path; "" where it has one.
-
-    Raises:
-        UsageError: there is no such path, or this job cannot take it.
+    Of the choices in `PATHS`, auto takes the direct one where it can. `carrier` says how bytes travel between replicas
+    and shards: shared or tcp. `lacking` says why the place has no direct path, and is empty where it has one.
     """
     if choice not in PATHS:
         raise unknown("path", choice, PATHS)
@@ -217,7 +187,6 @@ class Partitioned(Partitions, Strategy):
     """A strategy whose model may be split over several processes."""
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse guests where replicas are split."""
         if machine.listen and self.partitions > 1:
             raise UsageError(
                 f"--listen {machine.listen}: a guest is one process, and replicas are split over {self.partitions}; "
@@ -244,11 +213,9 @@ class Served(Replicated):
 
     @property
     def parts(self) -> int:
-        """Number of shards."""
         return self.shards
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Return that the shards' processes make the updates, as they do in every served strategy."""
         return f"strategy {self.name} has the shards' processes make the updates"
 
 

@@ -40,11 +40,7 @@ Tell = Callable[[Parted], None]
 def split_graph(
     task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None, inputs: object = None
 ) -> SplitGraph:
-    """Return the graph of a task's model, split as the settings say; an example of its inputs replaces data and loss.
-
-    Raises:
-        UsageError: the model cannot be split so.
-    """
+    """Return the graph of a task's model, split as the settings say; example `inputs` replace data and loss."""
     loss, targets = None, None
     if inputs is None:
         data, device, loss = as_data(task.train()), next(model.parameters()).device, task.loss
@@ -59,11 +55,7 @@ def split_graph(
 
 
 def check_model(task: Task, settings: Settings) -> None:
-    """Refuse, before any process builds the model, a split that it cannot have, or more shards than parameters.
-
-    Raises:
-        UsageError: gives the reason.
-    """
+    """Refuse, before any process builds the model, a split that it cannot have, or more shards than parameters."""
     # A model on the meta device takes no time that grows with its size. Where building or tracing needs values, that
     # fails, and the model is built with them. Other faults of the model are left to its replicas to report.
     with torch.random.fork_rng(devices=[]):
@@ -92,15 +84,10 @@ def part_of(
     rows: bool,
     device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionProgram]:
-    """Return a partition's parameters and its program.
+    """Return a partition's parameters and its program, of the whole model with its initial parameters.
 
-    Args:
-        graph: of this model, or of an equal one.
-        model: the whole model, with its initial parameters.
-        settings: the job's.
-        role: the partition.
-        rows: whether sparse gradients may stay sparse.
-        device: where the partition computes; only its part moves there. None for the model's device.
+    `graph` is of this model, or of an equal one. With `rows` sparse gradients may stay sparse. Only the partition's
+    part moves to a device.
     """
     partition = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.gradient_optimizer), graph.pieces)
@@ -112,9 +99,6 @@ class PhantomPart(Part):
     """One partition's part of each step, where nothing is computed.
 
     Args:
-        split: the programs of all partitions.
-        partition: its number.
-        settings: the job's.
         samples: number of samples in the training set.
         clock: measures the length of a step.
     """
@@ -126,24 +110,15 @@ class PhantomPart(Part):
         self._all, self._clock, self._begun = samples, clock, 0.0
 
     def begin(self, batch: Batch) -> None:
-        """Begin a step."""
         self._begun = self._clock()
         self.cut(min(self.batch_size, self._all - batch.index * self.batch_size))
 
     def end(self) -> Computed:
-        """End a step."""
         return Computed(None, sum(self.samples), self._clock() - self._begun)
 
 
 class PartitionTrainer(ModelPart):
-    """One partition's part of each minibatch's gradient.
-
-    Args:
-        task: has the training set and the loss.
-        program: the partition's.
-        settings: the job's.
-        clock: measures the length of a step.
-    """
+    """One partition's part of each minibatch's gradient."""
 
     def __init__(
         self,
@@ -160,11 +135,6 @@ class PartitionTrainer(ModelPart):
         self._batch, self._begun = Batch(0, 0), 0.0
 
     def begin(self, batch: Batch) -> None:
-        """Begin a step.
-
-        Raises:
-            TrainingError: the user's data raised.
-        """
         self._batch, self._begun = batch, self._clock()
         for parameter in self.parameters:
             parameter.grad = None
@@ -177,16 +147,10 @@ class PartitionTrainer(ModelPart):
             self.compute(cut_minibatch((inputs,), targets, count, key(self._seed, batch.epoch, batch.index)))
 
     def run(self, task: SegmentTask) -> None:
-        """Compute a segment.
-
-        Raises:
-            TrainingError: the user's model or loss raised.
-        """
         with self._blamed():
             super().run(task)
 
     def end(self) -> Computed:
-        """End a step."""
         return Computed(self.passes.loss, sum(self.samples), self._clock() - self._begun)
 
     @contextlib.contextmanager
@@ -203,8 +167,6 @@ class AnsweringPart(ModelPart):
     """One partition's part of a model that answers and is not trained.
 
     Args:
-        program: the partition's.
-        batch_size: largest number of samples in a batch.
         split: how the model is split, as text.
         last: the partition that has the output.
     """
@@ -223,34 +185,22 @@ class AnsweringPart(ModelPart):
         return self.passes.outputs[0]
 
     def actions(self, direction: Pass | None = None) -> Sequence[Action]:
-        """Return the actions of a step: only the forward ones."""
         return super().actions(Pass.FORWARD)
 
     def begin(self, _: Batch) -> None:
-        """Begin an answer."""
         [batch] = self.compute(cut_minibatch((self.inputs,), None, 1)).batches
         self.cut(batch.supplied["samples"])
 
     def end(self) -> Computed:
-        """End an answer."""
         return Computed(None, sum(self.samples), 0.0)
 
 
 def answering_part(
     task: Task, model: nn.Module, settings: Settings, role: str, inputs: object, device: torch.device
 ) -> AnsweringPart:
-    """Return one partition of a model that answers.
+    """Return one partition of a model that answers, moved to its device; the whole model stays on the host.
 
-    Args:
-        task: the model's.
-        model: the whole model with the values to answer with, on the host.
-        settings: the split's; the microbatches are the batches in flight for which it is priced.
-        role: the partition.
-        inputs: an example of the model's inputs.
-        device: where the partition computes; only its part moves there.
-
-    Raises:
-        UsageError: the model cannot be split so.
+    The split is priced for as many batches in flight as there are microbatches. `inputs` are an example.
     """
     # a partition may have only frozen parameters: here these need gradients too
     for parameter in model.eval().parameters():

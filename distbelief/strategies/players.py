@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distbelief.coordination.allotments import Allotment, Allotments
-from distbelief.coordination.cadence import SnapshotTimer, Target
+from distbelief.coordination.cadence import Target
 from distbelief.coordination.closing import Closing, ClosingStep
 from distbelief.coordination.coordinator import Coordinator
 from distbelief.coordination.dealing import Dealing, RoundsDealt
@@ -52,10 +52,9 @@ def served(context: Context, story: HasStory) -> PlayedRole:
 def served_reader(context: Context) -> Worker:
     """Return the evaluator's worker, which measures the parameters that the shards answer with."""
     flat = context.module
-    land = _landing(flat)
 
-    def attach(plan: Plan, arena: Arena) -> None:
-        land(plan, arena)
+    def attach(_: Plan, arena: Arena) -> None:
+        flat.bind(arena.gradients, arena.parameters)
         # On a CPU, free the memory that the model was built in before the parameters land. A device takes the frozen
         # parameters with its first swap, which can only be after they have landed.
         if flat.device.type == "cpu":
@@ -107,12 +106,8 @@ def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: in
     return copied
 
 
-def _landing(flat: FlatModule) -> Callable[[Plan, Arena], None]:
-    return lambda _, arena: flat.bind(arena.gradients, arena.parameters)
-
-
 COORDINATOR_STATE = (
-    *(Coordinator, Evaluations, Target, Saving, SnapshotTimer, Registry, Shards, Membership, Standbys),
+    *(Coordinator, Evaluations, Target, Saving, Registry, Shards, Membership, Standbys),
     *(Dealing, RoundsDealt, Dealer, RoundDealer, Allotments, Allotment, Address, Portion, Position, AllotmentPlace),
     *(Plan, Settings, Cause, Closing, Phase, ClosingStep, ShardStanding, StandbyStanding, CheckpointStage),
 )

@@ -26,6 +26,7 @@ from drawn import SEEDS, some
 from made import processor
 from safetensors.torch import load_file
 
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import roles
 from distbelief.core.conversations.table import States
 from distbelief.core.effects import Arrival, Effect
@@ -36,7 +37,6 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.server.machine import Answering
 from distbelief.strategies import (
     Allreduce,
     Bounded,
@@ -178,16 +178,16 @@ class Recording:
 def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse every move of a coordinator's that is not on one of the events that its table names."""
     told: list[type] = []
-    handle, move = Answering.handle, States.move
+    handle, move = Coordinator.handle, States.move
 
-    def handled(machine: Answering, sender: str, event: Any, payload: Any) -> list[Effect]:
+    def handled(machine: Coordinator, sender: str, event: Any, payload: Any) -> list[Effect]:
         told.append(type(event))
         try:
             return handle(machine, sender, event, payload)
         finally:
             told.pop()
 
-    monkeypatch.setattr(Answering, "handle", handled)
+    monkeypatch.setattr(Coordinator, "handle", handled)
     monkeypatch.setattr(States, "move", lambda states, before, after: move(states, before, after, told[-1]))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from distbelief.coordination.closing import ClosingStep
-from distbelief.coordination.coordinator import Coordinator, DealtWork, Handlers, Holders
+from distbelief.coordination.coordinator import Coordinator, DealtWork, Holders
 from distbelief.core import events, records, roles
 from distbelief.core.conversations import dealing, grouping, initialising, membership
 from distbelief.core.conversations.checkpointing import CheckpointStage
@@ -21,6 +21,7 @@ from distbelief.core.conversations.phases import May, Phase
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.strategies.grouped.round_batches import ROUNDS_LIMIT, RoundBatches
 from distbelief.strategies.grouped.settings import reduction
 
@@ -48,7 +49,6 @@ class GroupHolders(Holders):
         self._joins: dict[str, tuple[tuple[membership.PartPlace, ...], str]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of replicas that join, halt, cannot go on, or die."""
         return {
             membership.Join: partial(self._join, job),
             grouping.Halted: partial(self._halted, job),
@@ -65,7 +65,6 @@ class GroupHolders(Holders):
         return self.whole or not job.membership.everybody
 
     def waits(self, job: Coordinator) -> list[str]:
-        """Return which replicas are awaited, and for what."""
         who = sorted(self._awaited, key=roles.index_of)
         if not self.group and not who:
             return self._missing(job)
@@ -233,11 +232,7 @@ def dealt(job: Coordinator) -> RoundBatches:
 
 
 class RoundWork(DealtWork):
-    """Dealer of rounds to a group.
-
-    Args:
-        holders: the group.
-    """
+    """Dealer of rounds to a group."""
 
     def __init__(self, holders: GroupHolders) -> None:
         self._holders = holders
@@ -245,11 +240,9 @@ class RoundWork(DealtWork):
         """Sum and number of the losses that each member has reported for rounds that some have not made."""
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of members that report rounds, or that have taken their group's state."""
         return {dealing.Progress: partial(self._progress, job), initialising.Restored: partial(self._restored, job)}
 
     def begin(self, job: Coordinator) -> RoundBatches:
-        """Return the job's rounds, from the newest checkpoint on."""
         assert job.plan is not None
         return RoundBatches(job.plan, job.saving.position, job.saving.samples, reduction(job.settings).accumulate)
 

@@ -46,11 +46,6 @@ class WholeModel:
     """A whole model, built when first needed, that computes on the values last sent by the partitions.
 
     These lie in a file, so that the process that measures need not have memory for the whole.
-
-    Args:
-        task: has the test set.
-        make: builds the whole model, with its large tensors in files.
-        layout: the split model's.
     """
 
     def __init__(self, task: Task, make: Callable[[], nn.Module], layout: Layout) -> None:
@@ -69,11 +64,7 @@ class WholeModel:
         return vector
 
     def check(self) -> None:
-        """Refuse a model that cannot be measured.
-
-        Raises:
-            TrainingError: see `check_measure`.
-        """
+        """Refuse a model that cannot be measured, as `check_measure` does."""
         check_measure(self._task, self._flat.module)
 
     def collect(self, start: int, data: bytes) -> None:

@@ -125,15 +125,7 @@ class GroupSurroundings:
 
 
 class AllreduceReplica:
-    """One replica, or one partition of it.
-
-    Args:
-        role: its name.
-        whole: its model.
-        samples: number of samples in its training set.
-        incarnation: grows with each restart of the replica.
-        surroundings: how it reaches its group, and what its process does for it.
-    """
+    """One replica, or one partition of it."""
 
     def __init__(
         self, role: str, whole: Whole, samples: int, incarnation: int = 0, surroundings: GroupSurroundings | None = None
@@ -188,7 +180,6 @@ class AllreduceReplica:
         """Handler of each kind of event."""
 
     def story(self) -> Story:
-        """Join, take part in groups, and end when dismissed."""
         yield from self._siblings.meet(self.whole.layout)
         joins = [self._join, *(self._siblings.joined[role] for role in self._siblings.followers)]
         places = tuple(place for join in joins for place in join.places)
@@ -240,11 +231,9 @@ class AllreduceReplica:
             yield from self._wait()
 
     def coming(self, most: int) -> list[Batch]:
-        """Return the next minibatches, as far as they are dealt."""
         return list(islice(self._coming, most))
 
     def waits(self) -> str:
-        """Return what this replica waits for, as text."""
         if self._plan is None:
             return "for all replicas to be there"
         if together := self._siblings.waits():
@@ -262,7 +251,6 @@ class AllreduceReplica:
         return f"for work from {self._siblings.superior if self._siblings.follows else 'the coordinator'}"
 
     def standing(self) -> dict[str, object]:
-        """Return its progress, for a status."""
         return {"rounds": self.rounds}
 
     def _await(self, what: str, whom: list[str]) -> None:
@@ -507,20 +495,13 @@ class AllreduceReplica:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """Return when the gradient of each bucket is ready, in seconds since the step began.
-
-        A worker makes them all at once: they are ready when the step is over.
-        """
+        """Return when each bucket's gradient is ready after the step began: for a worker, all at its end."""
         if computed is None or not self._surroundings.gradual:
             return [0.0] * len(self._buckets)
         return [computed.seconds * share for share in shares(self._buckets)]
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Add the loss of a step on a minibatch to the next report.
-
-        Raises:
-            LossNotFinite: it is not a finite number.
-        """
+        """Count the loss of a step into the next report; refuse one that is not finite."""
         check_loss(self.role, loss, batch, step, what, self._settings)
         self._loss += loss
         self._losses += 1
@@ -604,12 +585,7 @@ class AllreduceReplica:
             yield from self._take(arrival)
 
     def _take(self, arrival: Arrival) -> Steps[None]:
-        """Handle an event.
-
-        Raises:
-            _Halted: the group breaks up.
-            _Dismissed: the replica is dismissed.
-        """
+        """Handle an event; raises `_Halted` or `_Dismissed` where the event says so."""
         answer = self._answers.get(type(arrival.event))
         if answer is not None:
             yield from answer(arrival.sender, arrival.event) or ()

@@ -23,12 +23,6 @@ class RoundBatches(DataDealer):
     A round has one minibatch for each member, or `accumulate` of them: a step on a larger minibatch. The last round of
     an epoch may be smaller, and so may rounds of minibatches that a death has put back. An epoch is dealt once the one
     before is done.
-
-    Args:
-        plan: the job's.
-        position: where the job goes on.
-        samples: number of samples that are done there.
-        accumulate: minibatches of each member in a round.
     """
 
     def __init__(self, plan: Plan, position: Position, samples: int, accumulate: int) -> None:
@@ -54,7 +48,6 @@ class RoundBatches(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True if every minibatch of every epoch is done."""
         return self._dealer.finished
 
     def width(self, group: Collection[str]) -> int:
@@ -75,11 +68,7 @@ class RoundBatches(DataDealer):
         return portion
 
     def settle(self, rounds: int) -> dict[str, tuple[int, int]]:
-        """Note that so many more rounds are done; return each member's steps and samples in them.
-
-        Raises:
-            RemoteProtocolError: there are more than were dealt.
-        """
+        """Note that so many more rounds are done; return each member's steps and samples in them."""
         if not 0 <= rounds <= self.out:
             raise RemoteProtocolError(f"{rounds} rounds are reported, and {self.out} were dealt")
         shares: dict[str, tuple[int, int]] = {}
@@ -113,11 +102,9 @@ class RoundBatches(DataDealer):
         return self.held(role)
 
     def position(self) -> Position:
-        """Return the position in the data, for a checkpoint."""
         return self._dealer.position()
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that no minibatch is lost or counted twice, and that the group's minibatches are in its rounds."""
         self._dealer.validate()
         held, rounds = self._dealer.held(GROUP), sum(round_.count for round_ in self._rounds)
         assert held == rounds, f"the group holds {held} minibatches, and its rounds have {rounds}"

@@ -38,7 +38,6 @@ class Reducing(StrategyOptions):
     """Replicas on each host, for hierarchical and for auto over TLS; 0 puts all on one host."""
 
     def check(self, settings: Settings) -> None:
-        """Refuse options that no job can have."""
         at_least(self, 1, ("accumulate",), {})
         at_least(self, 0, ("per_host",), {})
         for name, known in CHOICES.items():
@@ -49,11 +48,9 @@ class Reducing(StrategyOptions):
 
     @property
     def host_replicas(self) -> int:
-        """Replicas on each host, as the user chose."""
         return self.per_host
 
     def global_batch(self, settings: Settings) -> int:
-        """Return the number of samples in a round."""
         return settings.replicas * settings.batch_size * self.accumulate
 
 

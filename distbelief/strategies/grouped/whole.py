@@ -23,9 +23,6 @@ class Whole:
     """The model of a replica as its client sees it; this one holds nothing, for simulations that compute nothing.
 
     Ranges are of the flat vector, in bytes.
-
-    Args:
-        layout: the model's.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -61,10 +58,8 @@ class Whole:
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make an optimizer step with the sum, at `factor` times the learning rate.
 
-        Args:
-            factor: of the learning rate.
-            norms: of the layers that are cut over partitions, each as a whole.
-            alone: leave out parameters without a gradient, as plain PyTorch does: no other replica has one for them.
+        `norms` are those of layers that are cut over partitions. `alone` leaves out parameters without a gradient, as
+        plain PyTorch does: no other replica has one for them.
         """
 
     def adopt_buffers(self) -> None:
@@ -113,10 +108,7 @@ class TorchWhole(Whole):
     """A model and its optimizer.
 
     Args:
-        flat: the model.
-        carrier: adds up the gradients.
         overlaps: whether a bucket is ready once its last gradient is: only where a step is one backward pass.
-        partition: number of the partition, where the model is split.
     """
 
     def __init__(
@@ -147,7 +139,6 @@ class TorchWhole(Whole):
         return self._slice
 
     def digest(self) -> str:
-        """Return a digest of the parameters' bytes."""
         vector = torch.zeros(self._ranges.all.size, dtype=torch.uint8)
         self.flat.write(vector)
         return blake2b(vector.numpy().data, digest_size=16).hexdigest()
@@ -169,87 +160,70 @@ class TorchWhole(Whole):
     # gradients
 
     def weigh(self, weight: float, first: bool = True, last: bool = True) -> None:
-        """Set the weight of the next gradient, and whether it is the first of its round, and the last."""
         self.gradients.weigh(weight, first, last)
 
     def gather(self) -> None:
-        """Bring the step's gradient into the vector; with a round's last one, also the buffers."""
         self.flat.take_buffers(self._vector)
         self.gradients.gather()
 
     def take_written(self) -> None:
-        """Take what the script has written to the model's parameters."""
         self.flat.write(self._vector)
         self.slice.moved()
 
     def contribute_nothing(self) -> None:
-        """Contribute zeros: this replica has no minibatch in the round."""
         self.flat.take_buffers(self._vector)
         self.gradients.contribute_nothing()
 
     def norm(self) -> float:
-        """Return the norm of the sum, where the job clips it; else 0."""
         return self.gradients.norm()
 
     def clip(self, norm: float) -> None:
-        """Clip the sum of the gradients, given its norm."""
         self._applied = self.gradients.clip(norm)
 
     def squares(self) -> Squares:
-        """Return the squares of the parts that are here of layers cut over partitions, after the update to come."""
         name, clipped = self._applied
         return self.slice.squares_with(name, 0, clipped)
 
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
-        """Make an optimizer step with the sum."""
         name, clipped = self._applied
         covered = self.gradients.covered() if alone else ()
         self.slice.apply(name, 0, clipped, factor, covered, norms)
         self.flat.swap(0)
 
     def adopt_buffers(self) -> None:
-        """Copy the buffers in the vector to the model."""
         self.gradients.adopt_buffers()
 
     # state
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """Return all its tensors by name."""
         self.flat.take_buffers(self._vector)
         return self.slice.arrays()
 
     def values(self, start: int, stop: int) -> bytes:
-        """Return a copy of a range of the flat vector."""
         base = self._ranges.all.start
         return self._vector[start - base : stop - base].cpu().numpy().tobytes()
 
     def load(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `arrays` returned."""
         self.slice.load(dict(arrays))
         self.flat.swap(0)
 
     def state(self) -> list[tuple[str, str, tuple[int, ...], int]]:
-        """List name, dtype, shape and length in bytes of each array of the state."""
         arrays = self.arrays().items()
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes) for name, t in arrays]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
-        """Return a copy of bytes [start, stop) of an array."""
         return self.arrays()[name].detach().reshape(-1).view(torch.uint8)[start:stop].cpu().numpy().tobytes()
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
-        """Take the state of another replica."""
         device = self.flat.device
         self.load(
             {name: _from_bytes(data, dtype).view(shape).to(device) for name, (dtype, shape, data) in arrays.items()}
         )
 
     def read(self, bucket: Bucket, start: int, stop: int) -> bytes:
-        """Return a copy of a range of the vector of gradients."""
         return self.gradients.slot[start:stop].cpu().numpy().tobytes()
 
     def write(self, bucket: Bucket, start: int, data: bytes, adds: bool) -> None:
-        """Add data to a range of the vector, or overwrite it."""
         if data:
             target = typed(self.gradients.slot, start, start + len(data), bucket.dtype)
             values = _from_bytes(bytearray(data), bucket.dtype).to(target.device)
@@ -263,14 +237,11 @@ def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
 
 
 class Gradients:
-    """The gradients of a model, and the sum of those of the group.
+    """The gradients of a model, and the sum of those of the group, in vectors of the carrier.
 
     Args:
-        plan: the job's.
-        partition: number of the partition, where the model is split.
         parameters: the model's, in the order of the layout.
         vector: the memory of the model, 1-D uint8.
-        carrier: adds up the gradients, and has their vectors.
         overlaps: whether a bucket is ready once its last gradient is.
     """
 

@@ -44,7 +44,6 @@ class ServedWithOptimizer(Splittable, Served):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of parameter servers."""
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
@@ -57,7 +56,6 @@ class Asynchronous(Pushing, ServedWithOptimizer):
     meaningless: ClassVar[Mapping[str, str]] = {"path": ""}
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Return why the shards' processes make the updates; "" where replicas can."""
         reasons = {
             f"strategy {self.name} is a user's, and may have its own slices": ":" in self.name,
             f"--transport {carrier} has no memory that replicas and shards share": carrier != "shared",
@@ -114,7 +112,6 @@ class Downpour(Asynchronous, Staggering):
     name: ClassVar[str] = "downpour"
 
     def check(self, settings: Settings) -> None:
-        """Refuse impossible values."""
         super().check(settings)
         self.check_staggered(settings)
 
@@ -138,15 +135,12 @@ class Synchronous(Staggering, ServedWithOptimizer, Scaled):
     """
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return whether replicas read the parameters in the shards' own memory, which nobody updates meanwhile.
-
-        That is so where a round waits for all replicas. A user's strategy may have other players: it gets copies.
-        """
+        # where a round waits for all, nobody updates the shards' memory while replicas read it; a user's strategy may
+        # have other players: it gets copies
         waits = not (self.backup_workers or self.quorum or self.standby or self.local)
         return waits and carrier == "shared" and self.partitions == 1 and ":" not in self.name
 
     def check(self, settings: Settings) -> None:
-        """Refuse rounds that wait for no replica, or for more than there are."""
         at_least(self, 0, ("backup_workers", "quorum", "local_lr"), {})
         self.check_local(settings)
         self.check_staggered(settings)
@@ -172,12 +166,10 @@ class Synchronous(Staggering, ServedWithOptimizer, Scaled):
             )
 
     def global_batch(self, settings: Settings) -> int:
-        """Return the number of samples that a round waits for."""
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
         return waited * self.pushing.global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Return the policy of rounds, which one shard rules."""
         return Rounds(settings, rules, self.backup_workers, self.quorum)
 
 
@@ -193,12 +185,10 @@ class Softsync(Asynchronous):
     """One update for every floor(replicas / n) pushes; 1 is nearest to synchronous, as many as replicas is downpour."""
 
     def served_because(self, settings: Settings, carrier: str) -> str:
-        """Return why the shards' processes make the updates; "" where replicas can."""
         several = f"--n {self.n} of {self.replicas} replicas: the shards' processes make one update of several pushes"
         return several if self.replicas // self.n > 1 else super().served_because(settings, carrier)
 
     def check(self, settings: Settings) -> None:
-        """Refuse updates of less than one push."""
         super().check(settings)
         at_least(self, 1, ("n",), {})
         if self.n > settings.replicas:
@@ -207,11 +197,9 @@ class Softsync(Asynchronous):
             )
 
     def global_batch(self, settings: Settings) -> int:
-        """Return the number of samples in the pushes of an update."""
         return settings.replicas // self.n * super().global_batch(settings)
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Return the policy that gathers pushes."""
         return consistency.SoftsyncPolicy(self.n, self.staleness_scaling)
 
 
@@ -227,12 +215,10 @@ class Bounded(Asynchronous):
     """Clocks (pushes) by which a replica may be ahead of the slowest as it begins a step; 0 waits for all each time."""
 
     def check(self, settings: Settings) -> None:
-        """Refuse a negative staleness."""
         super().check(settings)
         at_least(self, 0, ("staleness",), {})
 
     def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        """Return the policy that holds the fetches of a replica that is too far ahead."""
         return consistency.BoundedPolicy(self.staleness, self.staleness_scaling, settings.replicas)
 
 
@@ -265,22 +251,18 @@ class InMemory(Replicated):
     }
 
     def needs_memory(self, settings: Settings, carrier: str) -> bool:
-        """Return True: the replicas update shared memory."""
         return True
 
     def check(self, settings: Settings) -> None:
-        """Refuse more replicas than can share a memory."""
         if self.replicas > SHARING:
             raise UsageError(f"--replicas {self.replicas}: at most {SHARING} can share the memory of a shard")
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse links over a network."""
         if machine.carrier != "shared":
             option = f"--listen {machine.listen}" if machine.listen else f"--transport {machine.transport}"
             raise UsageError(f"{option}: the replicas of {self.name} update the memory of one machine: leave it off")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse several hosts."""
         check_local_links(cluster)
         if cluster.host_replicas and cluster.host_replicas < settings.replicas:
             raise UsageError(
@@ -303,13 +285,11 @@ class Hogwild(InMemory):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of hogwild."""
         from distbelief.strategies.parameter_server.players import HOGWILD_PLAYERS
 
         return HOGWILD_PLAYERS
 
     def check(self, settings: Settings) -> None:
-        """Refuse an optimizer that replicas cannot step in shared memory."""
         super().check(settings)
         if self.optimizer.name not in STEPPED:
             raise UsageError(
@@ -341,7 +321,6 @@ class Locking(InMemory):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of parameter servers."""
         from distbelief.strategies.parameter_server.players import PLAYERS
 
         return PLAYERS
@@ -351,16 +330,13 @@ class Locking(InMemory):
         return ""
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse several hosts, and the speed of sums: no gradients are summed."""
         super().check_virtual(settings, cluster)
         Strategy.check_virtual(self, settings, cluster)
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Return the policy: apply every push at once, or in its turn."""
         return RoundRobin(self.replicas) if self.locks == "round-robin" else Policy()
 
     def check(self, settings: Settings) -> None:
-        """Refuse locks that do not exist."""
         super().check(settings)
         at_least(self, 1, ("shards",), {})
         if why := GONE.get(self.locks):

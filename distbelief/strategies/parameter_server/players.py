@@ -66,11 +66,7 @@ class InPlace:
     """One replica's optimizer, on a model that is moved to the shard's memory.
 
     Args:
-        flat: the model.
-        plan: the job's.
         gradients: vectors in which the first values are sent.
-        memory: the job's.
-        index: the replica's number.
         apart: whether each parameter is a step of its own.
     """
 
@@ -173,11 +169,7 @@ class PhantomInPlace:
 
 
 class HogwildWorker:
-    """Worker of one life of a replica: it computes and updates.
-
-    Args:
-        context: the replica's.
-    """
+    """Worker of one life of a replica: it computes and updates."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._index = context, roles.index_of(context.role)

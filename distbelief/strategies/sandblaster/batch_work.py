@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from distbelief.coordination.coordinator import Coordinator, Handlers
+from distbelief.coordination.coordinator import Coordinator
 from distbelief.core import records
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.operations import AnyCommand, Copy
@@ -18,9 +18,11 @@ from distbelief.core.conversations.phases import May
 from distbelief.core.effects import Effect, Send, WriteRecord
 from distbelief.core.records import Cause
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.strategies.sandblaster.evaluating import Evaluating
+from distbelief.strategies.sandblaster.methods import X0, X
 from distbelief.strategies.sandblaster.settings import Descent
-from distbelief.strategies.sandblaster.stories import X0, AskEvaluation, AskOperation, Descend, IterationDone, Steps, X
+from distbelief.strategies.sandblaster.stories import AskEvaluation, AskOperation, Descend, IterationDone, Steps
 
 
 class BatchWork:
@@ -39,7 +41,6 @@ class BatchWork:
         self._scalars: dict[str, tuple[float, ...]] = {}
 
     def handlers(self, job: Coordinator) -> Handlers:
-        """Return handlers of replicas that report a work unit, and shards that report an operation."""
         return {operations.Done: partial(self._done, job), operations.Operated: partial(self._operated, job)}
 
     def begin(self, job: Coordinator) -> Evaluating:
@@ -53,7 +54,6 @@ class BatchWork:
         return work
 
     def again(self, shard: str) -> list[Effect]:
-        """Send a shard the operations that were sent since all shards last answered."""
         return [Send(shard, operate) for operate in self._unanswered]
 
     def defers(self) -> bool:
@@ -69,7 +69,6 @@ class BatchWork:
     # the method
 
     def deal(self, job: Coordinator) -> list[Effect]:
-        """Let the method go on as far as it can, and deal work units to replicas that have room for them."""
         effects = self._play(job)
         return effects + (_dealt(job).deal(job.membership.served) if job.may(May.DEAL) else [])
 

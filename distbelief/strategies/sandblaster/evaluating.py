@@ -208,8 +208,6 @@ class Evaluating(DataDealer):
     """Dealer of one evaluation after another, in work units.
 
     Args:
-        plan: the job's.
-        position: where the job goes on.
         samples: number of samples that were computed before.
         evaluation: number of the last evaluation before this dealer; numbers only grow.
     """
@@ -232,11 +230,9 @@ class Evaluating(DataDealer):
 
     @property
     def finished(self) -> bool:
-        """True if all iterations are done."""
         return self.epochs >= self._iterations
 
     def position(self) -> Position:
-        """Return the position after the last iteration, for a checkpoint."""
         return Position(self.epochs, 0, (), {**self.state, "evaluations": self.evaluation})
 
     def advance(self, iteration: int, state: Json) -> None:
@@ -254,10 +250,10 @@ class Evaluating(DataDealer):
         """Drop the evaluation that is under way."""
         self._work_units = None
 
-    def deal(self, members: Collection[str], withheld: bool = False) -> list[Effect]:
+    def deal(self, members: Collection[str]) -> list[Effect]:
         """Deal work units to replicas with room for them: one to each, then others in reserve."""
         effects: list[Effect] = []
-        if self._work_units is None or withheld:
+        if self._work_units is None:
             return effects
         waiting = sorted(members, key=lambda role: (self.held(role), roles.index_of(role)))
         while waiting:
@@ -270,11 +266,7 @@ class Evaluating(DataDealer):
         return effects
 
     def done(self, sender: str, event: operations.Done) -> tuple[WorkUnit | None, list[Effect]]:
-        """Take a report; return the work unit if this is its first, and messages to others that hold it.
-
-        Raises:
-            RemoteProtocolError: there is no such work unit or evaluation.
-        """
+        """Take a report; return the work unit if this is its first, and messages to others that hold it."""
         if event.evaluation > self.evaluation or (
             event.evaluation == self.evaluation and not 0 <= event.number < len(self._cut)
         ):
@@ -312,18 +304,15 @@ class Evaluating(DataDealer):
         return LossSum(loss, sum(parts), tuple(samples / self._size for samples in parts))
 
     def held(self, role: str) -> int:
-        """Return how many portions a replica holds."""
         return sum(self._cut[number].portion.count for number in self._work_units.held(role)) if self._work_units else 0
 
     def lost(self, role: str) -> int:
-        """Take back what a replica holds, as it is gone; return the number of portions."""
         held = self.held(role)
         if self._work_units is not None:
             self._work_units.lost(role)
         return held
 
     def validate(self, members: Collection[str]) -> None:
-        """Assert that each work unit of an evaluation is either done or left."""
         if self._work_units is not None:
             left, done = self._work_units.left, len(self._losses)
             assert left + done == len(self._cut), f"{left} work units are left, {done} done of {len(self._cut)}"

@@ -163,23 +163,18 @@ class CurvaturePair(NamedTuple):
         return cls(f"{HISTORY}s{slot}", f"{HISTORY}y{slot}")
 
 
-class Gram:
-    """The known dot products of named vectors.
+Gram = dict[tuple[str, str], float]
+"""Known dot products of named vectors, by both orders of their names."""
 
-    >>> gram = Gram(); gram.learn([("s", "y")], [2.0]); gram["y", "s"]
+
+def products_of(pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> Gram:
+    """Return dot products by both orders of their names.
+
+    >>> products_of([("s", "y")], [2.0])["y", "s"]
     2.0
     """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], float] = {}
-
-    def learn(self, pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> None:
-        """Add dot products."""
-        for (left, right), value in zip(pairs, values, strict=True):
-            self._known[left, right] = self._known[right, left] = value
-
-    def __getitem__(self, pair: tuple[str, str]) -> float:
-        return self._known[pair]
+    known = list(zip(pairs, values, strict=True))
+    return dict(known) | {(right, left): value for (left, right), value in known}
 
 
 def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
@@ -215,7 +210,7 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
         pairs: oldest first.
         gradient: name of the gradient.
 
-    >>> coefficients(Gram(), [], "g")
+    >>> coefficients({}, [], "g")
     {'g': -1.0}
     """
     delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {gradient: -1.0}
@@ -235,7 +230,8 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
     return delta
 
 
-G, G0, D = "g", "g0", "d"
+X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
+"""Parameters and gradient, now and at the start of the iteration, and the direction. Evaluators see `x0`."""
 FLAT = 1e-8
 """A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 
@@ -263,30 +259,24 @@ class Method(Protocol):
     @property
     def step_name(self) -> str:
         """Name of the vector for an iteration's step."""
-        ...
 
     def asks(self) -> tuple[AnyCommand, ...]:
         """Return commands whose scalars the first direction needs."""
-        ...
 
     def begin(self, scalars: list[float]) -> None:
         """Take the scalars of `asks`."""
 
     def direction(self) -> Direction:
         """Return the next direction."""
-        ...
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
         """Learn from a step, which the command `step` makes, and from the gradient's change, a combination `change`."""
-        ...
 
     def forget(self) -> bool:
         """Restart with steepest descent; return whether there was anything to forget."""
-        ...
 
     def state(self) -> Json:
         """Return the state with which it goes on after a checkpoint."""
-        ...
 
 
 class GradientDescent:
@@ -300,11 +290,9 @@ class GradientDescent:
         self.largest = self._sum = self._square = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the norms of the gradient."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the norms of the gradient."""
         self.largest, self._sum, self._square = scalars
 
     def _first(self, slope: float) -> float:
@@ -313,22 +301,18 @@ class GradientDescent:
         return min(self._last / slope, 1e10) if self._last and slope else self._step / max(1.0, self._sum)
 
     def direction(self) -> Direction:
-        """Return the direction down the gradient."""
         return Direction(Combine(((-1.0, G),), D), -self._square, self._first(-self._square), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Learn the norms of the new gradient."""
         self._last = point.step * direction.slope
         self.begin((yield self.asks()))
         return ""
 
     def forget(self) -> bool:
-        """Forget the last change of the loss."""
         forgotten, self._last = bool(self._last), 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Return the last change of the loss."""
         return {"last": self._last}
 
 
@@ -344,11 +328,9 @@ class ConjugateGradient(GradientDescent):
         self._along = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the gradient's norms and its product with the last direction."""
         return (*super().asks(), Dots(((G, self._old),))) if self._beta else super().asks()
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the gradient's norms and its product with the last direction."""
         self._along = scalars[3] if self._beta else 0.0
         super().begin(scalars[:3])
 
@@ -360,7 +342,6 @@ class ConjugateGradient(GradientDescent):
         return Direction(Combine(((-1.0, G), (self._beta, self._old)), D), slope, self._first(slope), self.largest)
 
     def learn(self, step: Combine, change: Terms, point: SearchPoint, direction: Direction) -> Learning:
-        """Learn beta from the old gradient and the new one."""
         self._last = point.step * direction.slope
         old = self._square
         dots = (*super().asks(), Dots(((G, "y"), (G, self._old))))
@@ -370,13 +351,11 @@ class ConjugateGradient(GradientDescent):
         return ""
 
     def forget(self) -> bool:
-        """Forget the last direction."""
         forgotten = super().forget() or bool(self._beta)
         self._beta = 0.0
         return forgotten
 
     def state(self) -> Json:
-        """Return beta and the last change of the loss."""
         return {**super().state(), "beta": self._beta}
 
 
@@ -388,7 +367,7 @@ class Lbfgs:
     def __init__(self, descent: Descent, state: Json) -> None:
         self._descent = descent
         self._slots: list[int] = list(state.get("slots", ()))
-        self._gram = Gram()
+        self._gram: Gram = {}
         self.largest = self._sum = 0.0
 
     @property
@@ -402,17 +381,14 @@ class Lbfgs:
 
     @property
     def step_name(self) -> str:
-        """Name of the step's vector in the next pair."""
         return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        """Return commands for the gradient's norms and all dot products of the history."""
         return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
 
     def begin(self, scalars: list[float]) -> None:
-        """Take the gradient's norms and the dot products of the history."""
         self.largest, self._sum, *products = scalars
-        self._gram.learn(all_products(self._pairs, G), products)
+        self._gram |= products_of(all_products(self._pairs, G), products)
 
     def direction(self) -> Direction:
         """Return -H g."""
@@ -439,16 +415,14 @@ class Lbfgs:
             values = yield (Dots(tuple(products)),)
         else:
             self._slots = [*kept, slot]
-        self._gram.learn(products, values)
+        self._gram |= products_of(products, values)
         return note
 
     def forget(self) -> bool:
-        """Forget the history."""
         forgotten, self._slots = bool(self._slots), []
         return forgotten
 
     def state(self) -> Json:
-        """Return the slots of the pairs, oldest first."""
         return {"slots": list(self._slots)}
 
 

@@ -41,7 +41,6 @@ class Sandblaster(Descent, Splittable, Served):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of batch methods."""
         from distbelief.strategies.sandblaster.players import PLAYERS
 
         return PLAYERS
@@ -51,7 +50,6 @@ class Sandblaster(Descent, Splittable, Served):
         return dataclasses.replace(settings, strategy=self.with_options(line_search="none", tolerance=0.0))
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse a tolerance where no gradient is computed."""
         super().check_virtual(settings, cluster)
         if cluster.phantom and self.tolerance not in (type(self).tolerance, 0):
             raise UsageError(

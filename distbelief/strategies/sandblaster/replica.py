@@ -39,17 +39,11 @@ class WorkUnitReplica(ServedReplica):
         return 2
 
     def begin_training(self, server: ServerView) -> WorkUnitTraining:
-        """Begin ProcessPortion."""
         return WorkUnitTraining(self, server)
 
 
 class WorkUnitTraining:
-    """ProcessPortion, and all that a replica knows since it was welcomed, or since all went back to a checkpoint.
-
-    Args:
-        replica: the one that trains.
-        server: its view of the shards.
-    """
+    """ProcessPortion, and all that a replica knows since it was welcomed, or since all went back to a checkpoint."""
 
     def __init__(self, replica: ServedReplica, server: ServerView) -> None:
         self.server, self.work = server, WorkQueue()
@@ -115,10 +109,7 @@ class WorkUnitTraining:
             yield from self.wait()
 
     def _gradient(self, assigned: operations.Assign) -> Steps[float | None]:
-        """Sum a work unit's gradients in the slot, weighted by the portions' samples; return the sum of the losses.
-
-        It is None if the work unit was dropped.
-        """
+        """Sum a work unit's weighted gradients in the slot; return the sum of losses, None if it was dropped."""
         portion, losses = assigned.work_unit.portion, []
         self._computing = assigned if assigned.evaluation >= self._newest else None
         for index in range(portion.first, portion.first + portion.count):
@@ -163,7 +154,6 @@ class WorkUnitTraining:
     # events
 
     def wait(self) -> Steps[None]:
-        """Wait for the next event, and act on it."""
         self.take((yield RECEIVE))
         yield from self._answer()
 
@@ -183,7 +173,6 @@ class WorkUnitTraining:
         yield from self._report()
 
     def owed(self, shard: str) -> Steps[None]:
-        """Send a shard that has restarted what the one before had not acknowledged."""
         yield from [sent.owing[shard] for sent in self._sent if sent and shard in sent.owing]
 
     def _report(self) -> Steps[None]:
@@ -201,7 +190,6 @@ class WorkUnitTraining:
             yield Send(self._replica.superior, operations.Done(*named, loss))
 
     def take(self, arrival: Arrival) -> None:
-        """Note an event."""
         event = arrival.event
         if isinstance(event, operations.Assign | operations.Withdraw | dealing.Deal) and self._siblings.follows:
             self._take_of_lead(event)
@@ -241,7 +229,6 @@ class WorkUnitTraining:
             self._orders.append(event)
 
     def waits(self) -> str:
-        """Return what this replica waits for, as text."""
         sent = [unit for unit in self._sent if unit]
         if any(unit.owing for unit in sent):
             return "for the shards to take its work unit"

@@ -25,7 +25,6 @@ class EvaluationPolicy(Policy):
     """Policy by which parameters are fetched for an evaluation that has begun; `floor` is its number."""
 
     def fetch(self, who: str, tick: int) -> Verdict:
-        """Hold a fetch for an evaluation that has not begun."""
         return ANSWER if tick <= self.floor else Verdict(Action.HOLD, f"evaluation {tick} has not begun")
 
 
@@ -69,11 +68,9 @@ class Descent(StrategyOptions):
     """Sum work units in order, so that the result has the same bits in every schedule."""
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Return the policy by which parameters are fetched for an evaluation."""
         return EvaluationPolicy()
 
     def check(self, settings: Settings) -> None:
-        """Refuse options that no job can have."""
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
         if self.line_search not in LINE_SEARCHES:

@@ -24,8 +24,9 @@ from distbelief.core.messages import Message, Version
 from distbelief.core.protocol import BATCHED
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
+from distbelief.server.machine import Handlers
 from distbelief.server.mirror import Make
-from distbelief.server.shard import Handlers, Shard
+from distbelief.server.shard import Shard
 from distbelief.server.standby import STATE_LIMIT, Standby
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.vectors import VectorSlice
@@ -56,7 +57,6 @@ class WorkUnitSums:
         self._newest = operations.Operated(0, ())
 
     def handlers(self, shard: Shard) -> Handlers:
-        """Return handlers of the coordinator's operations and the replicas' work units."""
         return {
             operations.Operate: partial(self._operate, shard),
             operations.Contribute: partial(self._contribute, shard),
@@ -143,7 +143,6 @@ class WorkUnitSums:
     # the standby
 
     def state(self, shard: Shard) -> tuple[dict[str, torch.Tensor], mirroring.Summing, list[tuple[Make, Payload]]]:
-        """Return all vectors, how far the sum is, and the work units that wait for their turn."""
         done = self._newest.number, self._newest.scalars
         summing = mirroring.Summing(*done, self._into, self._ordered, tuple(sorted(self._taken)), self._next)
         early = [(_took(shard, number, part, kept), kept) for number, (kept, part) in self._early.items()]
@@ -154,7 +153,6 @@ class WorkUnitSums:
         return 2 * (2 * (plan.settings.own(Descent).history + 1) + STATE_LIMIT)
 
     def follow(self, shard: Shard, whole: mirroring.StateSent) -> None:
-        """Take over the state of another shard."""
         if whole.summing is None:
             raise RemoteProtocolError(f"the standby of {shard.role} was sent the state of another kind of shard")
         at = whole.summing

@@ -13,18 +13,21 @@ from typing import Any, NamedTuple, TypeVar
 from distbelief.core.conversations.operations import Add, AnyCommand, Combine, Copy, Dots, Scale
 from distbelief.core.records import Cause, Json
 from distbelief.strategies.sandblaster.methods import (
+    G0,
+    X0,
+    D,
     Direction,
+    G,
     Method,
     SearchPoint,
     SearchStart,
     Terms,
+    X,
     method_of,
     wolfe,
 )
 from distbelief.strategies.sandblaster.settings import Descent
 
-X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, now and at the start of the iteration, and the direction. Evaluators see `x0`."""
 TAIL = "g.tail0"
 
 
@@ -67,13 +70,7 @@ Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Returned]
 
 
 class Descend:
-    """The descent of a job.
-
-    Args:
-        descent: its options.
-        iterations: number of iterations.
-        state: from the `IterationDone` where it goes on; empty at the start.
-    """
+    """The descent of a job, from the `state` of an `IterationDone`, which is empty at the start."""
 
     def __init__(self, descent: Descent, iterations: int, state: Json) -> None:
         self.descent, self.iterations = descent, iterations
@@ -103,20 +100,14 @@ class Descend:
                 back = () if self._whole else (Copy(TAIL, self._part[-1]),)
                 yield AskOperation((Copy(X0, X), Copy(G0, G), *back))
                 if not method.forget():
-                    return (
-                        Cause.NO_DESCENT,
-                        f"no step along the steepest descent lowers the loss of {loss:.6g}",
-                    )
+                    return Cause.NO_DESCENT, f"no step along the steepest descent lowers the loss of {loss:.6g}"
                 yield self._iterated(loss, 0.0, "the line search failed: it restarts with steepest descent")
                 continue
             self._iteration += 1
-            after = (
-                then
-                if self._whole and then is not None
-                else (yield from self._evaluate(self._moved(point.step, then)))[0]
-            )
+            if then is None or not self._whole:  # a search has left the parameters at the accepted step
+                then, _ = yield from self._evaluate(self._at(point.step) if then is None else ())
             note = yield from self._learn(point, direction)
-            loss = after
+            loss = then
             yield AskOperation((Copy(X, X0),))
             yield self._iterated(loss, point.step, note)
         return over
@@ -146,7 +137,7 @@ class Descend:
         mean: AnyCommand = Scale(scale, G) if self._whole else Combine(tuple((scale, part) for part in self._part), G)
         decay = self.descent.weight_decay
         regular: tuple[AnyCommand, ...] = (Add(decay, X, G), Dots(((X, X),))) if decay else ()
-        scalars = yield AskOperation((mean, *regular, *wanted)) if regular or wanted else AskOperation((mean,))
+        scalars = yield AskOperation((mean, *regular, *wanted))
         square, scalars = (scalars[0], scalars[1:]) if decay else (0.0, scalars)
         return gathered.loss / gathered.samples + 0.5 * decay * square, scalars
 
@@ -170,10 +161,6 @@ class Descend:
         begin, self._begin = self._begin, ()
         return (*begin, Combine(((1.0, X0), (step, D)), X))
 
-    def _moved(self, step: float, tried: float | None) -> tuple[AnyCommand, ...]:
-        """Return commands that go to the accepted step, unless the search has left the parameters there."""
-        return self._at(step) if tried is None else ()
-
     def _learn(self, point: SearchPoint, direction: Direction) -> Steps[str]:
         """Have the method learn from the iteration."""
         s = Combine(((point.step, D),), self.method.step_name)
@@ -182,11 +169,7 @@ class Descend:
             change: Terms = ((1.0, G), (-1.0, G0))
         else:  # the curvature shows only in what two batches share
             head = 1.0 / self._weights[0]
-            change = (
-                ((head, self._part[0]), (-head, TAIL), (decay, self.method.step_name))
-                if decay
-                else ((head, self._part[0]), (-head, TAIL))
-            )
+            change = ((head, self._part[0]), (-head, TAIL), *([(decay, self.method.step_name)] if decay else []))
         learning = self.method.learn(s, change, point, direction)
         commands = next(learning)
         while True:

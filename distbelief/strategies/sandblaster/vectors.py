@@ -12,12 +12,13 @@ from distbelief.core.conversations.operations import HISTORY, AnyCommand
 from distbelief.core.effects import Payload
 from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
-from distbelief.server.slice import PhantomSlice, Slice, TorchSlice
+from distbelief.server.slice import PhantomSlice, Slice, TorchSlice, state_of
+from distbelief.strategies.sandblaster.methods import X0, X
 
 BLOCK = 1 << 14
 """Elements of a vector that dot products convert to float64 at once: few enough for the processor's cache."""
 
-PARAMETERS, ACCEPTED = "x", "x0"
+PARAMETERS, ACCEPTED = X, X0
 """Names of the parameters, which a line search tries, and of those where it began, which an evaluator fetches."""
 
 
@@ -38,7 +39,6 @@ class VectorSlice(Slice, Protocol):
 
     def everything(self) -> dict[str, torch.Tensor]:
         """Return `arrays` and all vectors."""
-        ...
 
 
 class TorchVectorSlice(TorchSlice):
@@ -49,6 +49,8 @@ class TorchVectorSlice(TorchSlice):
     ) -> None:
         super().__init__(plan, shard, moving, frozen)
         self._accepted = self._moving.clone()
+        self._fetched = {PARAMETERS: self._moving, ACCEPTED: self._accepted}
+        """Bytes of the vectors that replicas and evaluators fetch."""
         self._named: dict[str, list[torch.Tensor]] = {
             PARAMETERS: [piece.parameter for piece in self._trained if piece.parameter is not None]
         }
@@ -58,7 +60,6 @@ class TorchVectorSlice(TorchSlice):
         ]
 
     def fill(self, payload: Payload, frozen: bool) -> None:
-        """Take initial values for the moving or the frozen range."""
         super().fill(payload, frozen)
         self._accept()
 
@@ -68,11 +69,7 @@ class TorchVectorSlice(TorchSlice):
             accepted.copy_(x)
 
     def vector(self, name: str, create: bool = False) -> list[torch.Tensor]:
-        """Return the tensors of a vector; a new one begins as zeros.
-
-        Raises:
-            RemoteProtocolError: there is no vector of that name.
-        """
+        """Return the tensors of a vector, which begins as zeros with `create`, and is refused without."""
         tensors = self._named.get(name)
         if tensors is None:
             if not create:
@@ -84,11 +81,6 @@ class TorchVectorSlice(TorchSlice):
 
     @torch.no_grad()
     def operate(self, command: AnyCommand) -> list[float]:
-        """Execute a command; return its scalars.
-
-        Raises:
-            RemoteProtocolError: it names a vector that does not exist.
-        """
         match command:
             case operations.Dots():
                 return self._dots(command.pairs)
@@ -108,10 +100,7 @@ class TorchVectorSlice(TorchSlice):
                 self._each(command.into, lambda into, of: into.add_(of, alpha=command.by), command.of)
             case operations.Combine():
                 self._combine(command)
-        if command.into == PARAMETERS:
-            self._publish()
-        elif command.into == ACCEPTED:
-            self._publish_accepted()
+        self._publish(command.into)
         return []
 
     def _each(self, into: str, operation: Callable[..., object], *of: str) -> None:
@@ -151,26 +140,20 @@ class TorchVectorSlice(TorchSlice):
             return max((float(t.abs().max()) for t in tensors), default=0.0)
         return sum(float(t.abs().sum(dtype=torch.float64)) for t in tensors)
 
-    def _publish(self) -> None:
-        """Copy master values to parameters of low precision."""
-        for piece, value in zip(self._trained, self._named[PARAMETERS], strict=True):
-            if piece.master:
-                piece.tensor.copy_(value)
-
-    def _publish_accepted(self) -> None:
-        for piece, value in zip(self._trained, self._named[ACCEPTED], strict=True):
-            if piece.master:
-                piece.typed(self._accepted).copy_(value)
+    def _publish(self, name: str) -> None:
+        """Copy master values of a vector that is fetched to its parameters of low precision."""
+        if (room := self._fetched.get(name)) is not None:
+            for piece, value in zip(self._trained, self._named[name], strict=True):
+                if piece.master:
+                    piece.typed(room).copy_(value)
 
     @torch.no_grad()
     def contribute(self, payload: Payload, into: str) -> None:
-        """Add a work unit's gradient to a vector."""
         assert isinstance(payload, torch.Tensor)
         for target, piece in zip(self.vector(into), self._trained, strict=True):
             target.add_(piece.typed(payload))
 
     def keep(self, payload: Payload) -> Payload:
-        """Return a copy of a work unit's gradient."""
         assert isinstance(payload, torch.Tensor)
         return payload.clone()
 
@@ -194,35 +177,28 @@ class TorchVectorSlice(TorchSlice):
         }
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
-        """Restore what `arrays` or `everything` returned."""
         super().load({name: value for name, value in arrays.items() if name.partition(".")[0] != "state"})
         self._accept()
         for i, piece in enumerate(self._trained):
-            prefix = f"state.{piece.number}."
-            for name, value in arrays.items():
-                if name.startswith(prefix):
-                    self.vector(name.removeprefix(prefix), create=True)[i].copy_(value)
-        self._publish_accepted()
+            for name, value in state_of(piece.number, arrays).items():
+                self.vector(name, create=True)[i].copy_(value)
+        self._publish(ACCEPTED)
 
 
 class PhantomVectorSlice(PhantomSlice):
     """A slice that holds nothing; its scalars are constant, so that a descent never ends."""
 
     def operate(self, command: AnyCommand) -> list[float]:
-        """Return 1 for every scalar."""
         return [1.0] * len(operations.scalars(command))
 
     def contribute(self, payload: Payload, into: str) -> None:
         """Do nothing."""
 
     def keep(self, payload: Payload) -> Payload:
-        """Return the stand-in, which knows its length."""
         return payload
 
     def accepted(self) -> Payload:
-        """Return a stand-in of the same length."""
         return self.moving()
 
     def everything(self) -> dict[str, torch.Tensor]:
-        """Return nothing."""
         return {}

@@ -33,11 +33,7 @@ from distbelief.tasks.worker import Trainer, check_measure, measure
 
 
 class SingleLoop:
-    """The loop of a job.
-
-    Args:
-        context: model, task, settings and surroundings.
-    """
+    """The loop of a job."""
 
     def __init__(self, context: LoopContext) -> None:
         task, model, settings, run = context.task, context.model, context.settings, context.run
@@ -76,7 +72,6 @@ class SingleLoop:
             check_measure(task, model)
 
     def run(self) -> None:
-        """Train to the end."""
         if self._start.checkpoint:
             self._load(self._start.checkpoint)
         self._began = self._now()
@@ -240,10 +235,7 @@ def _members(layout: Layout) -> dict[int, list[str]]:
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """Return the model and the optimizers' state as the arrays of one shard.
-
-    As a shard does, convert parameters of low precision and their states to float32.
-    """
+    """Return the model and the optimizers' state as the arrays of one shard: of low precision in float32."""
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
     state_of = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)

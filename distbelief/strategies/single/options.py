@@ -53,13 +53,11 @@ class Single(Partitioned, Scaled):
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:
-        """Return the plain loop."""
         from distbelief.strategies.single.loop import SingleLoop
 
         return SingleLoop(context)
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse options of several processes."""
         if self.partitions > 1:
             super().check_machine(settings, machine)
             return
@@ -71,7 +69,6 @@ class Single(Partitioned, Scaled):
             raise UsageError(f"--listen {machine.listen}: strategy {self.name} has no replicas that could join")
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse options of several machines."""
         if self.partitions > 1:
             super().check_virtual(settings, cluster)
             return
