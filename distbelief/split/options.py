@@ -64,11 +64,7 @@ class Split:
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
         """Return the split from a command line: a way, or `PATTERN=WAY,...` in which a number is a partition.
 
-        Args:
-            text: way or patterns.
-            partitions: as of `Split`.
-            chunks: as of `Split`.
-            own: the task's split, which replaces `auto`.
+        The task's own split, if it has one, replaces `auto`.
 
         >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
         ('groups', 'stages')

@@ -107,9 +107,6 @@ def mnist(data_dir: str | None = None) -> Task:
 def mnist_lenet(data_dir: str | None = None) -> Task:
     """Make the task of Caffe's LeNet-5 on MNIST (431,080 parameters): float32 (n, 1, 28, 28) to int64 (n,).
 
-    Args:
-        data_dir: As for `mnist`.
-
     >>> sum(p.numel() for p in mnist_lenet().model().parameters())
     431080
     """
@@ -158,11 +155,7 @@ def _standardised(images: Tensor) -> Tensor:
 
 
 def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["train", "t10k"]) -> TensorData:
-    """Load MNIST's images in a shape of 784 numbers, with their digits.
-
-    Raises:
-        DataError: the files cannot be had, or are not MNIST's.
-    """
+    """Load MNIST's images in a shape of 784 numbers, with their digits, or raise a `DataError`."""
     folder = folder_of(data_dir)
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())

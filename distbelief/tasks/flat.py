@@ -171,12 +171,7 @@ SUMMED = 2
 
 
 class _WriteCheck:
-    """A check that a model does not write to its parameters as it computes, since other processes read them.
-
-    Args:
-        trained: the parameters, by name.
-        remedy: option with which to train such a model.
-    """
+    """A check that a model does not write to its parameters as it computes, since other processes read them."""
 
     def __init__(self, trained: Mapping[str, torch.Tensor], remedy: str) -> None:
         self._trained, self._remedy = trained, remedy
@@ -211,15 +206,9 @@ class FlatModule:
     """A module whose parameters and buffers are in a flat vector: the vectors of a story.
 
     On a GPU the module is in a flat vector of the device; `swap` and `carry_buffers` copy between it and the vectors of
-    the host, which are pinned.
-
-    Args:
-        module: the module, on its device.
-        groups: parameter groups, as for `layout_of`.
-        rows: whether sparse gradients stay sparse; else embeddings make dense ones.
-        layout: layout of the whole model if it is split; by default the layout of the module.
-        partition: partition whose pieces the module holds; -1 for the whole model.
-        owned: whether the module is a user's, whose tensors are never replaced.
+    the host, which are pinned. The layout is that of the whole model, whose pieces for a partition (-1 for all) the
+    module holds; by default it is made of the module and the parameter groups. With `rows`, sparse gradients stay
+    sparse; else embeddings make dense ones. The tensors of an `owned` module are its user's, and are never replaced.
     """
 
     def __init__(
@@ -299,12 +288,9 @@ class FlatModule:
     ) -> None:
         """Use these vectors (1-D uint8 of the range `held`): gradient slots, and parameters to compute with.
 
-        Args:
-            gradients: the gradient slots.
-            parameters: the vectors of parameters.
-            landed: returns the vector in which a fetch has really landed; by default the named one.
-            lies: whether a gradient stays in its own tensor until all shards have applied it.
-            remedy: remedy for a model that writes to its parameters, if others read these vectors; else "".
+        `landed` returns the vector in which a fetch has really landed; by default it is the named one. With `lies`, a
+        gradient stays in its own tensor until all shards have applied it. If others read these vectors, there is a
+        `remedy` for a model that writes to its parameters.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
@@ -549,12 +535,7 @@ class FlatModule:
             self._stepped = set()
 
     def mix(self, part: Range, alpha: float) -> None:
-        """Move the parameters in a range to the fetched ones, and take the fetched buffers.
-
-        Args:
-            part: the range.
-            alpha: weight of the present values, 0 to 1.
-        """
+        """Move the parameters in a range to the fetched ones, which weigh 1 - alpha, and take the fetched buffers."""
         fetched = self._views(self._parameters[self._landing])
         for entry, before, tensor in zip(self._entries, fetched, self._tensors, strict=True):
             some = _elements(entry, part)

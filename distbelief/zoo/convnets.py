@@ -1,6 +1,4 @@
-"""Convolutional networks: `alexnet`, `vgg16`, `inception-v1` and `squeezenet` in their full size on synthetic images of
-ImageNet's shape; and small ones on MNIST.
-"""
+"""Convolutional networks in their full size on synthetic images of ImageNet's shape, and small ones on MNIST."""
 
 from __future__ import annotations
 
@@ -189,16 +187,10 @@ def _enlarge(images: Tensor, side: int) -> Tensor:
 class Inception(nn.Module):
     """An Inception module: four paths over the same input, whose outputs are concatenated (Szegedy et al. 2014).
 
-    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b).
+    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b). The numbers of
+    maps are those of the input and of each path; in the second and third, those after the reduction and at the end.
 
     Input float32 of shape (n, maps, height, width); output of the same height and width.
-
-    Args:
-        maps: number of maps of the input.
-        first: number of maps of the first path.
-        three: numbers of maps of the second path, after its reduction and at its end.
-        five: numbers of maps of the third path, likewise.
-        pool: number of maps of the fourth path.
 
     >>> Inception(48, 16, (24, 32), (4, 8), 8)(torch.zeros(2, 48, 7, 7)).shape
     torch.Size([2, 64, 7, 7])

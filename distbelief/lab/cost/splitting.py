@@ -158,7 +158,6 @@ class SplitMeasurement(NamedTuple):
 
 
 def _in_ms(seconds: float) -> str:
-    """Return seconds in ms."""
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
@@ -386,9 +385,7 @@ class Turns:
         return watch
 
     def _keep(self) -> None:
-        """Measure the bytes that autograd keeps for the whole model, and for each segment besides the values it
-        received.
-        """
+        """Measure the bytes that autograd keeps for the whole model, and for each segment besides those received."""
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         watch = _SegmentMeter(self._clock, held)
