@@ -42,12 +42,15 @@ def digits() -> Task:
     [1437, 360]
     """
     return Task(
-        model=_digits_mlp, train=partial(_load_digits, test=False), test=partial(_load_digits, test=True)
+        model=lambda: sequential(fc1=nn.Linear(64, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 10)),
+        train=partial(_load_digits, test=False),
+        test=partial(_load_digits, test=True),
     ).named("digits")
 
 
-def _digits_mlp() -> nn.Module:
-    return nn.Sequential(OrderedDict(fc1=nn.Linear(64, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 10)))
+def sequential(**layers: nn.Module) -> nn.Sequential:
+    """Build a model of layers with these names, one after the other."""
+    return nn.Sequential(OrderedDict(layers))
 
 
 def _load_digits(test: bool) -> TensorData:
@@ -122,30 +125,26 @@ def mnist_task(reference: str, model: Callable[[], nn.Module], data_dir: str | N
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(784, 300),
-            relu1=nn.ReLU(),
-            fc2=nn.Linear(300, 100),
-            relu2=nn.ReLU(),
-            fc3=nn.Linear(100, CLASSES),
-        )
+    return sequential(
+        fc1=nn.Linear(784, 300),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(300, 100),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(100, CLASSES),
     )
 
 
 def lenet() -> nn.Module:
     """Build Caffe's LeNet-5; input float32 (n, 1, 28, 28), output (n, 10)."""
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(1, 20, 5),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(20, 50, 5),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(800, 500),
-            relu1=nn.ReLU(),
-            fc2=nn.Linear(500, CLASSES),
-        )
+    return sequential(
+        conv1=nn.Conv2d(1, 20, 5),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(20, 50, 5),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(800, 500),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(500, CLASSES),
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from distbelief.tasks.digits import CLASSES, IMAGE, lenet, load_mnist, mnist_task
+from distbelief.tasks.digits import CLASSES, IMAGE, lenet, load_mnist, mnist_task, sequential
 from distbelief.tasks.task import Task, TensorData
 
 HIDDEN = 128
@@ -45,11 +44,7 @@ def mnist_gru(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_gru().model().parameters())
     161034
     """
-    return mnist_task("mnist-gru", _gru, data_dir, (28, 28))
-
-
-def _gru() -> nn.Module:
-    return StackedGRU(28, HIDDEN, CLASSES)
+    return mnist_task("mnist-gru", partial(StackedGRU, 28, HIDDEN, CLASSES), data_dir, (28, 28))
 
 
 PATCH, MAPS = 10, 8
@@ -110,14 +105,12 @@ def mnist_local(data_dir: str | None = None) -> Task:
 
 
 def _local() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(3, stride=2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
-        )
+    return sequential(
+        local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(3, stride=2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
     )
 
 
@@ -192,20 +185,11 @@ def mnist_siamese(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_siamese().model().parameters())
     431080
     """
-    load = partial(_load_pairs, data_dir)
     return Task(
         data_dir=data_dir,
-        model=_siamese,
-        train=partial(load, "train"),
-        test=partial(load, "t10k"),
+        model=lambda: Siamese(lenet()),
+        train=lambda: Pairs(load_mnist(data_dir, IMAGE, "train"), seed=0),
+        test=lambda: Pairs(load_mnist(data_dir, IMAGE, "t10k"), seed=0),
         loss=contrastive,
         metric=told_apart,
     ).named("mnist-siamese")
-
-
-def _siamese() -> nn.Module:
-    return Siamese(lenet())
-
-
-def _load_pairs(data_dir: str | None, part: Literal["train", "t10k"]) -> Pairs:
-    return Pairs(load_mnist(data_dir, IMAGE, part), seed=0)
