@@ -276,21 +276,14 @@ def parameters(net: Net, machines: int = 1) -> int:
         return sum(one.numel() for one in net.model(machines).parameters())
 
 
-def seconds(net: Net, machines: int, seed: int = 0) -> float:
+def seconds(net: Net, machines: int) -> float:
     """Return the seconds of a minibatch on some number of virtual machines."""
     alone = OPERATIONS * BATCH * parameters(net) / RATE
     if machines == 1:
         return alone
-    task = Task(
-        model=partial(net.model, machines),
-        train=partial(Samples, net.shape),
-        loss=net.loss,
-        metric=None,
-        split=net.split(machines),
-    )
-    job = db.Job(
-        task, db.Single(partitions=machines), batch_size=BATCH, seed=seed, evaluate_every=0, checkpoint_every=0
-    )
+    model, train = partial(net.model, machines), partial(Samples, net.shape)
+    task = Task(model=model, train=train, loss=net.loss, metric=None, split=net.split(machines))
+    job = db.Job(task, db.Single(partitions=machines), batch_size=BATCH, evaluate_every=0, checkpoint_every=0)
     place = db.Simulated(
         NETWORK, db.ComputeModel(step=alone, variation=VARIATION), handling=Handling(MESSAGE, math.inf), phantom=True
     )

@@ -67,7 +67,7 @@ def independent(workload: Workload, processes: int, threads: int = 1) -> float:
         return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
 
 
-def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> float:
+def beside(workload: Workload, how: str, ranks: int = 2) -> float:
     """Return the samples per second of a plain loop, summed over its processes."""
     size = plain.room(build_model(resolve(workload.task), 0, "cpu"), 2 * ranks + 1)
     with Peers() as peers, lend(size) as memory:
@@ -75,8 +75,7 @@ def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> fl
         if how in (SERVED, ROUNDS):
             peers.start("server", 1, _serve, workload, *place, [one for one, _ in bells], how == ROUNDS).hear()
         started = [
-            peers.start("plain", threads, _plain, workload, how, *place, bells[rank][1], rank, ranks)
-            for rank in range(ranks)
+            peers.start("plain", 1, _plain, workload, how, *place, bells[rank][1], rank, ranks) for rank in range(ranks)
         ]
         return sum(race(started))
 

@@ -63,8 +63,7 @@ class _Stage:
         self.order = Order(len(self._data), workload.batch_size, 0)
 
     def compute(self, batch: Batch) -> Computed:
-        for parameter in self._own.parameters():
-            parameter.grad = None
+        self._own.zero_grad()
         numbers = self.order.indices(batch.epoch, batch.index)
         inputs, targets = self._data.batch(numbers)
         if self._first:

@@ -98,8 +98,7 @@ class Autocast:
                 "with --precision bf16, or clip or lower the loss"
             )
         self.scale, self._steps, self.overflows = self.scale / 2, 0, self.overflows + 1
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._model.zero_grad()
         for buffer, before in zip(self._model.buffers(), kept, strict=True):
             buffer.copy_(before)
         if self.overflows & (self.overflows - 1) == 0:

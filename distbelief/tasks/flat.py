@@ -232,10 +232,13 @@ class FlatModule:
         self._entries = [entry for entry in self.layout.entries if partition in (-1, entry.piece.partition)]
         tensors = {name: tensor for _, name, tensor in named_tensors(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
-        self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
+        trained = [(e, t) for e, t in zip(self._entries, self._tensors, strict=True) if e.tensor.kind == "parameter"]
+        self.trained_entries = [entry for entry, _ in trained]
+        self.trained = [tensor for _, tensor in trained]
+        """Trained parameters in the order of the layout, and of their entries."""
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
         """Names of the parameters without a gradient."""
-        self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
+        self._models = [self.layout.model_of(entry) for entry in self.trained_entries]
         """Number of the model of each trained parameter."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
@@ -264,16 +267,6 @@ class FlatModule:
         self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
     @property
-    def trained(self) -> list[torch.Tensor]:
-        """Return the trained parameters in the order of the layout."""
-        return self._trained
-
-    @property
-    def trained_entries(self) -> list[Entry]:
-        """Entries of the layout for `trained`."""
-        return [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-
-    @property
     def only_reads(self) -> bool:
         """Return whether the model computes without writing to its parameters; an embedding with `max_norm` writes."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
@@ -296,7 +289,7 @@ class FlatModule:
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
         self._without = [set() for _ in gradients]
         names = [entry.tensor.name for entry in self.trained_entries]
-        self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
+        self._unwritten = _WriteCheck(dict(zip(names, self.trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         # local steps are made on a copy: the fetched values stay, so that the change can be computed
         self._copied = self._staged or self.local is not None
@@ -443,9 +436,7 @@ class FlatModule:
                 self._without[slot] = set()
                 return
         without = set()
-        for number, (view, parameter, of) in enumerate(
-            zip(self._slots[slot], self._trained, self._models, strict=True)
-        ):
+        for number, (view, parameter, of) in enumerate(zip(self._slots[slot], self.trained, self._models, strict=True)):
             if of != model:
                 continue
             if parameter.grad is None:
@@ -477,7 +468,7 @@ class FlatModule:
     def _leave(self, slot: int) -> bool:
         """Leave the gradient of a step in its tensors if they are laid out as in a slot; return whether they are."""
         gradients = []
-        for parameter in self._trained:
+        for parameter in self.trained:
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided or not gradient.is_contiguous():
                 return False
@@ -497,7 +488,7 @@ class FlatModule:
         """Make one step of the local optimizer, at `rate` times its own, or of plain SGD at `rate`."""
         with torch.no_grad():
             if self.local is None:
-                for parameter in self._trained:
+                for parameter in self.trained:
                     if parameter.grad is not None:
                         parameter.add_(parameter.grad, alpha=-rate * clipping)
             else:
@@ -506,7 +497,7 @@ class FlatModule:
             self._users.keep("parameter")
 
     def _step_locally(self, optimizer: torch.optim.Optimizer, rate: float, clipping: float) -> None:
-        for number, parameter in enumerate(self._trained):
+        for number, parameter in enumerate(self.trained):
             if parameter.grad is not None:
                 self._stepped.add(number)
                 if clipping != 1.0:
@@ -526,11 +517,11 @@ class FlatModule:
         """
         # the shards' optimizer descends along this change, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
-        vectors = self.trained_entries, self._slots[slot], fetched, self._trained
+        vectors = self.trained_entries, self._slots[slot], fetched, self.trained
         for entry, view, before, parameter in zip(*vectors, strict=True):
             some = _elements(entry, part)
             view.view(-1)[some].copy_(before.view(-1)[some]).sub_(parameter.detach().reshape(-1)[some])
-        self._without[slot] = {*range(len(self._trained))} - self._stepped
+        self._without[slot] = {*range(len(self.trained))} - self._stepped
         if part is None:
             self._stepped = set()
 
@@ -551,7 +542,7 @@ class FlatModule:
 
     def norm(self) -> float:
         """Return the norm of the step's gradient, in float64."""
-        gradients = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        gradients = (parameter.grad for parameter in self.trained if parameter.grad is not None)
         parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 

@@ -366,7 +366,7 @@ class Turns:
         return statistics.median(times.get(ran, 0.0) for times in self._splits)
 
     def _whole_step(self) -> tuple[float, float]:
-        _forget([self._model])
+        self._model.zero_grad()
         begin = self._clock.mark()
         inputs, targets = self._gathered()
         gathered = self._clock.mark()
@@ -379,7 +379,8 @@ class Turns:
         return on_device(inputs, self._device), on_device(targets, self._device)
 
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
-        _forget(program.module for program in self._programs)
+        for program in self._programs:
+            program.module.zero_grad()
         play([_Watched(program, self._batches, watch) for program in self._programs], self._steps.actions)
         watch.add_up()
         return watch
@@ -451,12 +452,6 @@ class _Watched(Passes):
     def take(self, crossing: Crossing, tensor: Tensor) -> None:
         self._watch.receive(self.program.partition, tensor)
         super().take(crossing, tensor)
-
-
-def _forget(modules: Iterable[nn.Module]) -> None:
-    for module in modules:
-        for parameter in module.parameters():
-            parameter.grad = None
 
 
 def _address(tensor: Tensor) -> int:
