@@ -41,11 +41,7 @@ BENCHES: Mapping[str, Bench] = {
         Bench("wire", "WireOptions", "push and fetch over each carrier, beside the limits of this machine"),
         Bench("train", "TrainOptions", "samples per second of each path beside plain loops, single and DDP"),
         Bench("allreduce", "AllreduceOptions", "all-reduce in shared memory and by schedules, beside gloo"),
-        Bench(
-            "hogwild",
-            "HogwildOptions",
-            "replicas on one memory beside a plain Hogwild loop, and what locks cost",
-        ),
+        Bench("hogwild", "HogwildOptions", "replicas on one memory beside a plain loop, and what locks cost"),
         Bench("straggle", "StraggleOptions", "samples per second under stragglers, by what may be stale"),
         Bench("local", "LocalStepsOptions", "local steps beside gradients: loss, bytes, slow lines, speeds, storms"),
         Bench("standby", "StandbyOptions", "what a standby costs, and how long it takes to replace its shard"),
@@ -59,7 +55,6 @@ BENCHES: Mapping[str, Bench] = {
         Bench("sandblaster", "SandblasterOptions", "an iteration of L-BFGS, its ceiling, and torch's"),
     )
 }
-"""All benchmarks by name."""
 
 QUICK: Mapping[str, Mapping[str, object]] = {
     "wire": {"sizes": (4 << 10, 256 << 10), "repeats": 3, "seconds": 0.002},

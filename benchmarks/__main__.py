@@ -15,11 +15,7 @@ PROGRAM = "python -m benchmarks"
 
 
 def run(args: list[str]) -> int:
-    """Run a benchmark, or make the table of several runs; return the exit status.
-
-    Raises:
-        DistbeliefError: an unknown word, or a benchmark that cannot be run.
-    """
+    """Run a benchmark, or make the table of several runs; return the exit status."""
     name, *rest = args or ["--help"]
     if name in ("--help", "-h") or (name == "table" and rest[:1] in (["--help"], ["-h"])):
         print(f"usage: {PROGRAM} NAME [options]\n       {PROGRAM} table FILE...\n")

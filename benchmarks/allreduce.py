@@ -57,11 +57,7 @@ class AllreduceOptions(BenchOptions):
 
 
 def run(options: AllreduceOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an impossible number, an option for a network without one, or namespaces that cannot be made.
-    """
+    """Measure."""
     if options.rate != AllreduceOptions.rate and not (options.namespaces or options.encrypted):
         raise UsageError(
             f"--rate {options.rate}: is for a network between --namespaces or --encrypted, and there is none: name one"
@@ -102,9 +98,7 @@ def _table_of_prices(title: str, by_size: Json) -> Table:
 
 @contextmanager
 def _processes(ranks: int, hosts: list[str] | None = None) -> Iterator[Callable[[str, int, int], float]]:
-    """Start processes that add up; yield a function of algorithm, bytes and times that returns the median of the
-    slowest rank's seconds.
-    """
+    """Yield a function of algorithm, bytes and times that returns the slowest rank's median of seconds."""
     with lend() as memory, Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         store = str(Path(folder) / "store")
         started: list[Peer] = []
@@ -146,13 +140,14 @@ def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> Json:
 
 
 def _figures(measured: Json) -> list[Figure]:
-    figures = []
-    for ranks, by_size in measured.items():
-        for size, one in by_size.items():
-            where = f"{int(size) / MB:g} MB, {ranks} ranks"
-            for name, promised in ((COPY, 3.0), (PLACE, 6.0)):
-                figures.append(figure(f"{where}: {name}, relative to gloo", one["faster_than_gloo"][name], promised))
-    return figures
+    return [
+        figure(
+            f"{int(size) / MB:g} MB, {ranks} ranks: {name}, relative to gloo", one["faster_than_gloo"][name], promised
+        )
+        for ranks, by_size in measured.items()
+        for size, one in by_size.items()
+        for name, promised in ((COPY, 3.0), (PLACE, 6.0))
+    ]
 
 
 def _limited(place: AbstractContextManager[list[str]], sizes: tuple[int, ...]) -> Json:

@@ -70,11 +70,7 @@ class CostBenchOptions(BenchOptions):
 
 
 def run(options: CostBenchOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an unknown model.
-    """
+    """Measure."""
     check_names("model", options.models, MODELS)
     sizes = QUICK if options.quick else MODELS
     steps = {name: _steps(sizes[name], options.seconds) for name in options.models}

@@ -1,6 +1,4 @@
-"""Replicas that update one memory, compared with a plain Hogwild loop; and the cost of locks with sparse and with dense
-gradients.
-"""
+"""Replicas that update one memory beside a plain Hogwild loop; the cost of locks with sparse and dense gradients."""
 
 from __future__ import annotations
 
@@ -26,11 +24,7 @@ WAYS: dict[str, Callable[..., InMemory]] = {
     "one": Locking,
 }
 SVMS = ("sparse-svm", "dense-svm")
-OURS, PLAIN, LOCKED = (
-    "hogwild, 2 replicas",
-    "plain loop, 2 processes",
-    "locking, 2 replicas",
-)
+OURS, PLAIN, LOCKED = "hogwild, 2 replicas", "plain loop, 2 processes", "locking, 2 replicas"
 
 
 @dataclass(frozen=True)
@@ -48,12 +42,7 @@ class HogwildOptions(BenchOptions):
 
 
 def run(options: HogwildOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an impossible number of repeats.
-        DataError: there is no MNIST.
-    """
+    """Measure."""
     mlp, svm = _mlp(options), _svm(options)
     lines = [[f"{task}, locks {way}", *map(number, one)] for task, ways in svm.items() for way, one in ways.items()]
     return Measured(

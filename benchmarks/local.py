@@ -59,11 +59,7 @@ class LocalStepsOptions(BenchOptions):
 
 
 def run(options: LocalStepsOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an unknown part, or a job that fails.
-    """
+    """Measure."""
     check_names("part of the benchmark local", options.parts, PARTS)
     fields: Json = {}
     figures: list[Figure] = []
@@ -130,11 +126,7 @@ def real(strategy: str, rate: int, options: LocalStepsOptions, *more: str) -> Js
 
 
 def command(words: str, rate: int) -> Json:
-    """Run a command on the first of four hosts; return its result with the roles that died.
-
-    Raises:
-        UsageError: the job fails.
-    """
+    """Run a command on the first of four hosts; return its result with the roles that died."""
     with lines.hosts(REPLICAS, rate) as names, tempfile.TemporaryDirectory(prefix="distbelief-local-") as folder:
         shell = Path(folder, "shell")
         own = """'hostname "$0" && exec sh -c "$1"'"""
@@ -282,16 +274,12 @@ def _storm(options: LocalStepsOptions) -> Measured:
     cluster = Simulated(compute=compute, crashes=crashes, restart_seconds=57.0, phantom=True)
     result = simulated(strategy, cluster, options, budget=f"{hours}h", epochs=1000, evaluate_every=0, batch_size=2)
     done = result["samples"] / 2 * compute.step / (replicas * result["seconds"])
+    forgotten, lost = result["forgotten"], sum(one["lost"] for one in result["per_replica"])
     figures = [
         figure("storm: share of the replicas' time that trains", done, 0.9),
-        figure("storm: forgotten pushes", result["forgotten"], 0, lower=True),
+        figure("storm: forgotten pushes", forgotten, 0, lower=True),
     ]
-    storm = {
-        "participation": done,
-        "forgotten": result["forgotten"],
-        "lost": sum(one["lost"] for one in result["per_replica"]),
-    }
-    return Measured({"storm": storm}, figures, [])
+    return Measured({"storm": {"participation": done, "forgotten": forgotten, "lost": lost}}, figures, [])
 
 
 MEASURES: Mapping[str, Callable[[LocalStepsOptions], Measured]] = {

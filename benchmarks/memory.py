@@ -1,6 +1,4 @@
-"""Flat vectors held by a replica, by a shard, and by all processes of a job on the served and the direct path, computed
-from memory for a large and a small model.
-"""
+"""Flat vectors held by a replica, a shard and all processes of a job, from memory for a large and a small model."""
 
 from __future__ import annotations
 

@@ -66,12 +66,7 @@ class PlanBenchOptions(BenchOptions):
 
 
 def run(options: PlanBenchOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an unknown model, or an impossible number of repeats.
-        DataError: there is no MNIST.
-    """
+    """Measure."""
     check_names("model", options.models, MODELS)
     check_repeats(options.repeats)
     models = {name: _of_model(MODELS[name], options) for name in options.models}
@@ -114,7 +109,6 @@ def _of_model(model: PlannedModel, options: PlanBenchOptions) -> Json:
 
 
 def _figures(name: str, found: Json) -> list[Figure]:
-    """Return the target figures."""
     return [
         figure(
             f"{name}: the first of the plan, {found['first']}, relative to the best", found["of_best"], found["due"]

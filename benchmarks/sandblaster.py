@@ -45,12 +45,7 @@ class SandblasterOptions(BenchOptions):
 
 
 def run(options: SandblasterOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: no iteration.
-        DataError: the task's data are missing.
-    """
+    """Measure."""
     if options.iterations < 1:
         raise UsageError(f"--iterations {options.iterations}: must be 1 or more")
     measured: dict[str, Json] = {"iteration": _iteration(options), "torch": _torch(options)}

@@ -1,6 +1,4 @@
-"""Samples per second of a model split over two processes, compared with the whole model with one thread and with two,
-and with torch's own ways.
-"""
+"""Samples per second of a model split over two processes, compared with the whole model and with torch's own ways."""
 
 from __future__ import annotations
 
@@ -110,12 +108,7 @@ class SplitBenchOptions(BenchOptions):
 
 
 def run(options: SplitBenchOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an unknown model or part, an impossible number of repeats or microbatches, or nothing to measure.
-        DataError: there is no MNIST.
-    """
+    """Measure."""
     _check(options)
     parts = options.parts
     if options.device != "cpu":
@@ -220,13 +213,9 @@ def _held(options: SplitBenchOptions) -> Json:
     found = {}
     for how, promised in splits.items():
         parts = partitions.held(workload, how)
-        largest = max(part.held for part in parts) / whole.held
-        shares = {"of_whole": largest, "promised": promised}
-        found[f"{how.split} over {how.partitions}"] = {
-            **shares,
-            "partitions": [*map(list, parts)],
-            "whole": list(whole),
-        }
+        shares = {"of_whole": max(part.held for part in parts) / whole.held, "promised": promised}
+        sizes = {"partitions": [*map(list, parts)], "whole": list(whole)}
+        found[f"{how.split} over {how.partitions}"] = {**shares, **sizes}
     return found
 
 

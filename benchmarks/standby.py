@@ -48,11 +48,7 @@ class StandbyOptions(BenchOptions):
 
 
 def run(options: StandbyOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        JobFailed: a job did not continue.
-    """
+    """Measure."""
     plain = Downpour(options.replicas, options.shards, optim("adagrad", lr=0.01))
     rate = partial(workloads.rate, options.task)
     turns = {"without": partial(rate, plain), "with": partial(rate, dataclasses.replace(plain, standby=1))}
@@ -99,9 +95,7 @@ def _take_over(options: StandbyOptions) -> dict[str, float]:
 
 
 def _watch(lines: IO[str], run: Path, shards: int, began: float) -> tuple[float, float]:
-    """Kill shard 0 when all standbys are complete; return the seconds until the next applied step, and those from the
-    start to the first step.
-    """
+    """Kill shard 0 once all standbys are ready; return the seconds to the next applied step, and to the first one."""
     ready, killed, first, succeeded, give_up = 0, 0.0, 0.0, False, time.monotonic() + PATIENCE
     for line in lines:
         now, record = time.monotonic(), json.loads(line)

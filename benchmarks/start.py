@@ -35,11 +35,7 @@ class StartOptions(BenchOptions):
 
 
 def run(options: StartOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        JobFailed: a job did not train.
-    """
+    """Measure."""
     starts: list[dict[str, float]] = []
 
     def start() -> float:
@@ -68,9 +64,7 @@ def _import_torch() -> float:
 
 
 def _start(options: StartOptions) -> dict[str, float]:
-    """Measure the seconds to the first dealt minibatches, to the first steps reported as applied, and to the end of a
-    job.
-    """
+    """Measure the seconds to a job's first dealt minibatch, to its first applied step, and to its end."""
     moments: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
         command = [sys.executable, "-m", "distbelief", "train", options.task, "downpour", "--json"]

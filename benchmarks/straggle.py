@@ -1,6 +1,4 @@
-"""Samples per second under stragglers for several strategies; sleeps pad the steps, so that few cores run many
-replicas.
-"""
+"""Samples per second of strategies under stragglers; sleeps pad the steps, so that few cores run many replicas."""
 
 from __future__ import annotations
 
@@ -41,11 +39,7 @@ class StraggleOptions(BenchOptions):
 
 
 def run(options: StraggleOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: fewer than two replicas, or a negative pad.
-    """
+    """Measure."""
     if options.replicas < 2 or not options.pad >= 0:
         raise UsageError(f"--replicas {options.replicas} --pad {options.pad}: must be 2 or more, and 0 or more")
     pad, replicas = options.pad, options.replicas

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.parts.timing import Figure
+from benchmarks.parts.timing import Figure, figure, figure_row
 from distbelief.cli.tables import number
 from distbelief.errors import UsageError
 
@@ -32,11 +32,7 @@ class BenchRun(msgspec.Struct, frozen=True):
 
 
 def table(paths: Sequence[str]) -> str:
-    """Return the runs in these files as Markdown: a heading for each benchmark, and a row for each of its figures.
-
-    Raises:
-        UsageError: there is no file, or a file was not written by a benchmark.
-    """
+    """Return the runs in these files as Markdown: a heading for each benchmark, and a row for each of its figures."""
     if not paths:
         raise UsageError(
             "table needs the files that --json has written, such as: python -m benchmarks table first.json second.json"
@@ -82,18 +78,15 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
 def _row(figures: Sequence[Figure], runs: int) -> str:
     """Make a row of the table.
 
-    >>> from benchmarks.parts.timing import figure
     >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
     '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
     """
     first, measured = figures[0], [one["measured"] for one in figures]
-    median = statistics.median(measured)
-    lower = first["better"] == "lower"
-    reached = median <= first["promised"] if lower else median >= first["promised"]
+    middle = figure(first["what"], statistics.median(measured), first["promised"], first["better"] == "lower")
     few = f" ({len(figures)} runs)" if len(figures) < runs else ""
     spread = f"{number(min(measured))} to {number(max(measured))}{few}" if len(measured) > 1 else "one run"
-    promise = f"{'<=' if lower else '>='} {number(first['promised'])}"
-    return f"| {first['what']} | {promise} | {number(median)} | {spread} | {'reached' if reached else 'not reached'} |"
+    what, median, promise, reached = figure_row(middle)
+    return f"| {what} | {promise} | {median} | {spread} | {reached.lower()} |"
 
 
 def _words(value: object) -> str:

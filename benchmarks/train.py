@@ -1,6 +1,4 @@
-"""Samples per second of each path, compared with a plain loop that does only the necessary work, two independent
-processes, two in lockstep, two threads, and DDP on gloo.
-"""
+"""Samples per second of each path, compared with plain loops that do only the necessary work, and with DDP on gloo."""
 
 from __future__ import annotations
 
@@ -82,12 +80,7 @@ class TrainOptions(BenchOptions):
 
 
 def run(options: TrainOptions) -> Measured:
-    """Measure.
-
-    Raises:
-        UsageError: an unknown model, or an impossible number of repeats.
-        DataError: there is no MNIST.
-    """
+    """Measure."""
     check_names("model", options.models, TASKS)
     measured = {model: _of_model(model, options) for model in options.models}
     fields = {"repeats": options.repeats, "batch_size": options.batch_size, "transport": options.transport}

@@ -63,17 +63,8 @@ def training(task: Task, batch: int, turns: int) -> list[list[str]]:
         name: lambda one=one: one.compute(Batch(0, 0))  # type: ignore[misc]  # bound at once
         for name, one in trainers.items()
     }
-    seconds = timed(steps, turns)
-    return [
-        [
-            task.reference,
-            str(batch),
-            name,
-            told(seconds[name], seconds["float32"]),
-            f"{held_for_backward(steps[name]) / 1e6:.2f}",
-        ]
-        for name in TRAINING
-    ]
+    held = {name: f"{held_for_backward(step) / 1e6:.2f}" for name, step in steps.items()}
+    return rows(task, batch, timed(steps, turns), held)
 
 
 def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
@@ -91,16 +82,13 @@ def inference(task: Task, batch: int, turns: int) -> list[list[str]]:
 
     ways = {name: lambda one=one: infer(one) for name, one in models.items()}
     seconds = {name: [1 / max(1, 100 // batch) * one for one in all_] for name, all_ in timed(ways, turns).items()}
-    return [
-        [
-            task.reference,
-            str(batch),
-            name,
-            told(seconds[name], seconds["float32"]),
-            f"{held_bytes(models[name]) / 1e6:.3f}",
-        ]
-        for name in INFERENCE
-    ]
+    return rows(task, batch, seconds, {name: f"{held_bytes(one) / 1e6:.3f}" for name, one in models.items()})
+
+
+def rows(task: Task, batch: int, seconds: Mapping[str, list[float]], held: Mapping[str, str]) -> list[list[str]]:
+    """Make a row for each way, from its seconds and megabytes."""
+    start = [task.reference, str(batch)]
+    return [[*start, name, told(taken, seconds["float32"]), held[name]] for name, taken in seconds.items()]
 
 
 def model(task: Task, how: str) -> torch.nn.Module:

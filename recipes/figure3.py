@@ -56,9 +56,7 @@ def _added(call: Any) -> Divided:
 
 
 class Scored(nn.Module):
-    """Part of a sample's loss from the scores of some classes: a sum over them, and the right class's score if it is
-    among them.
-    """
+    """Part of a sample's loss: a sum over the scores of some classes, and the right class's if it is among them."""
 
     divisions: ClassVar[Mapping[str, Callable[[Any], Divided]]] = {"columns": _added}
 
@@ -113,14 +111,7 @@ def tiles(side: int, rows: int, columns: int) -> list[Box]:
 
 
 class Pooled(nn.Module):
-    """Mean over a square around each place of a tile, or each place's difference from it.
-
-    Args:
-        size: side of the square.
-        gives: tile of the output.
-        side: side of the maps.
-        differs: whether the mean is subtracted from the place.
-    """
+    """Mean over a square around each place of a tile, or with `differs` each place's difference from it."""
 
     def __init__(self, size: int, gives: Box, side: int, differs: bool) -> None:
         super().__init__()
@@ -137,14 +128,7 @@ class Pooled(nn.Module):
 
 
 class Tile(nn.Module):
-    """Computation of one machine: a tile of all maps, and some of the classes.
-
-    Args:
-        maps: filters at each place.
-        rows: of the grid.
-        columns: of the grid.
-        number: of the tile.
-    """
+    """Computation of one machine: a tile of all maps, and some of the classes."""
 
     def __init__(self, maps: int, rows: int, columns: int, number: int) -> None:
         super().__init__()
@@ -196,14 +180,7 @@ class Joined(nn.Module):
 
 
 class Images(nn.Module):
-    """Net for images of 100x100 in three colours: three times patches, a pool and a normalisation, then 21,000 classes
-    over 8x8 places.
-
-    Args:
-        maps: filters at each place.
-        rows: rows of tiles, one tile for each machine.
-        columns: columns of tiles.
-    """
+    """Net of three times patches, a pool and a normalisation, then 21,000 classes; each machine has a tile."""
 
     def __init__(self, maps: int, rows: int, columns: int) -> None:
         super().__init__()
@@ -299,21 +276,14 @@ def parameters(net: Net, machines: int = 1) -> int:
         return sum(one.numel() for one in net.model(machines).parameters())
 
 
-def seconds(net: Net, machines: int, seed: int = 0) -> float:
+def seconds(net: Net, machines: int) -> float:
     """Return the seconds of a minibatch on some number of virtual machines."""
     alone = OPERATIONS * BATCH * parameters(net) / RATE
     if machines == 1:
         return alone
-    task = Task(
-        model=partial(net.model, machines),
-        train=partial(Samples, net.shape),
-        loss=net.loss,
-        metric=None,
-        split=net.split(machines),
-    )
-    job = db.Job(
-        task, db.Single(partitions=machines), batch_size=BATCH, seed=seed, evaluate_every=0, checkpoint_every=0
-    )
+    model, train = partial(net.model, machines), partial(Samples, net.shape)
+    task = Task(model=model, train=train, loss=net.loss, metric=None, split=net.split(machines))
+    job = db.Job(task, db.Single(partitions=machines), batch_size=BATCH, evaluate_every=0, checkpoint_every=0)
     place = db.Simulated(
         NETWORK, db.ComputeModel(step=alone, variation=VARIATION), handling=Handling(MESSAGE, math.inf), phantom=True
     )

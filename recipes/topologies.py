@@ -49,9 +49,7 @@ def orders(topology: Topology) -> dict[str, tuple[str, list[int]]]:
 
 
 def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float, float]:
-    """Return how many vectors the busiest link between switches carries in one direction, and the seconds of the
-    all-reduce.
-    """
+    """Return how many vectors the busiest link between switches carries one way, and the seconds of the all-reduce."""
     made = schedule(algorithm, len(hosts), len(hosts))
     moves = [(hosts[one.source], hosts[one.target], one.length / made.length) for one in made.moves]
     between = [load for link, load in loads(routes, moves).items() if not routes.topology.ends_at_host(link)]
@@ -59,9 +57,7 @@ def uplink(routes: Routes, algorithm: str, hosts: Sequence[int]) -> tuple[float,
 
 
 def bandwidth(name: str, hosts: int, like: str = "fat-tree:8") -> float:
-    """Return the bandwidth of each cable that gives all used cables together the capacity of another topology's at 1.25
-    GB/s.
-    """
+    """Return the bandwidth of each cable with which all together have the capacity of `like`'s at 1.25 GB/s."""
 
     def cables(topology: Topology) -> int:
         return len(topology.cables) - len(topology.hosts) + hosts

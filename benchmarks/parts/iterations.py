@@ -26,12 +26,7 @@ PATIENCE = 120.0
 
 
 def peak(task: str, batch_size: int, optimizer: str) -> float:
-    """Return the most bytes that iterations need in a fresh process, beyond those that it holds before there is a
-    model.
-
-    Raises:
-        JobFailed: the process did not end well.
-    """
+    """Return the most bytes that iterations need in a fresh process, beyond those held without a model."""
     # without the threshold glibc keeps ever more freed memory
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __name__, json.dumps([task, batch_size, optimizer])]

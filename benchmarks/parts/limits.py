@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from benchmarks.parts.peers import ANSWER_SECONDS, Peer, Peers
+from benchmarks.parts.peers import ANSWER_SECONDS, Peers
 from benchmarks.parts.shards import GRADIENT, RATE, mapped
 from distbelief.transport.tcp import BUFFER
 
@@ -52,9 +52,7 @@ def _ones(size: int) -> torch.Tensor:
 
 
 class Direct(Limit):
-    """Update of shared parameters by the replica itself from a shared gradient, without server and messages. On request
-    it also copies the parameters to its own memory, like a fetch.
-    """
+    """Update of shared parameters by the replica itself; on request it also copies the parameters, like a fetch."""
 
     def __init__(self, size: int, copies: bool = False) -> None:
         self._memory = os.memfd_create("distbelief measures")
@@ -65,13 +63,11 @@ class Direct(Limit):
         self._landing = torch.zeros(size // 4) if copies else None
 
     def once(self) -> None:
-        """Update."""
         self._parameters.add_(self._gradient, alpha=-RATE)
         if self._landing is not None:
             self._landing.copy_(self._parameters)
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self._memory)
 
 
@@ -90,13 +86,11 @@ class Doorbell(Limit):
         self._epoll.register(self._socket, select.EPOLLIN)
 
     def once(self) -> None:
-        """Ring the bell, and wait."""
         self._socket.send(DOORBELL)
         self._epoll.poll()
         self._socket.recv(len(DOORBELL))
 
     def close(self) -> None:
-        """End the other side."""
         self._epoll.close()
         self._socket.close()
 
@@ -130,12 +124,10 @@ class RawTcp(Limit):
         self._out, self._in = _bytes(self._gradient), _bytes(self._parameters)
 
     def once(self) -> None:
-        """Push and fetch."""
         self._socket.sendall(self._out)
         _receive(self._socket, self._in)
 
     def close(self) -> None:
-        """End the other side."""
         self._socket.close()
 
 
@@ -181,12 +173,11 @@ class Gloo(Limit):
     def __init__(self, peers: Peers, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="distbelief-bench-")
         store = str(Path(self._folder.name) / "store")
-        self._peer: Peer = peers.start("gloo", 1, answer_gloo, size, store)
+        self._peer = peers.start("gloo", 1, answer_gloo, size, store)
         self._group = _gloo(store, 0)
         self._gradient, self._parameters = [_ones(size)], [torch.zeros(size // 4)]
 
     def once(self) -> None:
-        """Push and fetch."""
         self._group.send(self._gradient, 1, 0).wait()
         self._group.recv(self._parameters, 1, 0).wait()
 

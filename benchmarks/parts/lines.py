@@ -1,6 +1,4 @@
-"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate, removed at the end of the
-benchmark.
-"""
+"""Hosts on one machine: network namespaces on a bridge, each with a line of limited rate, for a benchmark's time."""
 
 from __future__ import annotations
 
@@ -33,11 +31,7 @@ def address(number: int) -> str:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: int) -> Iterator[list[str]]:
-    """Make network namespaces, each with the interface `line` on one bridge, for the duration of the block.
-
-    Raises:
-        UsageError: this machine or user may not make them.
-    """
+    """Make network namespaces with the interface `line` on one bridge, or raise a `UsageError`."""
     bridge = f"dbb{os.getpid()}"
     names = [f"{bridge}x{number}" for number in range(count)]
     try:
@@ -82,11 +76,7 @@ def _limit(tc: list[str], device: str, rate: int) -> None:
 
 
 def ip(*words: str) -> None:
-    """Run `ip`, or raise an `OSError`.
-
-    Raises:
-        OSError: `ip` is missing, or refuses.
-    """
+    """Run `ip`, or raise an `OSError`."""
     _run(["ip", *words])
 
 
@@ -97,11 +87,7 @@ def _run(words: list[str]) -> None:
 
 
 def enter(name: str) -> str:
-    """Move this process into a namespace; return the interface by which it reaches the others.
-
-    Raises:
-        UsageError: the process is not permitted.
-    """
+    """Move this process into a namespace; return the interface by which it reaches the others."""
     descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):

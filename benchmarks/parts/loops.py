@@ -56,13 +56,9 @@ class Trains(Protocol):
     """Trainer that computes gradients of minibatches."""
 
     @property
-    def order(self) -> Order:
-        """Samples in a minibatch."""
-        ...
+    def order(self) -> Order: ...
 
-    def compute(self, batch: Batch) -> Computed:
-        """Compute the gradient of a minibatch, or a part of it."""
-        ...
+    def compute(self, batch: Batch) -> Computed: ...
 
 
 def independent(workload: Workload, processes: int, threads: int = 1) -> float:
@@ -71,7 +67,7 @@ def independent(workload: Workload, processes: int, threads: int = 1) -> float:
         return sum(race([peers.start("loop", threads, _alone, workload) for _ in range(processes)]))
 
 
-def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> float:
+def beside(workload: Workload, how: str, ranks: int = 2) -> float:
     """Return the samples per second of a plain loop, summed over its processes."""
     size = plain.room(build_model(resolve(workload.task), 0, "cpu"), 2 * ranks + 1)
     with Peers() as peers, lend(size) as memory:
@@ -79,23 +75,17 @@ def beside(workload: Workload, how: str, ranks: int = 2, threads: int = 1) -> fl
         if how in (SERVED, ROUNDS):
             peers.start("server", 1, _serve, workload, *place, [one for one, _ in bells], how == ROUNDS).hear()
         started = [
-            peers.start("plain", threads, _plain, workload, how, *place, bells[rank][1], rank, ranks)
-            for rank in range(ranks)
+            peers.start("plain", 1, _plain, workload, how, *place, bells[rank][1], rank, ranks) for rank in range(ranks)
         ]
         return sum(race(started))
 
 
 def ddp(workload: Workload, processes: int, algorithm: str = "") -> float:
-    """Return the samples per second of `DistributedDataParallel` over gloo, or with our hook and some algorithm; each
-    process has its own minibatches.
-    """
+    """Return the samples per second of torch's DDP over gloo, or with our hook and some algorithm."""
     with Peers() as peers, tempfile.TemporaryDirectory(prefix="distbelief-bench-") as folder:
-        store = str(Path(folder) / "store")
-        return sum(
-            race(
-                [peers.start("ddp", 1, _ddp, workload, store, rank, processes, algorithm) for rank in range(processes)]
-            )
-        )
+        store, ranks = str(Path(folder) / "store"), range(processes)
+        started = [peers.start("ddp", 1, _ddp, workload, store, rank, processes, algorithm) for rank in ranks]
+        return sum(race(started))
 
 
 def race(peers: list[Peer]) -> list[float]:
@@ -125,8 +115,9 @@ def warm_and_run(
 
 
 def run_steps(connection: Connection, steps: int, once: Callable[[], int]) -> None:
-    """Warm up, wait for the start, and report the samples per second of a function that makes a step. Neither the warm-
-    up nor the last step is waited for on a device; over many steps this cancels.
+    """Warm up, wait for the start, and report the samples per second of a function that makes a step.
+
+    A device is waited for neither after the warm-up nor at the end; over many steps this cancels.
     """
     for _ in range(WARM):
         once()

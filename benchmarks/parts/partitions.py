@@ -1,22 +1,22 @@
-"""Partitions of a split model as processes that exchange values without a server; each computes its part of a step and
-updates its own parameters.
-"""
+"""Partitions of a split model as processes that exchange values and update their own parameters without a server."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import mmap
 import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.parts.loops import Trains, Workload, race, run_steps, sgd, warm_and_run
-from benchmarks.parts.peers import Peers
+from benchmarks.parts.peers import Peer, Peers
 from distbelief.core import roles
 from distbelief.core.effects import Batch, Computed
 from distbelief.core.settings import Settings
@@ -35,7 +35,6 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model, placed, with_data
 
 PARTITIONS = 2
-"""Settings of a split model in a benchmark."""
 
 
 class How(NamedTuple):
@@ -58,19 +57,19 @@ class How(NamedTuple):
 
 def split(workload: Workload, how: How) -> float:
     """Return the samples per second of one split replica, each partition with one thread."""
+    with _started(_partition, workload, how) as processes:
+        return statistics.fmean(race(processes))
+
+
+@contextlib.contextmanager
+def _started(play: Callable[..., None], workload: Workload, how: How) -> Iterator[list[Peer]]:
+    """Start a process for each partition, with the memory over which they exchange values."""
     task, settings = resolve(workload.task), how.settings(workload.batch_size)
-    program = program_of(split_graph(task, build_model(task, 0, "cpu"), settings))
+    program = program_of(split_graph(task, build_on_disk(task, 0).model, settings))
     slots = slots_of(program, how.microbatches, workload.batch_size)
     with Peers() as peers, lend(segment_bytes(how.partitions, slots)) as memory:
-        partitions = range(how.partitions)
-        return statistics.fmean(
-            race(
-                [
-                    peers.start("partition", 1, _partition, workload, how, os.getpid(), memory, partition)
-                    for partition in partitions
-                ]
-            )
-        )
+        shared = workload, how, os.getpid(), memory
+        yield [peers.start("partition", 1, play, *shared, partition) for partition in range(how.partitions)]
 
 
 class PartitionMemory(NamedTuple):
@@ -83,26 +82,15 @@ class PartitionMemory(NamedTuple):
 
 
 def held(workload: Workload, how: How) -> list[PartitionMemory]:
-    """Measure the memory of each partition's process, after the model is built and trained for some steps; one
-    partition is the whole model.
-    """
-    with Peers() as peers:
-        if how.partitions == 1:
-            processes = [peers.start("whole", 1, _hold_whole, workload)]
-            return [PartitionMemory(*json.loads(one.hear())) for one in processes]
-        task, settings = resolve(workload.task), how.settings(workload.batch_size)
-        program = program_of(split_graph(task, build_on_disk(task, 0).model, settings))
-        slots = slots_of(program, how.microbatches, workload.batch_size)
-        with lend(segment_bytes(how.partitions, slots)) as memory:
-            partitions = range(how.partitions)
-            processes = [
-                peers.start("partition", 1, _hold, workload, how, os.getpid(), memory, partition)
-                for partition in partitions
-            ]
-            found = [PartitionMemory(*json.loads(one.hear())) for one in processes]
-            for one in processes:
-                one.say()
-            return found
+    """Measure the memory of each partition's process after some steps; one partition is the whole model."""
+    if how.partitions == 1:
+        with Peers() as peers:
+            return [PartitionMemory(*json.loads(peers.start("whole", 1, _hold_whole, workload).hear()))]
+    with _started(_hold, workload, how) as processes:
+        found = [PartitionMemory(*json.loads(one.hear())) for one in processes]
+        for one in processes:
+            one.say()
+        return found
 
 
 def crossing_seconds(size: int, steps: int, device: str = "cpu") -> float:
@@ -126,13 +114,7 @@ def copying_seconds(size: int, steps: int) -> float:
 
 
 class _PartitionTrainer:
-    """Trainer of a partition's part of each step.
-
-    Args:
-        part: computation of the partition.
-        crossings: memory shared with the others.
-        order: order of the minibatches.
-    """
+    """Trainer of a partition's part of each step."""
 
     def __init__(self, part: PartitionTrainer, crossings: Crossings, order: Order) -> None:
         self.order = order
@@ -140,7 +122,6 @@ class _PartitionTrainer:
         self._step = 0
 
     def compute(self, batch: Batch) -> Computed:
-        """Compute its part of the gradient of a minibatch."""
         self._step += 1
         self._crossings.begin(self._step)
         self._part.begin(batch)

@@ -30,15 +30,10 @@ class Peer:
         self.name, self.process, self.connection = name, process, connection
 
     def say(self, word: str = "") -> None:
-        """Send a word."""
         self.connection.send_bytes(word.encode())
 
     def hear(self, seconds: float = ANSWER_SECONDS) -> str:
-        """Return the next word.
-
-        Raises:
-            JobFailed: the process ended without one, or took too long.
-        """
+        """Return the next word, or raise a `JobFailed` if the process has ended or takes too long."""
         try:
             if self.connection.poll(seconds):
                 return self.connection.recv_bytes().decode()

@@ -117,14 +117,9 @@ def two_buffers(model: nn.Module, steps: Loop, lr: float, shared: Shared) -> Loo
 
 
 def served(model: nn.Module, steps: Loop, shared: Shared, bell: int, landing: int) -> Loop:
-    """Leave each gradient in a slot, notify the server, and continue when it has answered.
+    """Leave each gradient in a slot, notify the server by a stream, and continue when it has answered.
 
-    Args:
-        model: of this process.
-        steps: its gradients.
-        shared: a slot for each process, then the server's parameters, then space for each process's parameters.
-        bell: descriptor of a stream to the server.
-        landing: the vector in which the model's parameters lie.
+    The shared vectors are a slot for each process, the server's parameters, and space for each process's parameters.
     """
     parameters, slot = [*model.parameters()], views(model, shared.vectors[shared.rank])
     live_in(model, shared.vectors[landing], begins=False)

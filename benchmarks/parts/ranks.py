@@ -45,18 +45,10 @@ def play(
     where: str,
     identity: Identity | None,
 ) -> None:
-    """Serve requests until asked to end.
+    """Serve requests `how|bytes|times` until asked to end; answer with the mean of the seconds.
 
-    Args:
-        connection: pipe to the requester, who sends `how|bytes|times` and gets the mean; with limited hosts, the
-            seconds of each round, which all ranks begin together.
-        rank: rank of this process.
-        ranks: number of ranks.
-        store: a file where they meet.
-        supervisor: the process whose descriptor `memory` is.
-        memory: descriptor of the segment in which to add up.
-        where: network namespace to enter; "" for that of the supervisor.
-        identity: certificate and key on encrypted links; None without such links.
+    In a network namespace to enter (`where`), the answer has the seconds of each round, which all ranks begin together.
+    All meet in the file `store`; `memory` is a descriptor of the process `supervisor`.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = lines.enter(where) if where else "lo"
     if where:
@@ -118,7 +110,6 @@ def _together(act: Callable[[], object]) -> float:
 def _act(
     how: str, where: tuple[int, int], window: Window | None, fabric: Fabric, own: torch.Tensor
 ) -> Callable[[], object]:
-    """Run one operation of the measurement."""
     if how == "native":
         return lambda: dist.all_reduce(own)
     if how == "copy":
@@ -130,7 +121,6 @@ def _act(
 
 
 def _add_up(fabric: Fabric) -> None:
-    """Run a round of a fabric with one vector."""
     fabric.ready(0)
     while (done := fabric.reduce()) is None:
         pass
@@ -138,9 +128,7 @@ def _add_up(fabric: Fabric) -> None:
 
 
 def _linked(how: str, rank: int, ranks: int, size: int, identity: Identity | None) -> RoleLinks:
-    """Form a group of all ranks over role links that adds one vector: a ring over TLS, or any algorithm without
-    encryption.
-    """
+    """Form a group of all ranks over role links that adds one vector, by a ring over TLS or unencrypted."""
     role, algorithm = roles.replica(rank), "ring" if how == "tls" else how
     endpoint: TcpEndpoint | TlsEndpoint = (
         TlsEndpoint(role, "bench", identity=identity)

@@ -88,13 +88,7 @@ def _endpoint(carrier: str, role: str, identity: Identity | None) -> NetworkEndp
 class Ours:
     """Replica that makes round trips to shards at the other end of a carrier.
 
-    Args:
-        peers: processes among which the shards are started.
-        carrier: shared, tcp or tls.
-        size: bytes that are pushed, and fetched, in each round trip.
-        shards: number of shards, which hold equal parts of the bytes.
-        does: kind of round trip: a push and a fetch, one of them, or a push to shards whose own memory is read, so that
-            nothing is fetched ("in place").
+    `does` names a push and a fetch, one of them, or a push to shards whose own memory is read ("in place").
     """
 
     def __init__(self, peers: Peers, carrier: str, size: int, shards: int = 1, does: Does = "both") -> None:
@@ -161,16 +155,11 @@ class Ours:
                     missing -= 1
 
     def _compute(self, _: Batch, answer: Answer) -> Computed | None:
-        """Wait for the next `trips`."""
         self._answer = answer
         return None
 
     def check(self) -> None:
-        """Check that the pushes arrived, so that the reported speed is real.
-
-        Raises:
-            JobFailed: the parameters are not the result of the pushes.
-        """
+        """Check that the pushes arrived, so that the reported speed is real."""
         due = -RATE * GRADIENT * self.pushes
         for _, part in self._shards if self._does in ("both", "in place") else ():
             got = float(self.parameters.view(torch.float32)[part.start // 4])
@@ -181,7 +170,6 @@ class Ours:
                 )
 
     def close(self) -> None:
-        """End the shards and the links."""
         for role, _ in self._shards:
             self.endpoint.send(role, membership.Stop("measured"))
         self.endpoint.close()

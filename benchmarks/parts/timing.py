@@ -19,32 +19,20 @@ REPEATS_LIMIT = 1000
 
 
 def check_repeats(repeats: int) -> None:
-    """Refuse an impossible number of rounds.
-
-    Raises:
-        UsageError: no round, or more than `REPEATS_LIMIT`.
-    """
+    """Refuse an impossible number of rounds."""
     if not 1 <= repeats <= REPEATS_LIMIT:
         raise UsageError(f"--repeats {repeats}: must be from 1 to {REPEATS_LIMIT}")
 
 
 def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse models, or parts, that a benchmark does not measure.
-
-    Raises:
-        UsageError: names the first of them.
-    """
+    """Refuse models, or parts, that a benchmark does not measure."""
     for name in names:
         if name not in known:
             raise unknown(what, name, known)
 
 
 def interleave(contenders: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Measure every contender once a round, for `repeats` rounds; every other round is in reverse order, so that no
-    contender always follows the same one.
-
-    Raises:
-        UsageError: no round, or more than `REPEATS_LIMIT`.
+    """Measure every contender once a round; every other round is in reverse order.
 
     >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 2)
     {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
@@ -151,16 +139,12 @@ def rate_rows(found: Json, *shares: Mapping[str, float]) -> list[list[str]]:
 
 
 def report(name: str, measure: Callable[[Any], Measured], options: BenchOptions) -> Json:
-    """Measure, show the tables and figures, write the result if the user asked for that, and return it.
-
-    Raises:
-        UsageError: the result cannot be written.
-    """
+    """Measure, show the tables and figures, write the result if the user asked for that, and return it."""
     facts, path, (fields, figures, tables) = machine(), options.json, measure(options)
     result = {"bench": name, "machine": facts, **fields, "figures": [*figures], "options": told_options(options)}
     if figures:
         columns = ("what", "measured", "promised", "")
-        tables = [*tables, Table("figures to reach", columns, [_figure_row(one) for one in figures])]
+        tables = [*tables, Table("figures to reach", columns, [figure_row(one) for one in figures])]
     for table in () if options.quiet else tables:
         show(*table)
     if path:
@@ -172,21 +156,17 @@ def report(name: str, measure: Callable[[Any], Measured], options: BenchOptions)
     return result
 
 
-def _figure_row(one: Figure) -> list[str]:
+def figure_row(one: Figure) -> list[str]:
+    """Return a figure as text: its name, its measured and its promised value, and whether it is reached."""
     promised = f"{'<=' if one['better'] == 'lower' else '>='} {number(one['promised'])}"
     return [one["what"], number(one["measured"]), promised, "reached" if one["reached"] else "NOT REACHED"]
 
 
 def told_options(options: BenchOptions) -> dict[str, object]:
     """Return the options that differ from their defaults, without those of the output."""
-    given = {
-        field: getattr(options, field.name)
-        for field in dataclasses.fields(options)
-        if field.name not in ("json", "quiet")
-    }
     # lists, as they are read again from JSON
     return {
         field.name: [*value] if isinstance(value, tuple) else value
-        for field, value in given.items()
-        if value != field.default
+        for field in dataclasses.fields(options)
+        if field.name not in ("json", "quiet") and (value := getattr(options, field.name)) != field.default
     }

@@ -1,6 +1,4 @@
-"""Torch's own ways of splitting a model over two processes with gloo: pipelines of stages, and layers of distributed
-tensors. The model is a sequence of modules.
-"""
+"""Torch's ways of splitting a sequence of modules over two gloo processes: pipelines, and distributed tensors."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def pipeline(workload: Workload, schedule: str, microbatches: int) -> float:
 
 
 def tensors(workload: Workload) -> float:
-    """Return the samples per second of fully connected layers split alternately by columns and rows, as with our
-    `neurons`.
-    """
+    """Return the samples per second of linear layers split by columns and rows in turn, as with our `neurons`."""
     return _race(workload, _columns_and_rows)
 
 
@@ -54,16 +50,7 @@ def _meet(store: str, rank: int) -> None:
 
 
 class _Stage:
-    """Trainer of one stage's part of each step.
-
-    Args:
-        own: modules of this stage.
-        task: task that is trained.
-        workload: workload of the benchmark.
-        rank: rank of this stage.
-        schedule: schedule of torch's pipelines.
-        microbatches: number of microbatches.
-    """
+    """Trainer of one stage's part of each step."""
 
     def __init__(
         self, own: nn.Module, task: Task, workload: Workload, rank: int, schedule: str, microbatches: int
@@ -76,9 +63,7 @@ class _Stage:
         self.order = Order(len(self._data), workload.batch_size, 0)
 
     def compute(self, batch: Batch) -> Computed:
-        """Compute its part of the gradient of a minibatch."""
-        for parameter in self._own.parameters():
-            parameter.grad = None
+        self._own.zero_grad()
         numbers = self.order.indices(batch.epoch, batch.index)
         inputs, targets = self._data.batch(numbers)
         if self._first:
@@ -121,6 +106,5 @@ def _columns_and_rows(connection: Connection, workload: Workload, store: str, ra
 
 
 def _own(tensor: Any) -> torch.Tensor:
-    """Return the part of a tensor on a rank."""
     own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return own

@@ -1,6 +1,4 @@
-"""Workloads of benchmarks: models of `tasks` on part of their data, so that a round takes seconds; large models; and
-runs of jobs.
-"""
+"""Workloads of benchmarks: models of `tasks` on part of their data, large models, and runs of jobs."""
 
 from __future__ import annotations
 
@@ -40,11 +38,6 @@ def rate(task: str, strategy: Strategy, place: Local | None = None, **options: A
 def lenet_short() -> Task:
     """Make the task of LeNet on `SHORT` samples."""
     return _part("mnist-lenet", SHORT)
-
-
-def mlp_short() -> Task:
-    """Make the task of the MLP on `SHORT` samples."""
-    return _part("mnist", SHORT)
 
 
 def lenet_quick() -> Task:

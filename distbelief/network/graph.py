@@ -27,9 +27,6 @@ class Cable(NamedTuple):
 class Topology:
     """Hosts and switches by name, and cables. Vertices are numbered in this order, hosts first; a host has one cable.
 
-    Raises:
-        UsageError: there are no hosts, or too many.
-
     >>> pair = Topology("a pair", ["a", "b"], ["s"], [Cable(0, 2), Cable(1, 2)])
     >>> pair.walk, pair.link_name(3)
     ((0, 1), 's to b')

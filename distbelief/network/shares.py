@@ -81,10 +81,8 @@ class MeteredLink:
 class FairShares:
     """Shares of all flows.
 
-    Args:
-        clock: clock of the simulation.
-        capacities: capacities of all links in bytes per second.
-        passed: called with a flow whose piece has passed; returns the bytes of its next piece, or 0.
+    Capacities are in bytes per second. `passed` is called with a flow whose piece has passed, and returns the bytes of
+    its next piece, or 0.
     """
 
     def __init__(self, clock: FlowClock, capacities: Sequence[float], passed: Callable[[Any], float]) -> None:

@@ -31,12 +31,9 @@ class SwitchLine(NamedTuple):
 
 
 def parse_topology(text: str, path: str) -> Topology:
-    r"""Read the tree of switches in the text of a topology.conf.
+    r"""Read the tree of switches in the text of a topology.conf, or raise a `UsageError` with the line and the remedy.
 
     LinkSpeed is taken as Mbit/s, as Slurm defines no unit; 0 and 1 mean unknown, since Slurm writes them for that.
-
-    Raises:
-        UsageError: it is not a tree; the error names the line and the remedy.
 
     >>> tree = parse_topology("SwitchName=s0 Nodes=a[1-2]\nSwitchName=s1 Nodes=b\nSwitchName=top Switches=s[0-1]", "f")
     >>> [tree.hosts[host] for host in tree.walk], tree.switches

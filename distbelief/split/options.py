@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from distbelief.errors import UsageError
+from distbelief.errors import UsageError, unknown
 from distbelief.schedules.pipeline import named
-from distbelief.split.registry import check_way
+from distbelief.split.registry import DIVIDING, PLACING
 
 AUTO = "auto"
 """Split that stands for the way with the least price."""
@@ -53,8 +53,8 @@ class Split:
             )
         for way in ways:
             if isinstance(way, str):
-                if self.ways != AUTO:
-                    check_way(way)
+                if self.ways != AUTO and way not in (*PLACING, *DIVIDING):
+                    raise unknown("way to split", way, (*PLACING, *DIVIDING))
             elif not 0 <= way < self.partitions:
                 raise UsageError(
                     f"partition {way}: with {self.partitions} partitions, partitions are 0 to {self.partitions - 1}"
@@ -64,11 +64,7 @@ class Split:
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
         """Return the split from a command line: a way, or `PATTERN=WAY,...` in which a number is a partition.
 
-        Args:
-            text: way or patterns.
-            partitions: as of `Split`.
-            chunks: as of `Split`.
-            own: the task's split, which replaces `auto`.
+        The task's own split, if it has one, replaces `auto`.
 
         >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
         ('groups', 'stages')

@@ -28,11 +28,7 @@ class Microbatch(NamedTuple):
 def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int, chance: int = 0) -> list[Microbatch]:
     """Cut a minibatch into microbatches as equal as possible, the first ones larger.
 
-    Args:
-        inputs: arguments of the model: tensors, or structures of them, with samples in dimension 0.
-        targets: targets of the loss.
-        microbatches: 1 or more.
-        chance: number of the step, which keys random draws.
+    Samples are in dimension 0 of all tensors. The step's number, `chance`, keys random draws.
 
     >>> [part.weight for part in cut_minibatch((torch.zeros(5, 2),), torch.zeros(5), 2)]
     [0.6, 0.4]

@@ -1,6 +1,4 @@
-"""Programs of a split model: the segments of all partitions, and the share of the model with which one partition
-computes.
-"""
+"""Programs of a split model: the segments of all partitions, and the share of the model that one computes with."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,9 +122,3 @@ def ways_of(layer: nn.Module) -> list[str]:
 def _own(layer: nn.Module) -> Mapping[str, Rule]:
     divisions: Mapping[str, Rule] = getattr(type(layer), "divisions", {})
     return divisions
-
-
-def check_way(way: str) -> None:
-    """Refuse an unknown way, and name the nearest."""
-    if way not in PLACING and way not in DIVIDING:
-        raise unknown("way to split", way, (*PLACING, *DIVIDING))

@@ -330,12 +330,9 @@ class Rewriter:
         if draws(node, self._layer(node)):
             held = self.split.holdings.get(str(target)) if op == "call_module" else None
             keyed = Keyed(held.layer if held else None, op, target, node_number(node))
-            op, target, args = (
-                "call_module",
-                f"{node.name}@{partition}:keyed",
-                (self._input(partition, "chance"), *args),
-            )
-            pieces = _inside("inner", held.pieces) if held else {}
+            op, target = "call_module", f"{node.name}@{partition}:keyed"
+            args = (self._input(partition, "chance"), *args)
+            pieces = _inside(held.pieces) if held else {}
             self.split.holdings[target] = Holding(keyed, node.meta["path"], pieces)
         call = self.split.graph.create_node(op, target, args, kwargs)
         call.meta["flops"] = round(node.meta["flops"] * self._share(node, part))
@@ -379,7 +376,7 @@ class Rewriter:
         computing = part.layer if part is not None and part.layer is not None else layer
         holding = Holding(computing, path, pieces)
         if borrowed:
-            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside("inner", pieces))
+            holding = Holding(Borrowing(holding.layer, tuple(borrowed)), path, _inside(pieces))
         self.split.holdings.setdefault(key, holding)
         names = dict(_tensors(layer, remove_duplicate=False))
         return key, [self._borrow(self._names[id(names[name])], partition) for name in borrowed]
@@ -468,8 +465,8 @@ def _piece(tensor: torch.Tensor, indices: Indices | None, partition: int) -> Pie
     return Piece(indices.dimension, indices.start, indices.stop, partition)
 
 
-def _inside(name: str, pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:
-    return {f"{name}.{tensor_name}": held for tensor_name, held in pieces.items()}
+def _inside(pieces: Mapping[str, tuple[str, Piece]]) -> dict[str, tuple[str, Piece]]:
+    return {f"inner.{name}": held for name, held in pieces.items()}
 
 
 def _tensors(module: nn.Module, remove_duplicate: bool) -> Iterator[tuple[str, torch.Tensor]]:

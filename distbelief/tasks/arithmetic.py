@@ -32,12 +32,7 @@ LARGEST = 65504.0
 
 
 class Autocast:
-    """Losses and gradients of a model in float32, bf16 or fp16.
-
-    Args:
-        precision: float32, bf16 or fp16.
-        model: the model.
-        tell: called with a line about overflows.
+    """Losses and gradients of a model in float32, bf16 or fp16; `tell` is called with a line about overflows.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.fill_(1.0)
@@ -56,10 +51,7 @@ class Autocast:
         self._steps = 0
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """Compute the unscaled loss, and leave its gradient in the parameters' `.grad`.
-
-        Args:
-            loss_of: computes the loss of a minibatch, the same on each call.
+        """Compute a loss, the same on each call of `loss_of`, and leave its gradient in the parameters' `.grad`.
 
         Raises:
             TrainingError: fp16 cannot hold a value at any scale.
@@ -106,8 +98,7 @@ class Autocast:
                 "with --precision bf16, or clip or lower the loss"
             )
         self.scale, self._steps, self.overflows = self.scale / 2, 0, self.overflows + 1
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._model.zero_grad()
         for buffer, before in zip(self._model.buffers(), kept, strict=True):
             buffer.copy_(before)
         if self.overflows & (self.overflows - 1) == 0:
@@ -153,12 +144,9 @@ HIDDEN = ("scaled_dot_product", "rnn_layer", "_cudnn_rnn", "_thnn_fused", "_tril
 
 
 class FixedPoint(TorchDispatchMode):
-    """Losses and gradients of a model by products in dynamic fixed point.
+    """Losses and gradients of a model by products in dynamic fixed point, whose factors have so many bits.
 
     Each factor of each product in a step has its own scale: the inputs, the weights and the gradients of each layer.
-
-    Args:
-        bits: bits of a factor.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, 0.3]]))

@@ -70,11 +70,7 @@ def layers(model: nn.Module) -> list[str]:
 
 
 def fill(model: nn.Module, file: ModelFile) -> nn.Module:
-    """Fill a model with the values of a file, and return it.
-
-    Raises:
-        LayoutError: the file does not fit the model; the first difference is named.
-    """
+    """Fill a model with the values of a file, and return it; raise a `LayoutError` for the first difference."""
     state, tensors = file.state(), model.state_dict()
     for name, tensor in tensors.items():
         if name not in state:

@@ -26,11 +26,8 @@ CHUNK = 1 << 20
 def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     """Read the samples of an idx file, plain or gzipped: uint8 of shape (n, *shape), n at least 1.
 
-    No memory is allocated before the size of the file agrees with its header.
-
-    Args:
-        path: path of the file.
-        shape: shape of a sample: (28, 28) for MNIST's images, () for labels.
+    The shape of a sample is (28, 28) for MNIST's images, () for labels. No memory is allocated before the size of the
+    file agrees with its header.
 
     Raises:
         DataError: the file cannot be read, or is not a complete idx file.

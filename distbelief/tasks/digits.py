@@ -42,12 +42,15 @@ def digits() -> Task:
     [1437, 360]
     """
     return Task(
-        model=_digits_mlp, train=partial(_load_digits, test=False), test=partial(_load_digits, test=True)
+        model=lambda: sequential(fc1=nn.Linear(64, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 10)),
+        train=partial(_load_digits, test=False),
+        test=partial(_load_digits, test=True),
     ).named("digits")
 
 
-def _digits_mlp() -> nn.Module:
-    return nn.Sequential(OrderedDict(fc1=nn.Linear(64, 64), relu1=nn.ReLU(), fc2=nn.Linear(64, 10)))
+def sequential(**layers: nn.Module) -> nn.Sequential:
+    """Build a model of layers with these names, one after the other."""
+    return nn.Sequential(OrderedDict(layers))
 
 
 def _load_digits(test: bool) -> TensorData:
@@ -107,9 +110,6 @@ def mnist(data_dir: str | None = None) -> Task:
 def mnist_lenet(data_dir: str | None = None) -> Task:
     """Make the task of Caffe's LeNet-5 on MNIST (431,080 parameters): float32 (n, 1, 28, 28) to int64 (n,).
 
-    Args:
-        data_dir: As for `mnist`.
-
     >>> sum(p.numel() for p in mnist_lenet().model().parameters())
     431080
     """
@@ -125,30 +125,26 @@ def mnist_task(reference: str, model: Callable[[], nn.Module], data_dir: str | N
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(784, 300),
-            relu1=nn.ReLU(),
-            fc2=nn.Linear(300, 100),
-            relu2=nn.ReLU(),
-            fc3=nn.Linear(100, CLASSES),
-        )
+    return sequential(
+        fc1=nn.Linear(784, 300),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(300, 100),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(100, CLASSES),
     )
 
 
 def lenet() -> nn.Module:
     """Build Caffe's LeNet-5; input float32 (n, 1, 28, 28), output (n, 10)."""
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(1, 20, 5),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(20, 50, 5),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(800, 500),
-            relu1=nn.ReLU(),
-            fc2=nn.Linear(500, CLASSES),
-        )
+    return sequential(
+        conv1=nn.Conv2d(1, 20, 5),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(20, 50, 5),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(800, 500),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(500, CLASSES),
     )
 
 
@@ -158,11 +154,7 @@ def _standardised(images: Tensor) -> Tensor:
 
 
 def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["train", "t10k"]) -> TensorData:
-    """Load MNIST's images in a shape of 784 numbers, with their digits.
-
-    Raises:
-        DataError: the files cannot be had, or are not MNIST's.
-    """
+    """Load MNIST's images in a shape of 784 numbers, with their digits, or raise a `DataError`."""
     folder = folder_of(data_dir)
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())

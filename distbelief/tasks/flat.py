@@ -171,12 +171,7 @@ SUMMED = 2
 
 
 class _WriteCheck:
-    """A check that a model does not write to its parameters as it computes, since other processes read them.
-
-    Args:
-        trained: the parameters, by name.
-        remedy: option with which to train such a model.
-    """
+    """A check that a model does not write to its parameters as it computes, since other processes read them."""
 
     def __init__(self, trained: Mapping[str, torch.Tensor], remedy: str) -> None:
         self._trained, self._remedy = trained, remedy
@@ -211,15 +206,9 @@ class FlatModule:
     """A module whose parameters and buffers are in a flat vector: the vectors of a story.
 
     On a GPU the module is in a flat vector of the device; `swap` and `carry_buffers` copy between it and the vectors of
-    the host, which are pinned.
-
-    Args:
-        module: the module, on its device.
-        groups: parameter groups, as for `layout_of`.
-        rows: whether sparse gradients stay sparse; else embeddings make dense ones.
-        layout: layout of the whole model if it is split; by default the layout of the module.
-        partition: partition whose pieces the module holds; -1 for the whole model.
-        owned: whether the module is a user's, whose tensors are never replaced.
+    the host, which are pinned. The layout is that of the whole model, whose pieces for a partition (-1 for all) the
+    module holds; by default it is made of the module and the parameter groups. With `rows`, sparse gradients stay
+    sparse; else embeddings make dense ones. The tensors of an `owned` module are its user's, and are never replaced.
     """
 
     def __init__(
@@ -243,10 +232,13 @@ class FlatModule:
         self._entries = [entry for entry in self.layout.entries if partition in (-1, entry.piece.partition)]
         tensors = {name: tensor for _, name, tensor in named_tensors(module)}
         self._tensors = [tensors[entry.tensor.name] for entry in self._entries]
-        self._trained = [t for t, e in zip(self._tensors, self._entries, strict=True) if e.tensor.kind == "parameter"]
+        trained = [(e, t) for e, t in zip(self._entries, self._tensors, strict=True) if e.tensor.kind == "parameter"]
+        self.trained_entries = [entry for entry, _ in trained]
+        self.trained = [tensor for _, tensor in trained]
+        """Trained parameters in the order of the layout, and of their entries."""
         self.frozen = frozenset(e.tensor.name for e in self._entries if e.tensor.kind == "frozen")
         """Names of the parameters without a gradient."""
-        self._models = [self.layout.model_of(e) for e in self._entries if e.tensor.kind == "parameter"]
+        self._models = [self.layout.model_of(entry) for entry in self.trained_entries]
         """Number of the model of each trained parameter."""
         self._cut = [
             entry.shape != tuple(tensor.shape) for entry, tensor in zip(self._entries, self._tensors, strict=True)
@@ -275,16 +267,6 @@ class FlatModule:
         self._live = torch.zeros(0, dtype=torch.uint8, device=self.device)
 
     @property
-    def trained(self) -> list[torch.Tensor]:
-        """Return the trained parameters in the order of the layout."""
-        return self._trained
-
-    @property
-    def trained_entries(self) -> list[Entry]:
-        """Entries of the layout for `trained`."""
-        return [entry for entry in self._entries if entry.tensor.kind == "parameter"]
-
-    @property
     def only_reads(self) -> bool:
         """Return whether the model computes without writing to its parameters; an embedding with `max_norm` writes."""
         return all(getattr(part, "max_norm", None) is None for part in self.module.modules())
@@ -299,18 +281,15 @@ class FlatModule:
     ) -> None:
         """Use these vectors (1-D uint8 of the range `held`): gradient slots, and parameters to compute with.
 
-        Args:
-            gradients: the gradient slots.
-            parameters: the vectors of parameters.
-            landed: returns the vector in which a fetch has really landed; by default the named one.
-            lies: whether a gradient stays in its own tensor until all shards have applied it.
-            remedy: remedy for a model that writes to its parameters, if others read these vectors; else "".
+        `landed` returns the vector in which a fetch has really landed; by default it is the named one. With `lies`, a
+        gradient stays in its own tensor until all shards have applied it. If others read these vectors, there is a
+        `remedy` for a model that writes to its parameters.
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
         self._without = [set() for _ in gradients]
         names = [entry.tensor.name for entry in self.trained_entries]
-        self._unwritten = _WriteCheck(dict(zip(names, self._trained, strict=True)), remedy) if remedy else None
+        self._unwritten = _WriteCheck(dict(zip(names, self.trained, strict=True)), remedy) if remedy else None
         self._staged = any(vector.device != self.device for vector in (*gradients, *parameters))
         # local steps are made on a copy: the fetched values stay, so that the change can be computed
         self._copied = self._staged or self.local is not None
@@ -457,9 +436,7 @@ class FlatModule:
                 self._without[slot] = set()
                 return
         without = set()
-        for number, (view, parameter, of) in enumerate(
-            zip(self._slots[slot], self._trained, self._models, strict=True)
-        ):
+        for number, (view, parameter, of) in enumerate(zip(self._slots[slot], self.trained, self._models, strict=True)):
             if of != model:
                 continue
             if parameter.grad is None:
@@ -491,7 +468,7 @@ class FlatModule:
     def _leave(self, slot: int) -> bool:
         """Leave the gradient of a step in its tensors if they are laid out as in a slot; return whether they are."""
         gradients = []
-        for parameter in self._trained:
+        for parameter in self.trained:
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided or not gradient.is_contiguous():
                 return False
@@ -511,7 +488,7 @@ class FlatModule:
         """Make one step of the local optimizer, at `rate` times its own, or of plain SGD at `rate`."""
         with torch.no_grad():
             if self.local is None:
-                for parameter in self._trained:
+                for parameter in self.trained:
                     if parameter.grad is not None:
                         parameter.add_(parameter.grad, alpha=-rate * clipping)
             else:
@@ -520,7 +497,7 @@ class FlatModule:
             self._users.keep("parameter")
 
     def _step_locally(self, optimizer: torch.optim.Optimizer, rate: float, clipping: float) -> None:
-        for number, parameter in enumerate(self._trained):
+        for number, parameter in enumerate(self.trained):
             if parameter.grad is not None:
                 self._stepped.add(number)
                 if clipping != 1.0:
@@ -540,21 +517,16 @@ class FlatModule:
         """
         # the shards' optimizer descends along this change, from the fetched values towards the present ones
         fetched = self.trained_in(self._parameters[self._landing])
-        vectors = self.trained_entries, self._slots[slot], fetched, self._trained
+        vectors = self.trained_entries, self._slots[slot], fetched, self.trained
         for entry, view, before, parameter in zip(*vectors, strict=True):
             some = _elements(entry, part)
             view.view(-1)[some].copy_(before.view(-1)[some]).sub_(parameter.detach().reshape(-1)[some])
-        self._without[slot] = {*range(len(self._trained))} - self._stepped
+        self._without[slot] = {*range(len(self.trained))} - self._stepped
         if part is None:
             self._stepped = set()
 
     def mix(self, part: Range, alpha: float) -> None:
-        """Move the parameters in a range to the fetched ones, and take the fetched buffers.
-
-        Args:
-            part: the range.
-            alpha: weight of the present values, 0 to 1.
-        """
+        """Move the parameters in a range to the fetched ones, which weigh 1 - alpha, and take the fetched buffers."""
         fetched = self._views(self._parameters[self._landing])
         for entry, before, tensor in zip(self._entries, fetched, self._tensors, strict=True):
             some = _elements(entry, part)
@@ -570,7 +542,7 @@ class FlatModule:
 
     def norm(self) -> float:
         """Return the norm of the step's gradient, in float64."""
-        gradients = (parameter.grad for parameter in self._trained if parameter.grad is not None)
+        gradients = (parameter.grad for parameter in self.trained if parameter.grad is not None)
         parts = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0
 

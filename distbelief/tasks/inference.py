@@ -29,15 +29,7 @@ PAIRED_BITS = 4
 
 
 def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.Module:
-    """Replace layers of a model by ones that compute in few bits, and return it.
-
-    Args:
-        model: the model, with its values.
-        inference: float32 (nothing is replaced), int8 or ids.
-        file: file of the values, for ids.
-
-    Raises:
-        UsageError: `inference` is unknown, or no layer can be replaced.
+    """Replace layers of a model by ones that compute in int8, or look up the ids of its file; return the model.
 
     >>> model = nn.Sequential(nn.Linear(4, 2, bias=False))
     >>> _ = model[0].weight.data.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]]))

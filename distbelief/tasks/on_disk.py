@@ -51,15 +51,7 @@ def build_on_disk(task: Task, seed: int, fill: Callable[[nn.Module], None] = lam
     """Build the model of a task on the CPU as `build_model` does, with its large tensors in files without names.
 
     They are ordinary tensors, which the operating system reads from the files when they are used. A file vanishes with
-    its tensor.
-
-    Args:
-        task: the task.
-        seed: as for `build_model`.
-        fill: gives the model other values, perhaps in tensors that are in files too.
-
-    Raises:
-        DistbeliefError: as `build_model` and `fill`.
+    its tensor. `fill` gives the model other values, perhaps in tensors that are in files too.
     """
 
     def build() -> nn.Module:
@@ -215,7 +207,6 @@ def _plain(values: object) -> Iterable[torch.Tensor]:
 
 
 def _named(func: object, error: Exception) -> str:
-    """Describe an operation and its error."""
     return f"{getattr(func, '_opname', func)} ({_first_line(error)})"
 
 

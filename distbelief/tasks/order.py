@@ -56,16 +56,8 @@ def seed_all(seed: int, epoch: int, index: int) -> None:
 class Order:
     """The minibatches of an epoch: its samples, permuted by a seed or in their order; the last may be smaller.
 
-    Args:
-        samples: number of samples in an epoch.
-        batch_size: number of samples in a minibatch.
-        seed: seed of the job.
-        order: shuffled or sequential.
-        owners: replica of each sample (int64), if each replica keeps a part of the data; the parts follow each other.
-
-    Raises:
-        DataError: there are no samples.
-        UsageError: the batch size is not positive.
+    If each replica keeps a part of the data, `owners` are the replicas of all samples (int64); the parts follow each
+    other.
 
     >>> order = Order(samples=5, batch_size=2, seed=0)
     >>> order.batches, sorted(i for b in range(3) for i in order.indices(0, b).tolist())
@@ -95,11 +87,7 @@ class Order:
         return cls(samples, settings.batch_size, settings.seed, settings.order, owners)
 
     def indices(self, epoch: int, index: int) -> Tensor:
-        """Return the samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to.
-
-        Raises:
-            DataError: there is no such minibatch, so other processes have more data.
-        """
+        """Return the samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to."""
         position = index % OWN
         if position >= self.batches:
             raise DataError(
@@ -122,11 +110,7 @@ class Order:
 
 
 def owners_of(settings: Settings, samples: int, data: Data | None = None) -> Tensor:
-    """Cut the samples into a part of whole minibatches for each replica; return the replica of each sample (int64).
-
-    Raises:
-        UsageError: the samples are to be cut by label, and the targets are not class numbers.
-    """
+    """Cut the samples into a part of whole minibatches for each replica; return the replica of each sample (int64)."""
     generator = torch.Generator().manual_seed(key(settings.seed, -1, -1))
     cut = torch.randperm(samples, generator=generator)
     if settings.data == SORTED:

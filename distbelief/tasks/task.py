@@ -129,12 +129,7 @@ def as_data(dataset: Data | Dataset[object] | Sequence[object]) -> Data:
 def correct(output: Tensor, target: Tensor) -> Tensor:
     """Count the samples whose largest output is the target's class: the metric of a classification.
 
-    Args:
-        output: scores, floating, of shape (n, classes).
-        target: classes, int64, of shape (n,).
-
-    Raises:
-        ValueError: the shapes or dtypes differ.
+    The output has scores, floating, of shape (n, classes), and the target classes, int64, of shape (n,).
 
     >>> correct(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(1)

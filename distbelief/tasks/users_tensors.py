@@ -32,13 +32,7 @@ _AS_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.in
 
 
 class UsersTensors:
-    """The current tensors of a user's module.
-
-    Args:
-        module: the module.
-        tensors: tensors of its layout.
-        named: the tensors that its names have now.
-    """
+    """The current tensors of a user's module, in the order of its layout."""
 
     def __init__(self, module: nn.Module, tensors: Sequence[Tensor], named: Mapping[str, torch.Tensor]) -> None:
         self._module, self._tensors, self._given = module, tensors, named
@@ -69,11 +63,7 @@ class UsersTensors:
         self._targets = []
 
     def follow(self) -> None:
-        """Look up the names again if members have changed.
-
-        Raises:
-            UsageError: a tensor is new, gone or replaced, or has another shape, dtype or device.
-        """
+        """Look up the names again if members have changed; raise a `UsageError` for a tensor that does not fit."""
         named, now = {}, self.now
         if any([*map(id, held.values())] != ids for held, _, ids in self._held):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}

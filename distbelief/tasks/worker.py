@@ -29,12 +29,9 @@ MEASURE_BATCH = 1000
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """Return the device that `--device` means for the computing process `index` of a machine.
+    """Return the device that `--device` means for the computing process `index` of a machine, or raise a `UsageError`.
 
     `cuda` deals the GPUs of a machine to its replicas or partitions in turn.
-
-    Raises:
-        UsageError: the device is unknown or missing.
 
     >>> placed("cpu", 3)
     device(type='cpu')
@@ -50,12 +47,7 @@ def placed(device: str, index: int = 0) -> torch.device:
 
 
 def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
-    """Build the model of a task from a seed, on the device of process `index`.
-
-    Raises:
-        TrainingError: the user's function raised.
-        UsageError: the device cannot be had.
-    """
+    """Build the model of a task from a seed, on the device of process `index`, or raise a `TrainingError`."""
     place = placed(device, index)
     torch.manual_seed(seed)
     try:
@@ -107,18 +99,7 @@ def with_data(task: Task, data: Data) -> Task:
 
 
 class Trainer:
-    """Computer of the gradient of one minibatch after another.
-
-    Args:
-        task: task with the training set and the loss.
-        model: the model, on its device.
-        settings: settings of the job: seed, batch size and order.
-        clip_norm: global norm to which each gradient is clipped; 0 for none.
-        arithmetic: name of the arithmetic of losses and gradients.
-
-    Raises:
-        UsageError: the last minibatch has one sample, which the model's batch norm refuses.
-    """
+    """Computer of the gradient of one minibatch after another, each clipped to a global norm (0 for none)."""
 
     def __init__(
         self,
@@ -161,11 +142,7 @@ class Trainer:
                 ) from error
 
     def compute(self, batch: Batch) -> Computed:
-        """Compute the mean loss of a minibatch, and leave its gradient in the parameters' `.grad`.
-
-        Raises:
-            TrainingError: the user's model or loss raised.
-        """
+        """Compute the mean loss of a minibatch, leave its gradient in `.grad`, or raise a `TrainingError`."""
         start, arithmetic = time.perf_counter(), self._arithmetic
         before, self._load = (arithmetic.overflows, arithmetic.counted), 0.0
         for parameter in self._parameters:

@@ -25,13 +25,9 @@ def check_codec(
     bound: Callable[[npt.NDArray[Value]], npt.NDArray[Any]] = np.zeros_like,
     seed: int = 0,
 ) -> None:
-    """Check every promise of `distbelief.codecs.codec`.
+    """Check every promise of `distbelief.codecs.codec` on 1-D examples, and on an empty one.
 
-    Args:
-        codec: the codec.
-        examples: 1-D arrays that it can encode; an empty one is added.
-        bound: returns the largest error of each decoded value; 0 by default.
-        seed: seed of the corruptions.
+    `bound` returns the largest error of each decoded value, by default 0; `seed` is that of the corruptions.
 
     Raises:
         AssertionError: a promise is broken; the text names it and the example.

@@ -45,12 +45,7 @@ times."""
 def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:
     """Check every promise of `distbelief.fabric.base`; all ranks call this together, in threads or processes.
 
-    Args:
-        open_side: opens a fresh side for this rank.
-        rank: rank of the caller.
-        ranks: number of ranks.
-        meet: waits until all ranks have called it.
-        algorithms: algorithms of the fabric.
+    `open_side` opens a fresh side for this rank, and `meet` waits until all ranks have called it.
 
     Raises:
         AssertionError: a promise is broken; the message names it.

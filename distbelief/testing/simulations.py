@@ -56,12 +56,7 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
 
 
 class Observed:
-    """Simulated run with checkers attached.
-
-    Args:
-        job: the job; nothing is kept on disk.
-        cluster: the virtual cluster.
-        limit: number of messages after which the job counts as endless.
+    """Simulated run with checkers, which keeps nothing on disk; after `limit` messages the job counts as endless.
 
     >>> from distbelief.strategies import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
@@ -191,13 +186,7 @@ class Death(NamedTuple):
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
-    """Return the allowed causes of the end of a job on shards.
-
-    Args:
-        replicas: number of replicas.
-        restarts: number of restarts of each role.
-        deaths: deaths of its roles.
-        interrupted: whether it was interrupted before it was ending.
+    """Return the allowed causes of the end of a job on shards, interrupted or not before it was ending.
 
     >>> shard = Death("shard 0", 0, started=True, saved=True, ending=False)
     >>> causes(2, 1, [shard], interrupted=False) == DONE

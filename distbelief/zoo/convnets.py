@@ -1,10 +1,7 @@
-"""Convolutional networks: `alexnet`, `vgg16`, `inception-v1` and `squeezenet` in their full size on synthetic images of
-ImageNet's shape; and small ones on MNIST.
-"""
+"""Convolutional networks in their full size on synthetic images of ImageNet's shape, and small ones on MNIST."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distbelief.tasks.digits import CLASSES as DIGITS
-from distbelief.tasks.digits import IMAGE, mnist_task
+from distbelief.tasks.digits import IMAGE, mnist_task, sequential
 from distbelief.tasks.task import Task, TensorData
 
 
@@ -57,7 +54,7 @@ def _task(reference: str, model: Callable[[], nn.Module]) -> Task:
 
 
 def _vgg16() -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: dict[str, nn.Module] = {}
     channels = 3
     for block, (depth, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), 1):
         for number in range(1, depth + 1):
@@ -70,7 +67,7 @@ def _vgg16() -> nn.Module:
         layers[f"fc{number}"] = nn.Linear(width, 4096)
         layers[f"relu{number}"] = nn.ReLU()
     layers["fc8"] = nn.Linear(4096, CLASSES)
-    return nn.Sequential(layers)
+    return sequential(**layers)
 
 
 INCEPTIONS = {
@@ -90,22 +87,22 @@ INCEPTIONS = {
 
 
 def _inception_v1() -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(3, stride=2, ceil_mode=True),
-        conv2=nn.Conv2d(64, 64, 1),
-        relu2=nn.ReLU(),
-        conv3=nn.Conv2d(64, 192, 3, padding=1),
-        relu3=nn.ReLU(),
-        pool2=nn.MaxPool2d(3, stride=2, ceil_mode=True),
-    )
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(3, 64, 7, stride=2, padding=3),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+        "conv2": nn.Conv2d(64, 64, 1),
+        "relu2": nn.ReLU(),
+        "conv3": nn.Conv2d(64, 192, 3, padding=1),
+        "relu3": nn.ReLU(),
+        "pool2": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+    }
     for name, widths in INCEPTIONS.items():
         layers[f"inception{name}"] = Inception(*widths)
         if name in ("3b", "4e"):
             layers[f"pool{name[0]}"] = nn.MaxPool2d(3, stride=2, ceil_mode=True)
     layers |= {"average": nn.AvgPool2d(7), "flatten": nn.Flatten(), "fc": nn.Linear(1024, CLASSES)}
-    return nn.Sequential(layers)
+    return sequential(**layers)
 
 
 class _Fire(nn.Module):
@@ -123,9 +120,11 @@ class _Fire(nn.Module):
 
 
 def _squeezenet() -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(3, 96, 7, stride=2), relu1=nn.ReLU(), pool1=nn.MaxPool2d(3, stride=2, ceil_mode=True)
-    )
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(3, 96, 7, stride=2),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+    }
     maps = 96
     for number in range(2, 10):
         # 128 maps at first, and 128 more with every second module; an eighth of them are squeezed maps
@@ -136,15 +135,15 @@ def _squeezenet() -> nn.Module:
             layers[f"pool{number}"] = nn.MaxPool2d(3, stride=2, ceil_mode=True)
     layers |= {"conv10": nn.Conv2d(512, CLASSES, 1), "relu10": nn.ReLU()}
     layers |= {"average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return nn.Sequential(layers)
+    return sequential(**layers)
 
 
 def _mnist_squeezenet() -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(conv1=nn.Conv2d(1, 20, 5), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2))
+    layers: dict[str, nn.Module] = {"conv1": nn.Conv2d(1, 20, 5), "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2)}
     layers |= {"fire2": _Fire(20, 16, 48), "pool2": nn.MaxPool2d(2)}
     layers |= {"fire3": _Fire(96, 32, 64), "fire4": _Fire(128, 32, 64)}
     layers |= {"conv5": nn.Conv2d(128, DIGITS, 1), "average": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    model = nn.Sequential(layers)
+    model = sequential(**layers)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and layer.bias is not None:
             nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
@@ -189,16 +188,10 @@ def _enlarge(images: Tensor, side: int) -> Tensor:
 class Inception(nn.Module):
     """An Inception module: four paths over the same input, whose outputs are concatenated (Szegedy et al. 2014).
 
-    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b).
+    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b). The numbers of
+    maps are those of the input and of each path; in the second and third, those after the reduction and at the end.
 
     Input float32 of shape (n, maps, height, width); output of the same height and width.
-
-    Args:
-        maps: number of maps of the input.
-        first: number of maps of the first path.
-        three: numbers of maps of the second path, after its reduction and at its end.
-        five: numbers of maps of the third path, likewise.
-        pool: number of maps of the fourth path.
 
     >>> Inception(48, 16, (24, 32), (4, 8), 8)(torch.zeros(2, 48, 7, 7)).shape
     torch.Size([2, 64, 7, 7])
@@ -206,15 +199,13 @@ class Inception(nn.Module):
 
     def __init__(self, maps: int, first: int, three: tuple[int, int], five: tuple[int, int], pool: int) -> None:
         super().__init__()
-        self.path1 = nn.Sequential(OrderedDict(conv=nn.Conv2d(maps, first, 1), relu=nn.ReLU()))
+        self.path1 = sequential(conv=nn.Conv2d(maps, first, 1), relu=nn.ReLU())
         self.path3 = _reduced(maps, three, 3)
         self.path5 = _reduced(maps, five, 5)
-        self.path_pool = nn.Sequential(
-            OrderedDict(
-                pool=nn.MaxPool2d(3, stride=1, padding=1),
-                project=nn.Conv2d(maps, pool, 1),
-                relu=nn.ReLU(),
-            )
+        self.path_pool = sequential(
+            pool=nn.MaxPool2d(3, stride=1, padding=1),
+            project=nn.Conv2d(maps, pool, 1),
+            relu=nn.ReLU(),
         )
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -224,13 +215,11 @@ class Inception(nn.Module):
 
 def _reduced(maps: int, path: tuple[int, int], side: int) -> nn.Module:
     reduced, output = path
-    return nn.Sequential(
-        OrderedDict(
-            reduce=nn.Conv2d(maps, reduced, 1),
-            relu=nn.ReLU(),
-            conv=nn.Conv2d(reduced, output, side, padding=side // 2),
-            relu2=nn.ReLU(),
-        )
+    return sequential(
+        reduce=nn.Conv2d(maps, reduced, 1),
+        relu=nn.ReLU(),
+        conv=nn.Conv2d(reduced, output, side, padding=side // 2),
+        relu2=nn.ReLU(),
     )
 
 
@@ -246,16 +235,14 @@ def mnist_inception(data_dir: str | None = None) -> Task:
 
 
 def _model() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(1, 48, 5, padding=2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            inception=Inception(48, 16, (24, 32), (4, 8), 8),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(64 * 7 * 7, 10),
-        )
+    return sequential(
+        conv1=nn.Conv2d(1, 48, 5, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        inception=Inception(48, 16, (24, 32), (4, 8), 8),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(64 * 7 * 7, 10),
     )
 
 
@@ -272,7 +259,7 @@ def alexnet() -> Task:
     >>> [part().batch(torch.tensor([3]))[0].shape for part in (alexnet().train, alexnet().test)]
     [torch.Size([1, 3, 224, 224]), torch.Size([1, 3, 224, 224])]
     """
-    return Task(model=convolutional, train=partial(draw, test=False), test=partial(draw, test=True)).named("alexnet")
+    return _task("alexnet", convolutional)
 
 
 def mnist_alexnet(data_dir: str | None = None) -> Task:
@@ -293,43 +280,39 @@ def convolutional(filters: Sequence[int] = (96, 256, 384, 384, 256), columns: in
     60965224
     """
     first, two, three, four, five = filters
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(3, first, 11, stride=4, padding=2),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(3, stride=2),
-            conv2=nn.Conv2d(first, two, 5, padding=2, groups=columns),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(3, stride=2),
-            conv3=nn.Conv2d(two, three, 3, padding=1),
-            relu3=nn.ReLU(),
-            conv4=nn.Conv2d(three, four, 3, padding=1, groups=columns),
-            relu4=nn.ReLU(),
-            conv5=nn.Conv2d(four, five, 3, padding=1, groups=columns),
-            relu5=nn.ReLU(),
-            pool5=nn.MaxPool2d(3, stride=2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(five * 6 * 6, 4096),
-            relu6=nn.ReLU(),
-            fc2=nn.Linear(4096, 4096),
-            relu7=nn.ReLU(),
-            fc3=nn.Linear(4096, CLASSES),
-        )
+    return sequential(
+        conv1=nn.Conv2d(3, first, 11, stride=4, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(3, stride=2),
+        conv2=nn.Conv2d(first, two, 5, padding=2, groups=columns),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(3, stride=2),
+        conv3=nn.Conv2d(two, three, 3, padding=1),
+        relu3=nn.ReLU(),
+        conv4=nn.Conv2d(three, four, 3, padding=1, groups=columns),
+        relu4=nn.ReLU(),
+        conv5=nn.Conv2d(four, five, 3, padding=1, groups=columns),
+        relu5=nn.ReLU(),
+        pool5=nn.MaxPool2d(3, stride=2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(five * 6 * 6, 4096),
+        relu6=nn.ReLU(),
+        fc2=nn.Linear(4096, 4096),
+        relu7=nn.ReLU(),
+        fc3=nn.Linear(4096, CLASSES),
     )
 
 
 def _small() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(1, 20, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(20, 50, 5, groups=2),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(50 * 4 * 4, 500),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(500, 10),
-        )
+    return sequential(
+        conv1=nn.Conv2d(1, 20, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(20, 50, 5, groups=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(50 * 4 * 4, 500),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(500, 10),
     )

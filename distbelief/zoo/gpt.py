@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from distbelief.errors import DataError
+from distbelief.tasks.digits import sequential
 from distbelief.tasks.task import Task, TensorData
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
@@ -49,9 +49,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            OrderedDict(fc1=nn.Linear(width, 4 * width), gelu=nn.GELU(), fc2=nn.Linear(4 * width, width))
-        )
+        self.mlp = sequential(fc1=nn.Linear(width, 4 * width), gelu=nn.GELU(), fc2=nn.Linear(4 * width, width))
 
     def forward(self, states: Tensor) -> Tensor:
         """Compute the states after the block, of the same shape."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from distbelief.tasks.digits import CLASSES, IMAGE, lenet, load_mnist, mnist_task
+from distbelief.tasks.digits import CLASSES, IMAGE, lenet, load_mnist, mnist_task, sequential
 from distbelief.tasks.task import Task, TensorData
 
 HIDDEN = 128
@@ -45,11 +44,7 @@ def mnist_gru(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_gru().model().parameters())
     161034
     """
-    return mnist_task("mnist-gru", _gru, data_dir, (28, 28))
-
-
-def _gru() -> nn.Module:
-    return StackedGRU(28, HIDDEN, CLASSES)
+    return mnist_task("mnist-gru", partial(StackedGRU, 28, HIDDEN, CLASSES), data_dir, (28, 28))
 
 
 PATCH, MAPS = 10, 8
@@ -71,13 +66,6 @@ class LocallyConnected(nn.Module):
     Input of shape (n, maps, height, width); output of shape (n, filters, rows, columns), as of `nn.Conv2d` without
     padding. The parameters of a row are consecutive: `weight` has shape (rows, columns, filters, maps * patch * patch),
     `bias` (rows, columns, filters). Both are initialised as in `nn.Conv2d`.
-
-    Args:
-        maps: number of maps of the input.
-        filters: number of filters at each position.
-        size: height and width of the input.
-        patch: height and width of a filter.
-        stride: distance between patches.
 
     >>> layer = LocallyConnected(1, 8, (28, 28), 10)
     >>> layer(torch.zeros(2, 1, 28, 28)).shape, sum(p.numel() for p in layer.parameters())
@@ -117,14 +105,12 @@ def mnist_local(data_dir: str | None = None) -> Task:
 
 
 def _local() -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(
-            local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(3, stride=2),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
-        )
+    return sequential(
+        local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(3, stride=2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
     )
 
 
@@ -199,20 +185,11 @@ def mnist_siamese(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_siamese().model().parameters())
     431080
     """
-    load = partial(_load_pairs, data_dir)
     return Task(
         data_dir=data_dir,
-        model=_siamese,
-        train=partial(load, "train"),
-        test=partial(load, "t10k"),
+        model=lambda: Siamese(lenet()),
+        train=lambda: Pairs(load_mnist(data_dir, IMAGE, "train"), seed=0),
+        test=lambda: Pairs(load_mnist(data_dir, IMAGE, "t10k"), seed=0),
         loss=contrastive,
         metric=told_apart,
     ).named("mnist-siamese")
-
-
-def _siamese() -> nn.Module:
-    return Siamese(lenet())
-
-
-def _load_pairs(data_dir: str | None, part: Literal["train", "t10k"]) -> Pairs:
-    return Pairs(load_mnist(data_dir, IMAGE, part), seed=0)

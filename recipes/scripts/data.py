@@ -39,9 +39,7 @@ def mnist(samples: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def words(samples: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read some words of Python's library for training, and a tenth as many for tests: (n,), the most common words by
-    number, others 0.
-    """
+    """Read words of Python's library for training, and a tenth as many for tests: (n,), rare ones 0."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = itertools.chain.from_iterable(re.findall(r"\w+|[^\w\s]", one.read_text(errors="ignore")) for one in files)
     told = list(itertools.islice(text, samples + samples // 10))
@@ -59,9 +57,7 @@ def pieces(words: torch.Tensor, columns: int, length: int) -> torch.Tensor:
 
 
 def communities(nodes: int, classes: int) -> tuple[torch.Tensor, torch.Tensor, TensorDataset, TensorDataset]:
-    """Draw a graph with more edges within communities: edges whose rows add up to 1 (n, n), some features of each node
-    (n, 16), and the communities of half of the nodes for training and of the other half for tests.
-    """
+    """Draw a graph with more edges within communities: edges (n, n), features (n, 16), each half of the nodes."""
     chance = torch.Generator().manual_seed(0)
     kinds = torch.randint(classes, (nodes,), generator=chance)
     joined = torch.where(kinds[:, None] == kinds, 0.03, 0.006)

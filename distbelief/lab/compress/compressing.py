@@ -56,13 +56,8 @@ def compress(
 ) -> Json:
     """Compress the model of a run into one file.
 
-    Args:
-        run: run folder.
-        out: file to write.
-        options: degree and way of compression.
-        on: place of further training, by default processes of this machine; a simulated place must keep its run
-            folders.
-        tell: receives a line about each step.
+    Further training is on the place `on`, by default processes of this machine; a simulated place must keep its run
+    folders. `tell` receives a line about each step.
 
     Returns:
         file, task, bytes and dense_bytes, their ratio, dense_error and test_error (percent, of the run's model and of
@@ -290,14 +285,10 @@ def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | s
 
 
 def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Floats, Symbols]:
-    """Cluster numbers by Lloyd's k-means until convergence; return ascending centers and each number's nearest.
+    """Cluster finite numbers by Lloyd's k-means until convergence; return ascending centers and each number's nearest.
 
-    Args:
-        values: finite numbers.
-        clusters: number of centers, at most the count of different numbers.
-        start: initial centers: linear (evenly from the least number to the largest), density (equally many numbers
-            between neighbours), or random (some of the numbers).
-        seed: for random.
+    The initial centers are evenly from the least number to the largest (linear), have equally many numbers between
+    neighbours (density), or are some of the numbers (random, from a seed).
 
     >>> cluster(np.array([0.0, 9.0, 1.0, 8.0], dtype=np.float32), 2, "linear", 0)
     (array([0.5, 8.5], dtype=float32), array([0, 1, 0, 1], dtype=uint16))
@@ -344,14 +335,9 @@ def with_precision(file: ModelFile, precision: str) -> ModelFile:
 
 
 def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the dense state dict of a compressed file as safetensors, with copies under tied names.
+    """Write the dense state dict of a compressed file as safetensors, with copies under tied names; return its path.
 
-    Args:
-        path: compressed file.
-        out: file to write, by default beside it with the suffix .safetensors.
-
-    Returns:
-        Path of the written file.
+    By default it is beside the compressed file, with the suffix .safetensors.
 
     Raises:
         DataError: the file is missing, truncated, foreign or corrupt.

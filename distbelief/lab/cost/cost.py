@@ -206,7 +206,6 @@ def does_not_fit(tracer: Tracer, batch_size: int, optimizer: Optimizer) -> str:
 
 
 def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -> int:
-    """Return the largest batch that fits."""
 
     def fits(size: int) -> bool:
         return process + needed(tracer, size, optimizer) <= limit

@@ -158,7 +158,6 @@ class SplitMeasurement(NamedTuple):
 
 
 def _in_ms(seconds: float) -> str:
-    """Return seconds in ms."""
     return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
@@ -367,7 +366,7 @@ class Turns:
         return statistics.median(times.get(ran, 0.0) for times in self._splits)
 
     def _whole_step(self) -> tuple[float, float]:
-        _forget([self._model])
+        self._model.zero_grad()
         begin = self._clock.mark()
         inputs, targets = self._gathered()
         gathered = self._clock.mark()
@@ -380,15 +379,14 @@ class Turns:
         return on_device(inputs, self._device), on_device(targets, self._device)
 
     def _split_step(self, watch: _SegmentMeter) -> _SegmentMeter:
-        _forget(program.module for program in self._programs)
+        for program in self._programs:
+            program.module.zero_grad()
         play([_Watched(program, self._batches, watch) for program in self._programs], self._steps.actions)
         watch.add_up()
         return watch
 
     def _keep(self) -> None:
-        """Measure the bytes that autograd keeps for the whole model, and for each segment besides the values it
-        received.
-        """
+        """Measure the bytes that autograd keeps for the whole model, and for each segment besides those received."""
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         watch = _SegmentMeter(self._clock, held)
@@ -454,12 +452,6 @@ class _Watched(Passes):
     def take(self, crossing: Crossing, tensor: Tensor) -> None:
         self._watch.receive(self.program.partition, tensor)
         super().take(crossing, tensor)
-
-
-def _forget(modules: Iterable[nn.Module]) -> None:
-    for module in modules:
-        for parameter in module.parameters():
-            parameter.grad = None
 
 
 def _address(tensor: Tensor) -> int:

@@ -120,9 +120,7 @@ class Tracer:
         return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
 
     def mapped(self, batch_size: int) -> dict[str, int]:
-        """Return the bytes of each allocation of `MAPPED` or more, by kind; none if the minibatch cannot be
-        computed.
-        """
+        """Return the bytes by kind of allocations of `MAPPED` or more; none if the minibatch cannot be computed."""
         try:
             return self._iteration(batch_size, (0.0, 0.0)).mapped()
         except TrainingError:

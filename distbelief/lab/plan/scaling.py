@@ -122,17 +122,10 @@ def scaling(
     split: Partitions | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Scaling:
-    """Measure the numbers that fit this machine, and simulate all.
+    """Measure the numbers that fit this machine, and simulate all; raise as `plan`.
 
-    Args:
-        task: task to train.
-        counts: numbers of replicas, or of partitions if a split is named; 1 is always among them.
-        request: machines, strategies and limits.
-        split: way to split; more partitions than this machine has cores have a machine each.
-        tell: receives each step.
-
-    Raises:
-        UsageError, DataError, TrainingError: as `plan`.
+    The counts are of replicas, or of partitions if a split is named; 1 is always among them. More partitions than this
+    machine has cores have a machine each.
     """
     resolved = planning.resolved_task(task, request)
     counts = sorted({1, *counts})

@@ -1,6 +1,4 @@
-"""Problems of the study `observation`; the sizes of gradients differ much between parameters in some, little in
-others.
-"""
+"""Problems of the study `observation`: gradients differ much in size between parameters in some, little in others."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ SAMPLES, TEST_SAMPLES = 20_000, 4_000
 
 
 def words() -> Task:
-    """Predict the next word of Python's `help()` from the two before; word frequencies are those of natural
-    language.
-    """
+    """Predict the next word of Python's `help()` from the two before; word frequencies are natural."""
     return Task(
         model=lambda: nn.Sequential(
             nn.Embedding(WORDS, WIDTH),
@@ -61,9 +57,7 @@ def deep_sigmoids(data_dir: str | None = None) -> Task:
 
 
 def even_sigmoids(data_dir: str | None = None) -> Task:
-    """Return `deep_sigmoids` with initial weights four times as large, which keep gradients equal from layer to
-    layer.
-    """
+    """Return `deep_sigmoids` with four times as large initial weights, which keep gradients equal between layers."""
     return _images(partial(_sigmoids, 4.0), data_dir)
 
 

@@ -173,9 +173,7 @@ class Trial(JobFigures, frozen=True, kw_only=True):
 
 
 def of_result(*results: Json) -> Json:
-    """Return a trial's figures from `result.json`, summed over several runs, with the outcome of the first unfinished
-    one.
-    """
+    """Return a trial's figures from `result.json`, summed over runs, with the outcome of the first unfinished one."""
     first = next((result for result in results if result["outcome"] != Outcome.DONE), results[0])
     rows = [row for row in results[0]["history"] if row["train_loss"] is not None]
     staleness = sum((Counter(result["staleness"]["histogram"]) for result in results), Counter[str]())
