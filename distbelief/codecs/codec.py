@@ -43,15 +43,7 @@ def check_finite(values: Floats) -> None:
 
 
 def cut(data: bytes, sizes: tuple[int, ...], what: str) -> list[bytes]:
-    """Cut bytes into parts.
-
-    Args:
-        data: the bytes.
-        sizes: sizes of the parts; a negative last one takes the rest.
-        what: name of the encoded values, for the error.
-
-    Raises:
-        DataError: there are too few bytes, or too many.
+    """Cut bytes into parts of these sizes; a negative last one takes the rest. Refuse too few bytes, or too many.
 
     >>> cut(b"abcd", (1, -1), "a word")
     [b'a', b'bcd']

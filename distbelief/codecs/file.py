@@ -61,9 +61,7 @@ class ModelFile:
     """Name of the file in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the dense state dict, in which tied names share a tensor; raise a `DataError` if memory does not
-        suffice.
-        """
+        """Return the dense state dict, in which tied names share a tensor; refuse one that exceeds memory."""
         try:
             dense = {name: stored.dense() for name, stored in self.tensors.items()}
         except RuntimeError as error:  # the error of torch's allocator
@@ -72,11 +70,10 @@ class ModelFile:
 
     @property
     def dense_bytes(self) -> int:
-        """Return the number of bytes of all values before compression."""
+        """Number of bytes of all values before compression."""
         return sum(stored.size * stored.values.itemsize for stored in self.tensors.values())
 
     def encode(self) -> bytes:
-        """Encode the file."""
         parts = [stored.encode(self.huffman) for stored in self.tensors.values()]
         entries = tuple(
             TensorHeader(

@@ -125,10 +125,7 @@ LEVELS = 127
 
 
 class LowPrecision:
-    """Codec of float32 numbers in 16 or 8 bits, rounded to the nearest.
-
-    Args:
-        precision: bf16, fp16 or int8.
+    """Codec of float32 numbers in 16 or 8 bits (bf16, fp16 or int8), rounded to the nearest.
 
     >>> codec = LowPrecision("int8")
     >>> data = codec.encode(np.array([1.0, -0.5, 0.0], dtype=np.float32))

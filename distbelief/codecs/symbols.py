@@ -12,10 +12,7 @@ from distbelief.errors import DataError, UsageError
 
 
 class Packed:
-    """Codec of symbols from 0 to 2**bits - 1 by bit planes, the plane of the lowest bits first.
-
-    Args:
-        bits: bits of a symbol, 1 to 12.
+    """Codec of symbols from 0 to 2**bits - 1, of 1 to 12 bits, by bit planes, the plane of the lowest bits first.
 
     >>> Packed(4).encode(np.array([1, 15, 2], dtype=np.uint16)).hex()
     'c0604040'
@@ -27,12 +24,10 @@ class Packed:
         self.bits = bits
 
     def encode(self, values: Symbols) -> bytes:
-        """Write the bit planes."""
         self.check(values)
         return _planes(values, self.bits)
 
     def decode(self, data: bytes, count: int) -> Symbols:
-        """Read the symbols."""
         cut(data, (self.bits * -(-count // 8),), f"{count:,} symbols of {self.bits} bits")
         return _of_planes(data, count, self.bits)
 
@@ -48,9 +43,6 @@ class Huffman(Packed):
 
     Symbols of few bits share a byte, so that frequent ones can take less than a bit. For symbols of more than 8 bits,
     the lowest bits are packed in front of the codes, since they are nearly random.
-
-    Args:
-        bits: bits of a symbol, 1 to 12.
 
     >>> text = np.array([0, 1, 0, 2, 0, 0, 1, 0], dtype=np.uint16)
     >>> data = Huffman(2).encode(text)
@@ -76,7 +68,6 @@ class Huffman(Packed):
         return _planes(values, self._low) + deflate.compress(text.tobytes()) + deflate.flush()
 
     def decode(self, data: bytes, count: int) -> Symbols:
-        """Read the symbols."""
         what = f"a Huffman code of {count:,} symbols"
         planes, coded = cut(data, (self._low * -(-count // 8), -1), what)
         length, inflate = -(-count // len(self._shifts)), zlib.decompressobj(-zlib.MAX_WBITS)
@@ -118,10 +109,7 @@ class Gaps:
 
     A gap is a symbol, with the number of bits that gives the fewest bytes. The largest symbol is a filler: it stands
     for that number of empty positions before the next gap. Unlike the paper's filler it needs no value of its own.
-
-    Args:
-        size: number of positions.
-        huffman: whether gaps have Huffman codes; else all have the same number of bits.
+    Without Huffman codes all gaps have the same number of bits.
 
     >>> codec = Gaps(100, huffman=False)
     >>> data = codec.encode(np.array([3, 4, 90]))

@@ -89,10 +89,7 @@ SCALINGS: Mapping[str, Callable[[int], float]] = {
 
 
 class Policy:
-    """Asynchronous policy: no replica waits.
-
-    Args:
-        scaling: one of `SCALINGS`.
+    """Asynchronous policy: no replica waits. `scaling` is one of `SCALINGS`.
 
     >>> Policy("inverse").push(Key("replica 0", 0, 1), tick=0, samples=8, staleness=4)
     Verdict(action=<Action.APPLY: 'apply'>, reason='it is 4 updates old', scale=0.25)
@@ -149,11 +146,7 @@ class Policy:
         return type(self) is not Policy or self._scaling is not None
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Let a replica take part from a tick on (-1: the policy chooses), with minibatches of an epoch.
-
-        Returns:
-            the tick.
-        """
+        """Let a replica take part from a tick on (-1: the policy chooses), in an epoch; return the tick."""
         return 0
 
     def rest(self, who: str, incarnation: int, epoch: int) -> None:
@@ -164,11 +157,7 @@ class Policy:
         """Note that an incarnation of a replica (-1: the known one) has left or died; older ones do not count."""
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
-        """Note which of several models a push steps, and whether it is the first of a minibatch.
-
-        Returns:
-            why that is refused; "" where it is not.
-        """
+        """Note which of several models a push steps, and if it opens a minibatch; return why that is refused, or ""."""
         return ""
 
     def may_push(self, who: str) -> bool:
@@ -186,11 +175,7 @@ class Policy:
         return ANSWER
 
     def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
-        """Return what to do next with gathered or held pushes; None while they wait.
-
-        Args:
-            short: take fewer pushes than an update wants.
-        """
+        """Return what to do next with gathered or held pushes (`short`: with fewer than wanted); None to wait."""
         return None
 
     def validate(self) -> None:
@@ -208,12 +193,7 @@ class Policy:
 # The floor never falls, since a fetch that was answered cannot be taken back. So a replica that joins begins at the
 # floor at least, whatever tick it names, and one that leaves can only let the floor rise.
 class Members(Policy):
-    """Policy that knows its members and their ticks, and waits for none of them.
-
-    Args:
-        scaling: one of `SCALINGS`.
-        replicas: number of replicas that the job begins with.
-    """
+    """Policy that knows its members and their ticks, and waits for none; the job begins with `replicas` replicas."""
 
     attended = True
 
@@ -240,7 +220,6 @@ class Members(Policy):
         self.floor, self.members, self._known = state.floor, dict(state.members), dict(state.lives)
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Count a replica in."""
         if incarnation < self._known.get(who, 0):
             return self.floor
         self._known[who] = incarnation
@@ -257,7 +236,6 @@ class Members(Policy):
             self._rise()
 
     def leave(self, who: str, incarnation: int) -> None:
-        """Count a replica out."""
         if not 0 <= incarnation < self._known.get(who, 0):
             self._taking_part.discard(roles.index_of(who))
         self.rest(who, incarnation, 0)
@@ -288,11 +266,8 @@ class SoftsyncPolicy(Members):
         """Gather every push; its staleness is final, since the next update takes it."""
         self._gathered += 1
         self._samples += samples
-        return Verdict(
-            Action.GATHER,
-            f"it is {self._gathered} of {self._wanted} that make an update",
-            self._scaling(staleness) if self._scaling else 1.0,
-        )
+        scale = self._scaling(staleness) if self._scaling else 1.0
+        return Verdict(Action.GATHER, f"it is {self._gathered} of {self._wanted} that make an update", scale)
 
     @property
     def _wanted(self) -> int:
@@ -329,7 +304,6 @@ class BoundedPolicy(Members):
         return super().push(key, tick, samples, staleness)
 
     def applied(self, who: str, tick: int) -> None:
-        """Note a replica's tick."""
         before = self.members.get(who)
         if before is not None:
             self.members[who] = max(before, tick + 1)
@@ -341,19 +315,14 @@ class BoundedPolicy(Members):
         needed = tick - self.bound
         if self.floor >= needed or who not in self.members:
             return ANSWER
-        where = f"the slowest is at {self.floor}"
-        return Verdict(
-            Action.HOLD,
-            f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self.bound}); {where}",
-        )
+        reason = f"tick {tick} may begin when all are at tick {needed} or later (--staleness {self.bound})"
+        return Verdict(Action.HOLD, f"{reason}; the slowest is at {self.floor}")
 
     def validate(self) -> None:
-        """Assert that the floor is the slowest member's tick."""
         slowest = min(self.members.values(), default=self.floor)
         assert self.floor == slowest, f"the floor is at {self.floor}, and the slowest at {slowest}"
 
     def slowest(self) -> list[str]:
-        """Return the members at the floor."""
         return [who for who, tick in self.members.items() if tick <= self.floor]
 
     def _rise(self) -> None:
@@ -362,10 +331,7 @@ class BoundedPolicy(Members):
 
 
 class RoundRobin(Members):
-    """Policy that applies members' pushes in turn, by the members' numbers; `floor` counts turns.
-
-    Args:
-        replicas: their largest number.
+    """Policy that applies members' pushes in turn, by the members' numbers below `replicas`; `floor` counts turns.
 
     >>> policy = RoundRobin(3)
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 2", 0, 0)
@@ -389,7 +355,6 @@ class RoundRobin(Members):
         return super().push(key, tick, samples, staleness)
 
     def slowest(self) -> list[str]:
-        """Return the member whose turn it is."""
         return sorted(self.members, key=self._passed)[:1]
 
     def _passed(self, who: str) -> int:

@@ -206,9 +206,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """Gradient that is in place: the minibatch's mean loss (None if unknown), its samples, the seconds it took without
-    loading.
-    """
+    """Gradient in place, with the minibatch's mean loss (None: unknown), its samples, and seconds without loading."""
 
     loss: float | None
     samples: int

@@ -82,13 +82,7 @@ class Ledger:
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, partition: int, incarnation: int, clock: int) -> int:
-        """Take a replica's word that its pushes up to `clock` were taken by a shard that died.
-
-        Returns:
-            the number of these that are unknown here.
-
-        Raises:
-            RemoteProtocolError: no clock has that number.
+        """Note a replica's word that a shard which died had taken its pushes up to `clock`; count those unknown here.
 
         >>> ledger = Ledger()
         >>> ledger.judge("replica 0", 0, 0, 1).taking.value, ledger.resume("replica 0", 0, 0, 3)
@@ -106,11 +100,7 @@ class Ledger:
         return max(0, clock - last)
 
     def judge(self, who: str, partition: int, incarnation: int, clock: int) -> Judgement:
-        """Decide on a push, and note it if it is to be applied.
-
-        Raises:
-            RemoteProtocolError: a push before this one is missing.
-        """
+        """Decide on a push, and note it if it is to be applied; refuse one before which a push is missing."""
         key = who, partition
         # The clock decides, since links keep their order. The next number is new; a lower one was applied, and only its
         # acknowledgement was lost; a higher one comes only if a message is missing. An incarnation counts from 1.

@@ -6,6 +6,7 @@ a link. Each conversation has a file of its own in `core/conversations`, which n
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -99,17 +100,11 @@ class Traffic:
         self.sent = dict.fromkeys(KINDS, 0)
         self.received = dict.fromkeys(KINDS, 0)
         self.shared_memory = dict.fromkeys(KINDS, 0)
-        """Bytes read there."""
-        self._reported = {way: dict.fromkeys(KINDS, 0) for way in WAYS}
+        self._reported = {way: Counter[str]() for way in WAYS}
 
     def tell(self, role: str) -> BytesCounted | None:
         """Return the counts since the last call; None where there are none."""
-        new = {way: self._new(getattr(self, way), self._reported[way]) for way in WAYS}
+        counted = {way: Counter[str](getattr(self, way)) for way in WAYS}
+        new = {way: dict(counted[way] - self._reported[way]) for way in WAYS}
+        self._reported = counted
         return BytesCounted(role, **new) if any(new.values()) else None
-
-    @staticmethod
-    def _new(counted: dict[str, int], reported: dict[str, int]) -> dict[str, int]:
-        new = {kind: more for kind in KINDS if (more := counted[kind] - reported[kind])}
-        for kind, more in new.items():
-            reported[kind] += more
-        return new

@@ -31,9 +31,7 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
-    """Return the layers that lie on several shards, by their numbers, with these shards.
-
-    There are none where the optimizer needs no norm of a layer.
+    """Return the layers on several shards, by their numbers, with these; none if the optimizer needs no norms.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
@@ -68,10 +66,6 @@ def added(parts: Iterable[Squares]) -> Squares:
 
 class Exchange:
     """One shard's side of the exchange.
-
-    Args:
-        plan: the job's.
-        index: the shard's.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings
@@ -133,11 +127,7 @@ class Exchange:
         return [Send(self._ruler, norms) for norms in (*self._said, *known)]
 
     def take(self, sender: str, norms: Norms) -> list[Send]:
-        """Take a shard's share, or the ruler's sums.
-
-        Raises:
-            RemoteProtocolError: the sender has no part in the exchange.
-        """
+        """Take a shard's share, or the ruler's sums; refuse a sender that has no part in the exchange."""
         if self._own != self._ruler:
             if sender != self._ruler:
                 raise RemoteProtocolError(f"{sender} sends sums of norms, and is not the ruling shard")

@@ -40,15 +40,7 @@ class Optimizer(msgspec.Struct, frozen=True):
     """True where weight decay leaves biases and normalisations alone."""
 
     def check(self, norms: bool, of: str = "") -> None:
-        """Refuse impossible options, and without `norms` an optimizer that needs the norms of whole layers.
-
-        Args:
-            norms: whether whole layers are in one place.
-            of: beginning of its options' names.
-
-        Raises:
-            UsageError: names the option, its value and the remedy.
-        """
+        """Refuse impossible options (named `--{of}lr`), and without `norms` of whole layers what needs them."""
         if not 0 <= self.lr < float("inf"):
             raise UsageError(f"--{of}lr {self.lr}: must be 0 or more, and finite")
         for name, value in self.options.items():
@@ -195,14 +187,9 @@ class LearningRate:
         return self.lr_schedule != "constant" or bool(self.warmup_epochs)
 
     def rate_factor(self, samples: int, of_epoch: int, epochs: int, batch: int, scale: float | None = None) -> float:
-        """Return the factor on the base rate for one update.
+        """Return the factor on the base rate for an update of `batch` samples, after `samples` were applied.
 
-        Args:
-            samples: number applied before the update.
-            of_epoch: number in an epoch.
-            epochs: number in the job.
-            batch: samples in the update.
-            scale: factor for the size of the global batch; None where no base batch is set.
+        `scale` is the factor for the size of the global batch; None where no base batch is set.
         """
         scaled = 1.0 if scale is None else scale
         if not self.rate_follows:

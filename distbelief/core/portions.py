@@ -213,28 +213,15 @@ class Dealer:
         return head
 
     def done(self, who: str, steps: int) -> list[int]:
-        """Note that a replica's next `steps` minibatches are applied at all shards; return the epochs thus completed.
-
-        Raises:
-            RemoteProtocolError: the replica was not dealt so many.
-        """
+        """Note that a replica's next `steps` minibatches are applied at all shards; return the epochs completed."""
         if steps < 0:
             raise RemoteProtocolError(f"{who} reports {steps} steps")
         return [portion.epoch for portion in self._next(who, steps) if self._count(portion.epoch, portion.count)]
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
-        """Note that `steps` of a replica's next minibatches are applied, and deal again those that were dropped.
+        """Note that a replica's next minibatches are applied, except those `dropped`; return the completed epochs.
 
-        Args:
-            who: the replica.
-            steps: number of applied minibatches.
-            dropped: (at, count) for each run that was dropped: `count` minibatches, after `at` applied ones.
-
-        Returns:
-            the epochs that this completes.
-
-        Raises:
-            RemoteProtocolError: the replica was not dealt so many.
+        A run that was dropped is (at, count): `count` minibatches after `at` applied ones; they are dealt again.
 
         >>> dealer = Dealer(batches=2, epochs=1, replicas=1)
         >>> _ = dealer.deal("replica 0"), dealer.deal("replica 0")
@@ -270,9 +257,6 @@ class Dealer:
 
     def give_back(self, who: str, portions: tuple[Portion, ...]) -> None:
         """Take back ends of portions that a replica has not begun; they are dealt next.
-
-        Raises:
-            RemoteProtocolError: the replica holds no portion with such an end.
 
         >>> dealer = Dealer(batches=32, epochs=1, replicas=1)
         >>> dealer.deal("replica 0"), dealer.give_back("replica 0", (Portion(0, 2, 6),)), dealer.deal("replica 1", 4)

@@ -23,17 +23,9 @@ from distbelief.core.messages import Message
 from distbelief.core.roles import Kind
 
 SERVED = (
-    MEMBERSHIP,
-    INITIALISING,
-    DEALING,
-    PUSHING,
-    ATTENDANCE,
-    AGREEMENT,
-    CHECKPOINTING,
-    EVALUATING,
-    MIRRORING,
+    MEMBERSHIP, INITIALISING, DEALING, PUSHING, ATTENDANCE, AGREEMENT, CHECKPOINTING, EVALUATING, MIRRORING,
     PARTITIONING,
-)
+)  # fmt: skip
 """Conversations of a job with a server."""
 BATCHED = (*SERVED, OPERATIONS)
 """Conversations of a job in batches, whose server operates on vectors."""
@@ -52,11 +44,7 @@ ANSWERS: Mapping[type[Message], type[Message]] = {
 
 
 def heard_by(kind: Kind, conversations: Iterable[Conversation]) -> Mapping[type, tuple[Kind, ...]]:
-    """Return the events that a machine may receive, each with the kinds of its senders.
-
-    Args:
-        kind: kind of the machine's role.
-        conversations: those that it takes part in.
+    """Return the events that a machine of a kind may receive in conversations, each with the kinds of its senders.
 
     >>> heard = heard_by(Kind.COORDINATOR, (DEALING,))
     >>> {event.__name__: [*map(str, kinds)] for event, kinds in heard.items()}

@@ -74,17 +74,8 @@ class Cause(StrEnum):
 
 
 _OUTCOMES = {
-    **dict.fromkeys(
-        (
-            Cause.EPOCHS_DONE,
-            Cause.SCRIPT_STOPPED,
-            Cause.DONE_BEFORE,
-            Cause.CONVERGED,
-            Cause.NO_DESCENT,
-            Cause.BUDGET_SPENT,
-        ),
-        Outcome.DONE,
-    ),
+    **dict.fromkeys((Cause.EPOCHS_DONE, Cause.SCRIPT_STOPPED, Cause.DONE_BEFORE), Outcome.DONE),
+    **dict.fromkeys((Cause.CONVERGED, Cause.NO_DESCENT, Cause.BUDGET_SPENT), Outcome.DONE),
     Cause.TARGET_REACHED: Outcome.TARGET,
     Cause.INTERRUPTED: Outcome.INTERRUPTED,
     Cause.REPLICAS_LEFT: Outcome.LEFT,

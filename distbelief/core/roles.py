@@ -49,12 +49,7 @@ _NUMBERED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY)
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Role of a job.
-
-    Args:
-        kind: its kind.
-        index: its number among those of its kind; -1 where there is one.
-        partition: partition of a split replica; -1 for a whole one.
+    """Role of a job; `index` is -1 where there is one of its kind, `partition` where a replica is whole.
 
     >>> str(Role(Kind.REPLICA, 3)), str(Role(Kind.REPLICA, 3, 1)), str(Role(Kind.COORDINATOR))
     ('replica 3', 'replica 3.1', 'coordinator')
@@ -71,10 +66,7 @@ class Role(msgspec.Struct, frozen=True):
 
 @lru_cache(_KNOWN)
 def parse(text: str) -> Role:
-    """The role that a text names.
-
-    Raises:
-        RemoteProtocolError: it names none.
+    """Return the role that a text names; refuse a text that names none.
 
     >>> parse("replica 3.1"), parse("shard 0").kind, parse("coordinator").index
     (Role(kind=<Kind.REPLICA: 'replica'>, index=3, partition=1), <Kind.SHARD: 'shard'>, -1)
@@ -103,11 +95,7 @@ CLOCK = str(Role(Kind.CLOCK))
 
 
 def kind(role: str) -> Kind:
-    """Return the kind of a role.
-
-    >>> kind("shard 3")
-    <Kind.SHARD: 'shard'>
-    """
+    """Return the kind of a role."""
     return parse(role).kind
 
 
@@ -166,11 +154,7 @@ def is_replica(role: str) -> bool:
 
 
 def replica(index: int) -> str:
-    """Return the role of replica `index`.
-
-    >>> replica(2)
-    'replica 2'
-    """
+    """Return the role of replica `index`."""
     return str(Role(Kind.REPLICA, index))
 
 
@@ -185,11 +169,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
     partitions: int = 1
 
     def check(self) -> None:
-        """Refuse an impossible mesh.
-
-        Raises:
-            UsageError: names the option, its value and the bound.
-        """
+        """Refuse an impossible mesh, with a `UsageError`."""
         for option, count in (("--replicas", self.replicas), ("--partitions", self.partitions)):
             if count < 1:
                 raise UsageError(f"{option} {count}: must be 1 or more")
@@ -258,38 +238,22 @@ def partitions_of(role: str, partitions: int) -> tuple[str, ...]:
 
 
 def shard(index: int) -> str:
-    """Return the role of shard `index`.
-
-    >>> shard(0)
-    'shard 0'
-    """
+    """Return the role of shard `index`."""
     return str(Role(Kind.SHARD, index))
 
 
 def standby(index: int) -> str:
-    """Return the role of the standby of shard `index`.
-
-    >>> standby(0)
-    'standby 0'
-    """
+    """Return the role of the standby of shard `index`."""
     return str(Role(Kind.STANDBY, index))
 
 
 def standby_of(shard: str) -> str:
-    """Return a shard's standby.
-
-    >>> standby_of("shard 3")
-    'standby 3'
-    """
+    """Return a shard's standby."""
     return standby(index_of(shard))
 
 
 def shard_of(standby: str) -> str:
-    """Return a standby's shard.
-
-    >>> shard_of("standby 3")
-    'shard 3'
-    """
+    """Return a standby's shard."""
     return shard(index_of(standby))
 
 

@@ -23,11 +23,7 @@ HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 
 
 def quorum_of(quorum: float, members: int) -> int:
-    """Return the number of gradients that a round waits for.
-
-    Args:
-        quorum: below 1 a fraction of the members, rounded up; else a number.
-        members: number of replicas that take part, 1 or more.
+    """Return how many gradients a round waits for; a quorum below 1 is a fraction of the members, rounded up.
 
     >>> quorum_of(0.75, 4), quorum_of(0.75, 3), quorum_of(0.1, 4), quorum_of(3, 4), quorum_of(3, 2)
     (3, 3, 1, 3, 2)
@@ -81,11 +77,7 @@ class Rounds(Policy):
     A replica that dies before its round is decided is not in it, and its minibatch is dealt again. One that dies later
     is in it at those shards that its push had reached: at each shard whole or not at all.
 
-    Args:
-        settings: the job's.
-        rules: whether this shard is the ruler.
-        backup: number of gradients that a round does not wait for.
-        quorum: see `quorum_of`; 0 for all but the backup workers.
+    A round does not wait for `backup` gradients; or it waits for a `quorum` (see `quorum_of`) that is not 0.
 
     >>> from distbelief.strategies import Synchronous
     >>> policy = Rounds(Settings(batch_size=8, strategy=Synchronous(2)), rules=True)
@@ -134,11 +126,7 @@ class Rounds(Policy):
         self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Count a replica in; the first replica of a new epoch also counts in all that rest.
-
-        Returns:
-            the first round that it is in; -1 where `admitted` returns that round later.
-        """
+        """Count a replica in, with the first of an epoch all that rest; return its first round, -1 if not yet known."""
         if incarnation < self._known.get(who, 0):
             return self.floor
         self._epoch = max(self._epoch, epoch)
@@ -201,7 +189,6 @@ class Rounds(Policy):
             del self._resting[who]
 
     def leave(self, who: str, incarnation: int) -> None:
-        """Count a replica out, and its push."""
         known = self._known.get(who, 0)
         if 0 <= incarnation < known:
             return
@@ -327,13 +314,11 @@ class Rounds(Policy):
         waiting = [*fresh, *ruled & self._here.keys(), *self._dropping]
         assert len(waiting) == len({*waiting}), f"{waiting}: a push waits for two things"
         assert {*waiting} <= self._here.keys(), f"{waiting} wait, and {[*self._here]} are here"
-        assert {*self._owing.values()} <= self._here.keys(), (
-            f"{self._owing} are owed a round, and {[*self._here]} are here"
-        )
+        owing = {*self._owing.values()}
+        assert owing <= self._here.keys(), f"{owing} are owed a round, and {[*self._here]} are here"
         assert not self._members & self._resting.keys(), f"{self._resting} rest, and are waited for"
-        assert not self._rules or self.floor <= self._decided, (
-            f"{self.floor} rounds are made, {self._decided} are ruled"
-        )
+        made, ruled_here = self.floor, self._decided
+        assert not self._rules or made <= ruled_here, f"{made} rounds are made, {ruled_here} are ruled"
 
     def untold(self) -> list[Ruling]:
         """Return the rulings since the last call, for the other shards."""

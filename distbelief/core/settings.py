@@ -59,10 +59,7 @@ class FixedPointBits(NamedTuple):
 
 
 def fixed_point_bits(text: str) -> FixedPointBits | None:
-    """Parse `--fixed-point`; None for "".
-
-    Raises:
-        UsageError: the text has another form, or numbers of bits that are not supported.
+    """Parse `--fixed-point`; None for "". Refuse another form, and numbers of bits that are not supported.
 
     >>> fixed_point_bits("dynamic:10,12")
     FixedPointBits(products=10, updates=12)
@@ -77,48 +74,6 @@ def fixed_point_bits(text: str) -> FixedPointBits | None:
             f"such as dynamic:10,12; {FEWEST_BITS} or more, at most {MOST_BITS}, and no fewer of what is updated"
         )
     return bits
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """Passes over the data, and their minibatches."""
-
-    epochs: int = 1
-    """Passes over the training set."""
-    batch_size: int = 64
-    """Samples in a minibatch of one replica."""
-    drop_last: bool = False
-    """Leave out the last minibatch of an epoch if it is smaller than the others; its samples differ from epoch to
-    epoch.
-    """
-    order: str = "shuffled"
-    """Order of the samples: shuffled anew in each epoch, or sequential, which gives each replica a contiguous part."""
-    data: str = "shared"
-    """Data of the replicas: shared (all have the same, and the next free replica is dealt the next minibatch), private
-    (the same, shuffled and cut once: each replica keeps its part in all epochs), sorted (as private, but cut in the
-    order of the labels), or own (each loads data of its own, and trains on all of them).
-    """
-
-    @property
-    def own_data(self) -> bool:
-        """True where each replica has data of its own."""
-        return self.data == OWN_DATA
-
-    @property
-    def keeps_parts(self) -> bool:
-        """True where each replica keeps one part of the samples in all epochs."""
-        return self.data in (PRIVATE, SORTED)
-
-    def data_checks(self, spelled: Mapping[str, str]) -> Iterator[Check]:
-        """Yield the checks of these options.
-
-        Args:
-            spelled: names of options that differ in this job.
-        """
-        for name in ("epochs", "batch_size"):
-            yield partial(at_least, self, 1, (name,), spelled)
-        yield partial(among, "order", self.order, ORDERS)
-        yield partial(among, "--data", self.data, WHOSE)
 
 
 class Rhythm(NamedTuple):
@@ -175,23 +130,14 @@ class Traits:
         return 0
 
     def check(self, settings: Settings) -> None:
-        """Refuse values of these options that are impossible, by themselves or with others.
-
-        Raises:
-            UsageError: names the option, its value and the remedy.
-        """
+        """Refuse impossible values of these options, with a `UsageError` that names option, value and remedy."""
 
     def global_batch(self, settings: Settings) -> int:
         """Return the samples of an update in which all replicas take part."""
         return settings.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Make a shard's policy, which decides what may be stale.
-
-        Args:
-            settings: the job's.
-            rules: whether the shard decides for all shards.
-        """
+        """Make a shard's policy, which decides what may be stale; with `rules` it decides for all shards."""
         return Policy()
 
 
@@ -220,15 +166,13 @@ class Accruing(StrategyOptions):
     push_every: int | str = 1
     """Steps, each of a minibatch, whose gradients are summed into one push (the paper's n_push). With --local-optimizer
     a push is the change that these steps made; auto:50 then gives the fastest replica 50 steps, and each other one as
-    many as it makes in that time (auto is auto:50).
-    """
+    many as it makes in that time (auto is auto:50)."""
     _: KW_ONLY
     local_optimizer: Given[Optimizer | None, str] = Given(None, str, optim)
     """Optimizer with which each replica steps its copy of the parameters between two pushes."""
     local_lr: float = 0.0
     """Learning rate of --local-optimizer, 0 for its default. Without one: the rate of the plain SGD that a replica
-    takes by itself between fetches, 0 for none.
-    """
+    takes by itself between fetches, 0 for none."""
 
     @cached_property
     def push_steps(self) -> int:
@@ -255,11 +199,7 @@ class Accruing(StrategyOptions):
         return msgspec.structs.replace(chosen, lr=self.local_lr) if chosen and self.local_lr else chosen
 
     def check_local(self, settings: Settings) -> None:
-        """Refuse optimizers of replicas and shards that do not fit together, and options that local steps ignore.
-
-        Raises:
-            UsageError: names the option, its value and the remedy.
-        """
+        """Refuse optimizers of replicas and shards that do not fit together, and options that local steps ignore."""
         outer, local = settings.optimizer, self.local
         if self.push_steps and self.paced:
             refused = {
@@ -285,9 +225,8 @@ class Accruing(StrategyOptions):
             )
         default = Settings(strategy=Pushing())
         for name, why in WITHOUT_LOCAL.items():
-            here, plain = (
-                (settings, default) if hasattr(settings, name) else (settings.strategy.pushing, default.strategy)
-            )
+            shared = hasattr(settings, name)
+            here, plain = (settings, default) if shared else (settings.strategy.pushing, default.strategy)
             if (value := getattr(here, name)) != getattr(plain, name):
                 raise UsageError(f"{option(name)} {value} with --local-optimizer: {why}; leave it off")
         self._check_outer(settings)
@@ -336,8 +275,7 @@ class Pushing(Accruing):
     """Steps between fetches of the parameters (the paper's n_fetch)."""
     prefetch: int = 0
     """1: the next fetch is in flight while a step computes and pushes are not waited for, for one more step of
-    staleness.
-    """
+    staleness."""
     warm_start_steps: int = 0
     """Steps that one replica takes alone before the others begin."""
     staleness_scaling: str = "none"
@@ -345,7 +283,6 @@ class Pushing(Accruing):
 
     @property
     def pushing(self) -> Pushing:
-        """These options."""
         return self
 
     def global_batch(self, settings: Settings) -> int:
@@ -353,17 +290,11 @@ class Pushing(Accruing):
         return settings.batch_size * self.push_steps
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Make the policy that applies every push at once."""
         if settings.optimizer.name == DELAYED:
             return consistency.Members(self.staleness_scaling, settings.replicas)
         return Policy(self.staleness_scaling)
 
     def check(self, settings: Settings) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            UsageError: names the option, its value and the remedy.
-        """
         at_least(self, 1, ("fetch_every",), {})
         at_least(self, 0, ("warm_start_steps", "local_lr"), {})
         among("staleness scaling", self.staleness_scaling, consistency.SCALINGS)
@@ -396,21 +327,32 @@ class OfStrategy(Generic[Value]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedOptions(DataSettings, LearningRate):
+class SharedOptions(LearningRate):
     """Options that all roles of a job share, whatever its strategy."""
 
+    epochs: int = 1
+    """Passes over the training set."""
+    batch_size: int = 64
+    """Samples in a minibatch of one replica."""
+    drop_last: bool = False
+    """Leave out the last minibatch of an epoch if it is smaller than the others; its samples differ from epoch to
+    epoch."""
+    order: str = "shuffled"
+    """Order of the samples: shuffled anew in each epoch, or sequential, which gives each replica a contiguous part."""
+    data: str = "shared"
+    """Data of the replicas: shared (all have the same, and the next free replica is dealt the next minibatch), private
+    (the same, shuffled and cut once: each replica keeps its part in all epochs), sorted (as private, but cut in the
+    order of the labels), or own (each loads data of its own, and trains on all of them)."""
     seed: int = 0
     """Seed of the initial parameters, the order of the data and all other chance."""
     clip_norm: float = 0.0
     """Global norm to which each step's gradient is clipped; 0 clips nothing."""
     precision: str = "float32"
     """Number format of gradient computations: float32, bf16, or fp16 with a scaled loss; parameters and updates are in
-    float32.
-    """
+    float32."""
     fixed_point: str = ""
     """dynamic:10,12 computes gradients with products in dynamic fixed point of 10 bits, and keeps parameters in 12 bits
-    after each update; the scale of a layer follows its values.
-    """
+    after each update; the scale of a layer follows its values."""
     target_accuracy: float = 0.0
     """Test accuracy (0 to 1) that ends the job once two evaluations in a row reach it; 0 for none."""
     target_loss: float = 0.0
@@ -423,10 +365,19 @@ class SharedOptions(DataSettings, LearningRate):
     """Epochs between checkpoints; the job's end always writes one."""
     snapshot_every: str = "60s"
     """Training time (30s, 5min), pushes (500) or applied minibatches (500minibatches) between further checkpoints, from
-    which a dead shard is restored; 0 for none.
-    """
+    which a dead shard is restored; 0 for none."""
     keep_checkpoints: int = 2
     """Number of checkpoints kept."""
+
+    @property
+    def own_data(self) -> bool:
+        """True where each replica has data of its own."""
+        return self.data == OWN_DATA
+
+    @property
+    def keeps_parts(self) -> bool:
+        """True where each replica keeps one part of the samples in all epochs."""
+        return self.data in (PRIVATE, SORTED)
 
     @cached_property
     def budget_seconds(self) -> float:
@@ -544,7 +495,7 @@ class Settings(SharedOptions):
     def checks(self) -> Iterator[Check]:
         """Yield the checks of each option by itself."""
         spelled = self.strategy.spelled
-        for name in ("shards", "keep_checkpoints"):
+        for name in ("shards", "keep_checkpoints", "epochs", "batch_size"):
             yield partial(at_least, self, 1, (name,), spelled)
         for name in ("checkpoint_every", "restarts", "clip_norm", "target_accuracy", "target_loss"):
             yield partial(at_least, self, 0, (name,), spelled)
@@ -553,8 +504,9 @@ class Settings(SharedOptions):
         yield partial(getattr, self, "budget_seconds")
         for name, rhythm in (("evaluate_every", "evaluations"), ("snapshot_every", "snapshots")):
             yield partial(self._check_rhythm, name, rhythm)
-        yield from self.data_checks(spelled)
         for what, word, known in (
+            ("order", self.order, ORDERS),
+            ("--data", self.data, WHOSE),
             ("learning-rate scaling", self.lr_scaling, SCALINGS),
             ("learning-rate schedule", self.lr_schedule, SCHEDULES),
             ("warm-up", self.warmup, WARMUPS),
@@ -618,14 +570,7 @@ class Settings(SharedOptions):
         self.optimizer.check(norms=self.policy.rounds or whole)
 
     def check_allotted(self, stream: bool = False) -> None:
-        """Refuse allotments, minibatches that belong to one replica, where these mean nothing.
-
-        Args:
-            stream: whether the data have no length.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse allotments, minibatches that belong to one replica, where these mean nothing; a stream has no end."""
         own_data, order = self.own_data, self.order
         if self.keeps_parts and (stream or order != SHUFFLED):
             beside = "a stream has no length to cut" if stream else f"order {order} shuffles nothing"
@@ -655,11 +600,7 @@ class Settings(SharedOptions):
             )
 
     def _check_split(self) -> None:
-        """Refuse options that mean nothing to split replicas, or to whole ones.
-
-        Raises:
-            UsageError: names the option and the remedy.
-        """
+        """Refuse options that mean nothing to split replicas, or to whole ones."""
         if self.partitions == 1:
             if self.split != type(self)().split:
                 raise UsageError(
@@ -704,11 +645,7 @@ class Settings(SharedOptions):
         return named(self.schedule, self.microbatches)
 
     def own(self, kind: type[TraitsT]) -> TraitsT:
-        """Return the strategy as its class.
-
-        Raises:
-            LocalProtocolError: it is of another class.
-        """
+        """Return the strategy as its class; refuse one of another class."""
         if not isinstance(self.strategy, kind):
             raise LocalProtocolError(f"settings of strategy {self.strategy.name} are no {kind.__name__}")
         return self.strategy
@@ -729,11 +666,7 @@ class Settings(SharedOptions):
         return self.strategy.policy(self, rules=False)
 
     def with_optimizers(self, **named: Optimizer) -> Settings:
-        """Return the same settings with a script's `optimizer` or `local_optimizer`.
-
-        Raises:
-            UsageError: the strategy has no such optimizer.
-        """
+        """Return the same settings with a script's `optimizer` or `local_optimizer`, if the strategy has such a one."""
         assert isinstance(self.strategy, StrategyOptions)
         for name in named.keys() - options_of(type(self.strategy)).keys():
             what = name.replace("_", " ")
@@ -841,38 +774,20 @@ def flat(settings: Settings) -> dict[str, object]:
 
 
 def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
-    """Refuse settings below a bound, or not finite.
-
-    Args:
-        part: object with the settings.
-        bound: their least value.
-        names: those of the settings.
-        spelled: names of options that differ from these.
-
-    Raises:
-        UsageError: names the option, its value and the bound.
-    """
+    """Refuse settings of these names below a bound, or not finite; `spelled` has names of options that differ."""
     for name in names:
         if not bound <= (value := getattr(part, name)) < float("inf"):
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")
 
 
 def among(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        UsageError: names the nearest known one.
-    """
+    """Refuse an unknown name, with the nearest known one."""
     if name not in known:
         raise unknown(what, name, known)
 
 
 def fit(part: object, name: str, spelled: Mapping[str, str]) -> None:
-    """Refuse a whole number that does not fit into a message.
-
-    Raises:
-        UsageError: names the option and its value.
-    """
+    """Refuse a whole number that does not fit into a message."""
     if isinstance(value := getattr(part, name), int) and not -(2**63) <= value < 2**63:
         raise UsageError(f"{option(spelled.get(name, name))} {value}: does not fit into 64 bits")
 

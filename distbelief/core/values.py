@@ -38,9 +38,8 @@ class Given(Generic[Read, Also]):
     (3, 9, 5)
     """
 
-    def __init__(
-        self, default: Read, also: Any, find: Callable[[Also], Read]
-    ) -> None:  # `also` is the class Also; as type[Also], mypy would refuse an abstract class
+    # `also` is the class Also; as type[Also], mypy would refuse an abstract class
+    def __init__(self, default: Read, also: Any, find: Callable[[Also], Read]) -> None:
         self._default, self._also, self._find = default, also, find
         self._name = ""
 
@@ -71,12 +70,7 @@ class CheckedStruct(msgspec.Struct, frozen=True):
 def check_fields(whole: object, **later: object) -> None:
     """Check each field of a frozen dataclass or struct against its annotation; convert equivalents, such as lists.
 
-    Args:
-        whole: the object.
-        later: types in its annotations that its module does not import.
-
-    Raises:
-        UsageError: names the field, its value and its type.
+    `later` are types in its annotations that its module does not import.
     """
     kind: type = type(whole)
     for name, hint in hints_of(kind, **later).items():
@@ -115,10 +109,7 @@ def _kinds(hint: object) -> tuple[object, ...]:
 
 
 def admit(value: object, hint: object, where: str) -> Any:
-    """Convert a value to the type of a field.
-
-    Raises:
-        UsageError: it has another type; the message names the place and the type.
+    """Convert a value to the type of a field, or raise a `UsageError` that names the place and the type.
 
     >>> admit([1, 2], tuple[float, ...], "lr_steps")
     (1.0, 2.0)
@@ -131,11 +122,8 @@ def admit(value: object, hint: object, where: str) -> Any:
         if (held := _held(value, kind, where)) is not _NONE:
             return held
     if isinstance(value, type):
-        remedy = (
-            f"; write {value.__name__}()"
-            if any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
-            else ""
-        )
+        fits = any(isinstance(kind, type) and issubclass(value, kind) for kind in kinds)
+        remedy = f"; write {value.__name__}()" if fits else ""
         raise UsageError(f"{where}: must be {_names(kinds)}, not a class{remedy}")
     raise UsageError(f"{where}: must be {_names(kinds)}, not {_article(type(value).__name__)}")
 
@@ -162,13 +150,7 @@ def _held(value: object, kind: object, where: str) -> Any:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse a text that is not UTF-8, such as a file name of another encoding.
-
-    Raises:
-        UsageError: names the remedy.
-
-    >>> check_text("café", "--out café")
-    """
+    """Refuse a text that is not UTF-8, such as a file name of another encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -215,10 +197,7 @@ def shown(value: object) -> str:
 
 
 def device_number(device: str) -> int | None:
-    """Return the number in `--device cuda:N`; None without one.
-
-    Raises:
-        UsageError: the text names no device.
+    """Return the number in `--device cuda:N`; None without one. Refuse a text that names no device.
 
     >>> device_number("cuda:3")
     3

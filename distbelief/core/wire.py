@@ -28,11 +28,7 @@ _decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_strategy)
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as a frame, without the raw bytes that follow.
-
-    Raises:
-        LocalProtocolError: the message is longer than `MESSAGE_LIMIT`.
-    """
+    """Encode a message of at most `MESSAGE_LIMIT` bytes as a frame, without the raw bytes that follow."""
     body = _encode(message)
     if len(body) > MESSAGE_LIMIT:
         raise LocalProtocolError(
@@ -47,11 +43,7 @@ def size(message: Message) -> int:
 
 
 def length(prefix: bytes | bytearray | memoryview) -> int:
-    """Return the length of a message from its frame's prefix.
-
-    Raises:
-        RemoteProtocolError: the prefix has another version, or a length over the limit.
-    """
+    """Return the length of a message from its frame's prefix; refuse another version, or a length over the limit."""
     version, size = PREFIX.unpack(prefix)
     if version != VERSION:
         raise RemoteProtocolError(
@@ -63,10 +55,7 @@ def length(prefix: bytes | bytearray | memoryview) -> int:
 
 
 def decode(body: bytes | bytearray | memoryview) -> Message:
-    """Decode a message.
-
-    Raises:
-        RemoteProtocolError: the bytes are no known message.
+    """Decode a message; refuse bytes that are no known message.
 
     >>> from distbelief.core.conversations.checkpointing import Describe
     >>> decode(encode(Describe())[PREFIX.size:])

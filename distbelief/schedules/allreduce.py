@@ -49,13 +49,16 @@ def tree(members: Sequence[int], whole: Range) -> Steps:
     return adding + [_all_at_once(((members[b], members[a], whole) for a, b in pairs), False) for pairs in reversed(up)]
 
 
+def _for_others(pairs: Sequence[tuple[int, int]], whole: Range, inner: Steps) -> Steps:
+    """Have the first of each pair give its elements to the second before some steps, and get the sum after."""
+    fold = _all_at_once(((extra, partner, whole) for extra, partner in pairs), True)
+    return [fold, *inner, _all_at_once(((partner, extra, whole) for extra, partner in pairs), False)]
+
+
 def _folded(inner: Callable[[Sequence[int], Range], Steps], members: Sequence[int], whole: Range) -> Steps:
     """Extend an algorithm for powers of two to any number of ranks."""
     core = 1 << (len(members).bit_length() - 1)
-    beyond = list(zip(members[core:], members, strict=False))
-    fold = _all_at_once(((extra, partner, whole) for extra, partner in beyond), True)
-    unfold = _all_at_once(((partner, extra, whole) for extra, partner in beyond), False)
-    return [fold, *inner(members[:core], whole), unfold]
+    return _for_others(list(zip(members[core:], members, strict=False)), whole, inner(members[:core], whole))
 
 
 def butterfly(members: Sequence[int], whole: Range) -> Steps:
@@ -84,20 +87,22 @@ def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
     return _folded(halve, members, whole)
 
 
-def scatter(members: Sequence[int], whole: Range) -> Steps:
-    """Reduce-scatter on a ring: member i ends with the sum of part i."""
+def _around(members: Sequence[int], whole: Range, first: int, adds: bool) -> Steps:
+    """Send parts along a ring to all but one member; the first that member i sends is part i + `first`."""
     count, parts = len(members), cut(whole, len(members))
     pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
-    steps = [[(*pair, parts[(i - t - 1) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
-    return [_all_at_once(step, True) for step in steps]
+    steps = [[(*pair, parts[(i - t + first) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
+    return [_all_at_once(step, adds) for step in steps]
+
+
+def scatter(members: Sequence[int], whole: Range) -> Steps:
+    """Reduce-scatter on a ring: member i ends with the sum of part i."""
+    return _around(members, whole, -1, True)
 
 
 def gather(members: Sequence[int], whole: Range) -> Steps:
     """All-gather on a ring: member i begins with part i, and all end with everything."""
-    count, parts = len(members), cut(whole, len(members))
-    pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
-    steps = [[(*pair, parts[(i - t) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
-    return [_all_at_once(step, False) for step in steps]
+    return _around(members, whole, 0, False)
 
 
 def ring(members: Sequence[int], whole: Range) -> Steps:
@@ -138,18 +143,12 @@ def hierarchical(hosts: Sequence[Sequence[int]], whole: Range, inner: str) -> St
     least = min(map(len, hosts))
     beyond = [(extra, host[i % least]) for host in hosts for i, extra in enumerate(host[least:])]
     locals_, pieces = [host[:least] for host in hosts], cut(whole, least)
-    everywhere = [FLAT[inner]([host[i] for host in locals_], piece) for i, piece in enumerate(pieces)]
-    return [
-        *_in_turn(beyond, whole, True),
-        *_side_by_side([scatter(host, whole) for host in locals_]),
-        *_side_by_side(everywhere),
-        *_side_by_side([gather(host, whole) for host in locals_]),
-        *_in_turn([(partner, extra) for extra, partner in beyond], whole, False),
-    ]
-
-
-def _in_turn(pairs: Sequence[tuple[int, int]], whole: Range, adds: bool) -> Steps:
-    return [_all_at_once(((source, target, whole) for source, target in pairs), adds)]
+    phases = (
+        [scatter(host, whole) for host in locals_],
+        [FLAT[inner]([host[i] for host in locals_], piece) for i, piece in enumerate(pieces)],
+        [gather(host, whole) for host in locals_],
+    )
+    return _for_others(beyond, whole, [step for phase in phases for step in _side_by_side(phase)])
 
 
 def _side_by_side(many: Sequence[Steps]) -> Steps:
@@ -188,16 +187,7 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse a number of ranks on each host if the algorithm does not use it.
-
-    `auto` tells whether algorithm auto uses it.
-
-    Raises:
-        UsageError: names the algorithms that use it.
-
-    >>> check_hosts("hierarchical:tree", 4, auto=False), check_hosts("ring", 0, auto=False)
-    (None, None)
-    """
+    """Refuse a number of ranks on each host if the algorithm does not use it; `auto` tells whether auto does."""
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
         algorithms = f"{HIERARCHICAL}{' or auto' if auto else ''}"
         reason = f"--per-host {per_host}: sets the ranks of a host, which --algorithm {algorithm} does not use"
@@ -212,10 +202,7 @@ def schedule(algorithm: str, ranks: int, length: int, hosts: tuple[tuple[int, ..
         algorithm: one of `ALGORITHMS`; `hierarchical:tree` uses `tree` between hosts, and `hierarchical` uses `ring`.
         ranks: 1 or more.
         length: number of elements, 0 or more.
-        hosts: the ranks of each host, for `hierarchical`; without them, all are on one.
-
-    Raises:
-        UsageError: the algorithm does not exist, there is no rank, or hosts do not have every rank once.
+        hosts: the ranks of each host, each once, for `hierarchical`; without them, all are on one.
 
     >>> [schedule(name, 8, 1000).moved for name in ("ring", "butterfly", "tree")]
     [14000, 24000, 14000]

@@ -139,14 +139,7 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Return the depth of each partition: the number of partitions from it to the end of the model, 1 for the last
-        of a chain.
-
-        Partitions that need values of each other have the same depth.
-
-        >>> chain(3).depths
-        (3, 2, 1)
-        """
+        """Depth of each partition; see `depths_of`."""
         return depths_of(self.partitions, ((boundary.source, boundary.target) for boundary in self.boundaries))
 
     def uses(self, task: SegmentTask) -> list[Crossing]:
@@ -169,11 +162,9 @@ class SegmentGraph(msgspec.Struct, frozen=True, dict=True):
 
 
 def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the depth of each partition: the number of partitions from it to the end.
+    """Return the depth of each partition: the number of partitions from it to the end, 1 for the last of a chain.
 
-    Args:
-        partitions: their number.
-        edges: from each partition that gives a value to the one that takes it.
+    Edges go from each partition that gives a value to the one that takes it; those in a cycle have the same depth.
 
     >>> depths_of(3, [(0, 1), (1, 2)]), depths_of(2, [(0, 1), (1, 0)])
     ((3, 2, 1), (1, 1))
@@ -188,27 +179,23 @@ def depths_of(partitions: int, edges: Iterable[tuple[int, int]]) -> tuple[int, .
     depths: dict[int, int] = {}
     # partitions that reach more come later, when all that follow them are done; those in a cycle reach the same ones
     for partition in sorted(range(partitions), key=lambda partition: len(reach[partition])):
-        depths[partition] = 1 + max(
-            (depths[other] for other in reach[partition] if partition not in reach[other]), default=0
-        )
+        after = (depths[other] for other in reach[partition] if partition not in reach[other])
+        depths[partition] = 1 + max(after, default=0)
     return tuple(depths[partition] for partition in range(partitions))
 
 
 def chain(stages: int, size: int = 0) -> SegmentGraph:
     """Return a chain of stages, each at its own partition, with values of `size` bytes a sample between them."""
     last = stages - 1
-    return SegmentGraph(
-        tuple(
-            PartitionSegment(f"stage {n}", n, (n - 1,) if n else (), (n,) if n < last else ()) for n in range(stages)
-        ),
-        tuple(Boundary(f"output of stage {n}", n, n + 1, size) for n in range(last)),
-    )
+    ends = [((n - 1,) if n else (), (n,) if n < last else ()) for n in range(stages)]
+    segments = (PartitionSegment(f"stage {n}", n, takes, gives) for n, (takes, gives) in enumerate(ends))
+    boundaries = (Boundary(f"output of stage {n}", n, n + 1, size) for n in range(last))
+    return SegmentGraph(tuple(segments), tuple(boundaries))
 
 
 class Pipeline(msgspec.Struct, frozen=True, dict=True):
     """Order of each partition's tasks, for a minibatch of some number of microbatches.
 
-    >>> from distbelief.schedules.pipeline import pipeline
     >>> gpipe = pipeline("gpipe", chain(2), 1)
     >>> [(task.direction.value, task.microbatch) for task in gpipe.orders[1]]
     [('forward', 0), ('backward', 0)]
@@ -260,9 +247,7 @@ class Pipeline(msgspec.Struct, frozen=True, dict=True):
         return tuple(most)
 
     def slots(self, boundary: int) -> int:
-        """Return the number of slots of a boundary in each direction: the microbatches that its source has in
-        flight.
-        """
+        """Return how many slots a boundary has in each direction: the microbatches that its source has in flight."""
         # So a sender finds a free slot: the source takes another microbatch forward only after one has come back, with
         # all gradients of its values. Only if no gradient comes back may the sender have to wait.
         return self.in_flight[self.graph.boundaries[boundary].source]
@@ -279,23 +264,12 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
     - `1f1b`: a partition has at most as many microbatches in flight as there are partitions from it to the last
       (Narayanan et al. 2019, 2021).
 
-    Args:
-        algorithm: one of `PIPELINES`.
-        graph: the segments and their partitions.
-        microbatches: 1 or more; 1 for `sequential`.
-
-    Raises:
-        UsageError: the algorithm does not exist, or cannot have this many microbatches.
-
-    >>> from distbelief.schedules.pipeline import chain
     >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
     check_pipeline(algorithm, microbatches)
-    orders = tuple(
-        tuple(partition_tasks(microbatches, in_flight(algorithm, microbatches, depth))) for depth in graph.depths
-    )
-    return Pipeline(algorithm, graph, microbatches, orders)
+    most = [in_flight(algorithm, microbatches, depth) for depth in graph.depths]
+    return Pipeline(algorithm, graph, microbatches, tuple(tuple(partition_tasks(microbatches, n)) for n in most))
 
 
 def in_flight(algorithm: str, microbatches: int, depth: int) -> int:

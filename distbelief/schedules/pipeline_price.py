@@ -54,8 +54,7 @@ class PipelinePrice(msgspec.Struct, frozen=True):
     def idle(self) -> float:
         """Return the share of all partitions' time in which they wait.
 
-        >>> from distbelief.schedules.pipeline import chain
-        >>> from distbelief.schedules.pipeline import pipeline
+        >>> from distbelief.schedules.pipeline import chain, pipeline
         >>> round(price_pipeline(pipeline("gpipe", chain(4), 4), [SegmentCost(1, 2)] * 4).idle, 3)
         0.429
         """
@@ -76,8 +75,7 @@ def price_pipeline(
         link: between any two partitions, if messages cost time; a partition computes while they leave and arrive.
         samples: number of samples in a microbatch, for the bytes that cross.
 
-    >>> from distbelief.schedules.pipeline import chain
-    >>> from distbelief.schedules.pipeline import pipeline
+    >>> from distbelief.schedules.pipeline import chain, pipeline
     >>> price_pipeline(pipeline("1f1b", chain(2), 4), [SegmentCost(1, 2), SegmentCost(2, 4)]).seconds
     27.0
     """

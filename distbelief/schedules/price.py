@@ -83,7 +83,6 @@ def price(
         inside: between two ranks of one host, if that is different.
         hosts: the ranks of each host; without them, those of the schedule.
 
-    >>> from distbelief.schedules.allreduce import schedule
     >>> round(price(schedule("ring", 8, 250_000), 4, LinkModel(20e-6, 1.25e9)) * 1e3, 2)
     1.68
     """
@@ -187,8 +186,7 @@ NAMED = 8
 
 
 def draw_on(schedule: Schedule, routes: Routes, hosts: Sequence[int], link: LinkModel | None = None) -> list[str]:
-    """Describe the loads of links under a schedule with ranks on these hosts, and on the same hosts in two other
-    orders.
+    """Describe the loads of links under a schedule on these hosts, and on the same hosts in two other orders.
 
     With `link` it also prices a megabyte; `link` has the bandwidth of cables for which the topology has none.
     """

@@ -22,9 +22,6 @@ def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
 
     Each shard belongs to one partition, so that a partition pushes to its own shards only.
 
-    Raises:
-        UsageError: the layout has another number of partitions, or there are too few or too many shards.
-
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> [a.moving for a in cut(lay_out([Tensor("w", (1000,), "float32")]), 1, 2)]
     [Range(start=0, stop=2048), Range(start=2048, stop=4000)]
@@ -41,21 +38,16 @@ def cut(layout: Layout, partitions: int, shards: int) -> tuple[Assignment, ...]:
             f"{partitions}"
         )
     check_shards(shards, layout.parameters)
+    counts = _shares([partition.moving.size for partition in layout.partitions], shards)
     return tuple(
         Assignment(moving, frozen)
-        for partition, count in zip(
-            layout.partitions, _shares([h.moving.size for h in layout.partitions], shards), strict=True
-        )
-        for moving, frozen in zip(_cut(partition.moving, count), _cut(partition.frozen, count), strict=True)
+        for held, count in zip(layout.partitions, counts, strict=True)
+        for moving, frozen in zip(_cut(held.moving, count), _cut(held.frozen, count), strict=True)
     )
 
 
 def check_shards(shards: int, parameters: int) -> None:
-    """Refuse more shards than trained parameters.
-
-    Raises:
-        UsageError: there are more.
-    """
+    """Refuse more shards than trained parameters."""
     if shards > parameters:
         raise UsageError(f"--shards {shards} is more than the model's {parameters} parameters; use at most that many")
 

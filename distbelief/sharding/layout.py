@@ -223,11 +223,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def only(self) -> PartitionRanges:
-        """Return the ranges of the only partition of a model that is not split.
-
-        Raises:
-            UsageError: the model is split.
-        """
+        """Ranges of the only partition; a split model is refused."""
         if len(self.partitions) != 1:
             raise UsageError(
                 f"the model is split over {len(self.partitions)} partitions; this needs a model that is not split"
@@ -291,7 +287,7 @@ def lay_out(
     split: Mapping[str, Sequence[Piece]] | None = None,
     models: Mapping[str, int] | None = None,
 ) -> Layout:
-    """Lay out a module's tensors.
+    """Lay out a module's tensors; refuse other dtypes, pieces that are no whole, and a model with nothing to train.
 
     Args:
         tensors: all of them, each once.
@@ -300,9 +296,6 @@ def lay_out(
         split: pieces, by name, of each tensor that is not whole at partition 0.
         models: number of each tensor's model, by name, if there are several with an optimizer each. All are at
             partition 0, each with a group of its own and a trained parameter.
-
-    Raises:
-        UsageError: there is no trained parameter, a dtype is not supported, or pieces do not make up their tensor.
 
     >>> layout = lay_out([Tensor("weight", (3, 4), "float32"), Tensor("count", (), "int64", "buffer")])
     >>> [(e.tensor.name, e.start) for e in layout.entries], layout.moving
@@ -374,9 +367,7 @@ def _aligned(position: int) -> int:
 
 
 def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Check that a tensor's pieces follow each other along one dimension, and that none is empty unless the tensor
-    is.
-    """
+    """Check that a tensor's pieces follow each other along one dimension, none empty unless the tensor is."""
     sides, edge = tensor.shape or (1,), 0
     for piece in pieces:
         along = pieces[0].dimension
@@ -395,15 +386,10 @@ def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def check_same(server: Layout, joining: Layout, who: str) -> None:
-    """Refuse a model that differs from the server's, naming the first difference.
-
-    Raises:
-        LayoutError: the layouts differ.
-    """
+    """Refuse a model that differs from the server's with a `LayoutError` that names the first difference."""
     if server == joining:
         return
-    theirs = {e.tensor.name: e.tensor for e in joining.entries}
-    ours = {e.tensor.name: e.tensor for e in server.entries}
+    theirs, ours = joining.tensors, server.tensors
     difference = "its parameter groups, their options or the order of its parameters differ from the server's"
     split = [{(e.tensor.name, e.piece) for e in layout.entries} for layout in (server, joining)]
     if split[0] != split[1]:

@@ -102,7 +102,7 @@ def test_help_is_short_and_says_when_a_newcomer_changes_the_first_options(
 
 
 MEAN_ANOTHER_THING = {
-    "batch_size": {"DataSettings", "Descent"},  # of sandblaster: what a step is made of, summed over portions
+    "batch_size": {"SharedOptions", "Descent"},  # of sandblaster: what a step is made of, summed over portions
     "weight_decay": {"Stepping", "Descent"},  # of sandblaster: a part of the loss, as there is no optimizer
     "shards": {"Served", "Locking"},  # of locking: one has a lock for all, unless more are asked for
     "hosts": {"Cluster", "VirtualOptions"},

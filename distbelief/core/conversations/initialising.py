@@ -72,9 +72,8 @@ SHARD = States(
         Transition(ShardStanding.AWAY, ShardStanding.HERE, (Here,)),
         Transition(ShardStanding.HERE, ShardStanding.TOLD, (Here, Join)),
         Transition(ShardStanding.TOLD, ShardStanding.READY, (Restored,)),
-        Transition(
-            ShardStanding.TOLD, ShardStanding.HERE, (Here,)
-        ),  # news of a role's next life may come before that of its last death
+        # news of a role's next life may come before that of its last death
+        Transition(ShardStanding.TOLD, ShardStanding.HERE, (Here,)),
         Transition(ShardStanding.READY, ShardStanding.HERE, (Here,)),
         Transition(ShardStanding.HERE, ShardStanding.AWAY, (Lost,)),
         Transition(ShardStanding.TOLD, ShardStanding.AWAY, (Lost,)),

@@ -204,6 +204,7 @@ class StandbyStanding(TextEnum):
 
 
 _FOLLOWS = (StandbyStanding.TOLD, StandbyStanding.SENT, StandbyStanding.MIRRORS)
+_PRESENT = (StandbyStanding.HERE, *_FOLLOWS)
 
 STANDBY = States(
     "a standby",
@@ -220,10 +221,7 @@ STANDBY = States(
         Transition(StandbyStanding.TOLD, StandbyStanding.SENT, (Stands,)),
         Transition(StandbyStanding.SENT, StandbyStanding.MIRRORS, (Mirrored,)),
         *(Transition(before, StandbyStanding.HERE, (Lost, Here)) for before in _FOLLOWS),
-        *(
-            Transition(before, StandbyStanding.AWAY, (Lost, StandbyLost))
-            for before in (StandbyStanding.HERE, *_FOLLOWS)
-        ),
+        *(Transition(before, StandbyStanding.AWAY, (Lost, StandbyLost)) for before in _PRESENT),
     ),
 )
 

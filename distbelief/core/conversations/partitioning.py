@@ -87,6 +87,11 @@ class Boundary(Message, frozen=True, array_like=True, tag=True, gc=False):
     data: bytes
 
 
+_EXCHANGED: tuple[type[Message], ...] = (
+    Join, Welcome, Refused, Ready, Rejoin, Deal, Drain, Progress, Anew, Finish, Leave, Farewell, AtRound, PartNorm,
+)  # fmt: skip
+"""Messages that the lead and its partitions send each other, most of them as the coordinator and a replica do."""
+
 PARTITIONING = Conversation(
     "Partitioning",
     (
@@ -95,25 +100,7 @@ PARTITIONING = Conversation(
         Says(PartitionHello, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Boundary, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(Crossed, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
-        *(
-            Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,))
-            for message in (
-                Join,
-                Welcome,
-                Refused,
-                Ready,
-                Rejoin,
-                Deal,
-                Drain,
-                Progress,
-                Anew,
-                Finish,
-                Leave,
-                Farewell,
-                AtRound,
-                PartNorm,
-            )
-        ),
+        *(Says(message, by=(Kind.REPLICA,), to=(Kind.REPLICA,)) for message in _EXCHANGED),
         Says(PushPart, by=(Kind.REPLICA,), to=(Kind.REPLICA,)),
         Says(PartPushed, by=(Kind.REPLICA,), to=(Kind.REPLICA,), answers=PushPart),
     ),

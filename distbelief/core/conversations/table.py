@@ -38,12 +38,7 @@ class TextEnum(StrEnum):
 
 
 class States(Generic[State]):
-    """States of a thing, their meanings and its moves between them.
-
-    Args:
-        of: name of the thing.
-        meaning: meaning of each state; the first is the initial one.
-        moves: all allowed moves; staying in a state is not a move.
+    """States of a thing, the first of them initial, their meanings, and all moves between them that are allowed.
 
     >>> from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
     >>> CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING)
@@ -60,11 +55,7 @@ class States(Generic[State]):
         }
 
     def move(self, before: State, after: State, on: type | None = None) -> State:
-        """Return the state after a move, which the event `on` causes if it is given.
-
-        Raises:
-            LocalProtocolError: the table has no such move.
-        """
+        """Return the state after a move, which the event `on` causes if it is given; staying is no move."""
         if before is after:
             return after
         known = self._moves.get((before, after))

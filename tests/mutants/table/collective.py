@@ -131,7 +131,7 @@ MUTANTS = [
         "            glance()\n", "            self.told()\n",
         ("tests/machines/test_reducing.py::test_timers_and_other_roles_go_on_while_a_reduction_waits",)),
     Mutant("the-second-half-of-a-ring-begins-with-another-part", PROVED, "schedules/allreduce.py",
-        "parts[(i - t) % count]", "parts[(i - t + 1) % count]",
+        "_around(members, whole, 0, False)", "_around(members, whole, 1, False)",
         (f"{PROOFS}::test_every_schedule_is_proved_and_moves_the_bytes_of_its_formula",
             f"{PROOFS}::test_every_schedule_sums")),
     Mutant("a-proof-lets-a-part-be-added-twice", PROVED, "lab/draw/schedules.py",
