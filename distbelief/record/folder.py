@@ -71,7 +71,7 @@ def read_packed(path: Path, kind: type[T]) -> T | None:
     try:
         if path.stat().st_size <= PACKED_LIMIT:
             return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # names that are no text, and depth, have errors of their own
         pass
     return None
 

@@ -180,7 +180,11 @@ def test_a_line_that_is_longer_than_one_reading_is_read(tmp_path: Path, monkeypa
     assert [one.text for one in Follower(run, {}).read_all().timeline.happenings] == [note.text for note in notes]
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", None])
+NO_TEXT = b"\x81\xa7summary\x81\xa3job\x81\xa1\xff\x00"
+DEEP = b"\x81\xa7summary\x81\xa3job\x81\xa1a" + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", NO_TEXT, DEEP, None])
 def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | None) -> None:
     run = RunFolder(tmp_path)
     job = recorder.Recorder(run, {"task": "t"})
