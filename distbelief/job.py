@@ -80,11 +80,7 @@ class Job(SharedOptions, Threaded):
         return self.task if isinstance(self.task, str) else self.task.reference
 
     def settings(self) -> Settings:
-        """Return the settings that every role gets.
-
-        Raises:
-            UsageError: options have values that they cannot have.
-        """
+        """Return the settings that every role gets, or raise a UsageError with all refusals."""
         refuse(refusals(self))
         return self.unchecked
 
@@ -129,7 +125,6 @@ class Checking(Protocol):
 
     def checks(self, job: Job, settings: Settings) -> Iterable[Check]:
         """Yield the place's checks of a job."""
-        ...
 
 
 def refusals(job: Job, place: Checking | None = None) -> list[UsageError]:
@@ -159,10 +154,6 @@ def _raised(checks: Iterable[Check]) -> Iterator[UsageError]:
 
 
 def refuse(errors: Sequence[UsageError]) -> None:
-    """Raise a job's refusals, if there are any.
-
-    Raises:
-        UsageError: the only one, or all in one.
-    """
+    """Raise a job's refusals, if there are any, as one UsageError."""
     if errors:
         raise Refusals.of(errors)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -54,7 +54,7 @@ def launch(args: list[str]) -> int:
     if not args or args[0] in ("--help", "-h"):
         return _usage("launch STRATEGY [options] script.py|-m module [args...]", bool(args), "")
     strategy = _strategy("launch", args[0], args)
-    mine, script = options.split_script(strategy, args[1:])
+    mine, script = options.split_script(options.arguments("launch", strategy), args[1:])
     command = options.parse("launch", "", strategy, mine)
     if not script:
         raise UsageError(
@@ -118,12 +118,15 @@ def replay_command(args: Sequence[str], seed: int) -> str:
     >>> replay_command(["digits", "downpour", "--sweep", "9", "--seed=4", "--json", "--lr", "0.1"], 7)
     'distbelief simulate digits downpour --lr 0.1 --seed 7'
     """
-    kept: list[str] = []
-    for at, word in enumerate(args):
-        valued = ("--sweep", "--seed")
-        if word.partition("=")[0] not in (*valued, "--json", "--quiet") and not (at and args[at - 1] in valued):
-            kept.append(word)
+    kept = _without(args, ("--sweep", "--seed"), ("--json", "--quiet"))
     return shlex.join(["distbelief", "simulate", *kept, "--seed", str(seed)])
+
+
+def _without(args: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Leave off some options, which have a value or are flags."""
+    gone = (*valued, *flags)
+    words = enumerate(args)
+    return [word for at, word in words if word.partition("=")[0] not in gone and not (at and args[at - 1] in valued)]
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,6 @@ class StatusOptions:
     """Show the status every second until the job has ended."""
     json: bool = False
     """Show the status as lines of JSON."""
-
-
-Asked = TypeVar("Asked")
 
 
 def status(args: list[str]) -> int:
@@ -170,14 +170,13 @@ class JoinOptions(Threaded, DataFolder):
 def join(args: list[str]) -> int:
     """Run `distbelief join TICKET [options] [script.py|-m module [args...]]`."""
     prog = "distbelief join TICKET"
-    valued = [argument.option for argument in arguments_of(JoinOptions) if not argument.is_flag]
     if not args or args[0] in ("--help", "-h"):
         if args:
             ask(prog, JoinOptions, ["--help"])
         raise UsageError(f"which ticket? Write its file: {prog}")
     if args[0].startswith("-"):
         raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
-    flags, script = options.until_word(args[1:], valued)
+    flags, script = options.split_script(arguments_of(JoinOptions), args[1:])
     chosen = ask(prog, JoinOptions, flags)
     for check_process in chosen.process_checks():
         check_process()
@@ -202,11 +201,8 @@ def leave(args: list[str]) -> int:
     from distbelief.places.join.guest import leave as ask
 
     count = ask(args[0])
-    print(
-        f"asked {count} replica{'' if count == 1 else 's'} to leave"
-        if count
-        else "no replica on this machine has joined with this ticket"
-    )
+    asked = f"asked {count} replica{'' if count == 1 else 's'} to leave"
+    print(asked if count else "no replica on this machine has joined with this ticket")
     return 0 if count else 1
 
 
@@ -216,11 +212,7 @@ def resume_command(args: Sequence[str], run: str, script: Sequence[str] = ()) ->
     >>> resume_command(["train", "digits", "single", "--out", "x", "--epochs", "3"], "x")
     'distbelief train digits single --epochs 3 --out x --resume'
     """
-    kept: list[str] = []
-    for at, word in enumerate(args):
-        if word in ("--out", "--resume") or word.startswith("--out=") or (at and args[at - 1] == "--out"):
-            continue
-        kept.append(word)
+    kept = _without(args, ("--out",), ("--resume",))
     return shlex.join(["distbelief", *kept, "--out", run, "--resume", *script])
 
 
@@ -394,13 +386,8 @@ def check(args: list[str]) -> int:
     from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster
 
-    place = Cluster(
-        hosts=settings.hosts,
-        hostfile=settings.hostfile,
-        on=settings.on,
-        remote_shell=settings.remote_shell,
-        interface=settings.interface,
-    )
+    names = ("hosts", "hostfile", "on", "remote_shell", "interface")
+    place = Cluster(**{name: getattr(settings, name) for name in names})
     reports = place.check(task, settings.data_dir or "", bool(settings.topology_out))
     print(msgspec.json.encode(reports).decode() if settings.json else "\n".join(lines(reports)))
     if settings.topology_out:

@@ -28,11 +28,8 @@ from distbelief.split.options import MOST, Partitions, Split
 if TYPE_CHECKING:
     from distbelief.lab.plan.scaling import Scaling
 
-
 MOST_DRAWN = 64
 """Most partitions and microbatches of a drawing."""
-
-
 MOST_RANKS = 512
 """Most ranks in a drawing of the loads of links."""
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -255,15 +255,15 @@ _SEVERAL = re.compile(r"\w+=.*|[0-9.]+((:|%?x)[0-9.,:%x]+)?")
 """Values of the options that take several words: eps=1e-8, 1:4, 5%x10 or 30."""
 
 
-def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words of `launch` into its options, and the script with its arguments.
+def split_script(options: Iterable[Argument], args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of a command with these options into options, and a script with its arguments.
 
     The script is the first word that is neither an option nor a value of one, or `-m` and the name of a module.
 
-    >>> split_script("downpour", ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
+    >>> split_script(arguments("launch", "downpour"), ["--replicas", "3", "--json", "train.py", "--replicas", "9"])
     (['--replicas', '3', '--json'], ['train.py', '--replicas', '9'])
     """
-    known = {argument.option: argument for argument in arguments("launch", strategy)}
+    known = {argument.option: argument for argument in options}
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
         name, equals, _ = args[at].replace("_", "-").partition("=")
@@ -276,18 +276,6 @@ def split_script(strategy: str, args: Sequence[str]) -> tuple[list[str], list[st
             at += args[at : at + 1] != [] and args[at].isdecimal()
         elif not equals and name in known and not known[name].is_flag:
             at += 1
-    return list(args[:at]), list(args[at:])
-
-
-def until_word(args: Sequence[str], valued: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into the leading options with their values, and the rest.
-
-    >>> until_word(["--device", "cpu", "--quiet", "mine.py", "--quiet"], ["--device"])
-    (['--device', 'cpu', '--quiet'], ['mine.py', '--quiet'])
-    """
-    at = 0
-    while at < len(args) and args[at].startswith("-") and args[at] != MODULE:
-        at += 2 if args[at].replace("_", "-") in valued else 1
     return list(args[:at]), list(args[at:])
 
 

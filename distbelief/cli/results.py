@@ -146,19 +146,9 @@ def predict(args: list[str]) -> int:
     from distbelief.record.live import figures
 
     with signals.raised(), tables.progress(f"predicting {source}") as show:
-        result = predicting.predict(
-            runs,
-            source,
-            settings.out,
-            settings.replicas,
-            settings.batch_size,
-            settings.data_dir,
-            settings.device,
-            settings.threads,
-            settings.partitions,
-            settings.split,
-            show,
-        )
+        names = ("replicas", "batch_size", "data_dir", "device", "threads", "partitions", "split")
+        given = {name: getattr(settings, name) for name in names}
+        result = predicting.predict(runs, source, settings.out, told=show, **given)
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:

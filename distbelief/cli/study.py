@@ -20,7 +20,10 @@ from distbelief.places.processes import forkserver
 from distbelief.references import check_task
 
 if TYPE_CHECKING:
+    from distbelief.job import Job
     from distbelief.lab.study.running import Prepare, Prepared
+    from distbelief.places.processes.local import Local
+    from distbelief.places.simulated.simulated import Simulated
 
 KEPT = (
     "--out",
@@ -97,12 +100,15 @@ def preparing(more: Sequence[str] = ()) -> Prepare:
             chosen = parse_compression([*words, *more])
             command = shlex.join(["distbelief", "compress", "RUN", *words])
             return Prepared(lambda run, out: compress(run, out, chosen), command)
-        parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-        place = parsed.place() if arm.place == "local" else parsed.simulated()
-        command = shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words])
-        return Prepared(place.run, command, parsed.job(arm.task))
+        place, job = _place_and_job(arm, [*words, *more])
+        return Prepared(place.run, shlex.join(["distbelief", COMMANDS[arm.place], arm.task, arm.strategy, *words]), job)
 
     return prepare
+
+
+def _place_and_job(arm: Arm, words: Sequence[str]) -> tuple[Local | Simulated, Job]:
+    parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, words)
+    return parsed.place() if arm.place == "local" else parsed.simulated(), parsed.job(arm.task)
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
@@ -121,9 +127,8 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
             if arm.compresses:
                 parse_compression([*words, *more])
                 continue
-            parsed = options.parse(COMMANDS[arm.place], arm.task, arm.strategy, [*words, *more])
-            place = parsed.place() if arm.place == "local" else parsed.simulated()
-            place.settings(parsed.job(arm.task))
+            place, job = _place_and_job(arm, [*words, *more])
+            place.settings(job)
 
 
 def _names() -> str:

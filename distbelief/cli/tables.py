@@ -118,15 +118,10 @@ def _show_iteration(cost: TrainingCost) -> None:
         ("", "ms", "share"),
         [[name, number(1e3 * seconds), f"{seconds / cost.step:.0%}"] for name, seconds in parts.items()],
     )
-    rows = [
-        [
-            step.optimizer,
-            number(1e3 * step.seconds),
-            f"{step.seconds / (point.step + step.seconds):.1%}",
-            _mega(step.state),
-        ]
-        for step in sorted(cost.updates, key=lambda step: step.seconds)
-    ]
+    rows = []
+    for step in sorted(cost.updates, key=lambda step: step.seconds):
+        share = f"{step.seconds / (point.step + step.seconds):.1%}"
+        rows.append([step.optimizer, number(1e3 * step.seconds), share, _mega(step.state)])
     show("optimizers", ("", "update, ms", "of an iteration", "state, MB"), rows)
 
 
@@ -267,18 +262,15 @@ def show_split(cost: SplitCost) -> None:
     """Print the tables of a split and its verdict."""
     split = cost.split
     cut = f" in {split.chunks} chunks" if split.chunks else ""
+    placed = []
+    for part in cost.placements:
+        counts = map(count, (part.parameters, part.operations, part.sends, part.tensors))
+        placed.append([part.module or WHOLE, str(part.partition), *counts])
     show(
         f"{cost.task}, {split.text}{cut} over {split.partitions} partitions, traced by {cost.traced}: operations "
         "(forward) and bytes that leave, of one sample",
         ("module", "partition", "parameters", "operations", "sends, B", "sends of the model, B"),
-        [
-            [
-                part.module or WHOLE,
-                str(part.partition),
-                *map(count, (part.parameters, part.operations, part.sends, part.tensors)),
-            ]
-            for part in cost.placements
-        ],
+        placed,
     )
     how = f", {cost.schedule} with {cost.microbatches} microbatches" if cost.microbatches > 1 else ""
     whole = cost.whole
@@ -299,14 +291,9 @@ def show_split(cost: SplitCost) -> None:
 
 
 def _partition(partition: PartitionCost) -> list[str]:
-    times = [number(round(1e3 * seconds, 6)) for seconds in (partition.computes, partition.waits, partition.update)]
-    return [
-        f"partition {partition.partition}",
-        *times,
-        str(partition.messages),
-        number(partition.sent / 1e3),
-        *_memory(partition.memory),
-    ]
+    times = map(_ms, (partition.computes, partition.waits, partition.update))
+    sends = str(partition.messages), number(partition.sent / 1e3)
+    return [f"partition {partition.partition}", *times, *sends, *_memory(partition.memory)]
 
 
 def _memory(memory: dict[str, int]) -> list[str]:

@@ -30,11 +30,7 @@ class ComputeModel(CheckedStruct, frozen=True):
     straggle_factor: float = 10.0
 
     def check(self, replicas: int) -> None:
-        """Refuse values that are impossible for this number of replicas.
-
-        Raises:
-            UsageError: names the value.
-        """
+        """Refuse values that are impossible for this number of replicas."""
         if self.spread not in SPREADS:
             raise unknown("spread of compute times", self.spread, SPREADS)
         if not (0 <= self.step < math.inf and 0 <= self.variation < math.inf):
@@ -50,15 +46,11 @@ class ComputeModel(CheckedStruct, frozen=True):
             if not 0 < factor < math.inf:
                 raise UsageError(f"{roles.replica(replica)} slower {factor} times: must be more than 0, and finite")
 
-    def stopwatch(self, replica: int, seed: int, partition: int = 0) -> Stopwatch:
-        """Return the step times of one replica, or of one partition, drawn from a seed."""
-        return Stopwatch(self, replica, seed, partition)
-
 
 class Stopwatch:
-    """Generator of one replica's compute times.
+    """Generator of the compute times of one replica, or of one partition, from a seed.
 
-    >>> ComputeModel(step=2.0, spread="constant", slow={1: 4.0}).stopwatch(1, seed=0).draw()
+    >>> Stopwatch(ComputeModel(step=2.0, spread="constant", slow={1: 4.0}), 1, seed=0).draw()
     8.0
     """
 
@@ -91,7 +83,7 @@ class Padding:
 
     def __init__(self, compute: ComputeModel, replica: int, seed: int) -> None:
         self._least, self._factor = compute.step, 1.0
-        self._factors = msgspec.structs.replace(compute, step=1.0).stopwatch(replica, seed)
+        self._factors = Stopwatch(msgspec.structs.replace(compute, step=1.0), replica, seed)
 
     def rest(self, elapsed: float, share: float = 1.0, begins: bool = True) -> float:
         """Return the seconds to sleep after a step that took `elapsed` seconds.

@@ -139,10 +139,9 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
     optimizer = db.optim("adam", lr=0.5, betas=(0.5, 0.75))
     more: dict[str, Any] = {"drop_last": True, "lr_schedule": "step", "lr_steps": (2.0, 3.5), "out": str(tmp_path)}
     assert asked.job("mnist") == db.Job("mnist", db.Downpour(3, optimizer=optimizer), epochs=4, **more)
-    assert options.split_script("downpour", ["--config", "job.toml", "mine.py"]) == (
-        ["--config", "job.toml"],
-        ["mine.py"],
-    )
+    launched = options.arguments("launch", "downpour")
+    words = ["--config", "job.toml"]
+    assert options.split_script(launched, [*words, "mine.py"]) == (words, ["mine.py"])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_options_come_from_a_file_and_the_command_line_goes_before(system: dict[
 )
 def test_a_value_that_may_be_left_off_is_no_other_word(words: list[str], page: int | bool, tmp_path: Path) -> None:
     script = ["train.py", "9"]
-    assert options.split_script("downpour", [*words, *script]) == (words, script)
+    assert options.split_script(options.arguments("launch", "downpour"), [*words, *script]) == (words, script)
     for more in ([], ["--replicas", "3"]):
         found = options.parse("launch", "", "downpour", [*words, *more]).showing.page
         assert (found, type(found)) == (page, type(page))

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from distbelief.cli import options
+from distbelief.cli.arguments import arguments_of
+from distbelief.cli.commands import JoinOptions
 from distbelief.errors import UsageError
 from distbelief.places.processes.script import check_file, file_of, hint, module_spec
 
@@ -75,8 +77,7 @@ def test_a_file_of_a_package_that_was_run_by_itself_is_named_as_a_module(
 
 def test_options_end_where_a_module_is_named() -> None:
     script = ["-m", "whole.train", "--replicas", "9"]
-    assert options.split_script("downpour", ["--replicas", "3", "--json", *script]) == (
-        ["--replicas", "3", "--json"],
-        script,
-    )
-    assert options.until_word(["--device", "cpu", *script], ["--device"]) == (["--device", "cpu"], script)
+    launched, joins = options.arguments("launch", "downpour"), arguments_of(JoinOptions)
+    words = ["--replicas", "3", "--json"]
+    assert options.split_script(launched, [*words, *script]) == (words, script)
+    assert options.split_script(joins, ["--device", "cpu", *script]) == (["--device", "cpu"], script)

@@ -30,7 +30,7 @@ from distbelief.core.records import Cause
 from distbelief.core.rounds import Rounds
 from distbelief.errors import UsageError
 from distbelief.job import Job
-from distbelief.places.compute_model import ComputeModel
+from distbelief.places.compute_model import ComputeModel, Stopwatch
 from distbelief.places.simulated import handling
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
@@ -298,7 +298,7 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
     the table's.
     """
     compute, table = TABLE[mix]
-    draws = [sorted(compute.stopwatch(i, seed).draw() for i in range(100)) for seed in range(DRAWS)]
+    draws = [sorted(Stopwatch(compute, i, seed).draw() for i in range(100)) for seed in range(DRAWS)]
     for backups, expected in some(table.items(), SEEDS // 2):
         assert statistics.mean(drawn[99 - backups] for drawn in draws) == pytest.approx(expected, rel=APART), (
             f"{backups} backup workers"

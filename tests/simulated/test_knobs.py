@@ -22,7 +22,7 @@ from distbelief.core.messages import Message
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Job
-from distbelief.places.compute_model import ComputeModel
+from distbelief.places.compute_model import ComputeModel, Stopwatch
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
@@ -158,7 +158,7 @@ def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(
     ids=str,
 )
 def test_a_pace_has_the_mean_and_the_spread_it_names(compute: ComputeModel, mean: float, deviation: float) -> None:
-    stopwatch = compute.stopwatch(3, seed=0)
+    stopwatch = Stopwatch(compute, 3, seed=0)
     drawn = torch.tensor([stopwatch.draw() for _ in range(20_000)], dtype=torch.float64)
     assert drawn.mean().item() == pytest.approx(mean, rel=0.03)
     assert drawn.std().item() == pytest.approx(deviation, rel=0.05, abs=1e-12)

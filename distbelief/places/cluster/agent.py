@@ -61,12 +61,7 @@ from distbelief.transport.secure import TlsSocket
 
 
 class Agent:
-    """Agent that serves the requests on a line, until the line ends.
-
-    Args:
-        line: the line to the supervisor.
-        ends: connections whose end is the agent's too.
-    """
+    """Agent that serves the requests on a line to the supervisor, until the line ends, or one of `ends`."""
 
     def __init__(self, line: Channel, ends: Sequence[Connection] = ()) -> None:
         self._line, self._ends = line, ends
@@ -115,8 +110,12 @@ class Agent:
     def _take_word(self, word: ChannelMessage) -> None:
         self._heard = time.monotonic()
         match word:
-            case ReachHosts() | Look() | MeasureWays():
-                self._line.say(self._answer(word))
+            case ReachHosts():
+                self._line.say(HostsReached(network.try_all(word.others)))
+            case Look():
+                self._line.say(look(word))
+            case MeasureWays():
+                self._line.say(WaysMeasured(network.measure_all(word.others)))
             case StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
                 self._lives[word.role, word.incarnation] = word.life
@@ -131,15 +130,6 @@ class Agent:
             case TellLife():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
-
-    def _answer(self, word: ReachHosts | Look | MeasureWays) -> ChannelMessage:
-        """Return the answer to a request that comes before any role is started."""
-        match word:
-            case ReachHosts():
-                return HostsReached(network.try_all(word.others))
-            case Look():
-                return look(word)
-        return WaysMeasured(network.measure_all(word.others))
 
     def _start(self, word: StartLife) -> None:
         try:
@@ -184,12 +174,7 @@ class Agent:
 
 
 def greeting(port: int, mark: str) -> Greeting:
-    """Return the description of this host.
-
-    Args:
-        port: the port where others may try to reach it.
-        mark: the path of a file in the run folder; a host that sees the file sees the folder.
-    """
+    """Return the description of this host: a port for others to try, and whether it sees `mark` in the run folder."""
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
     return Greeting(
@@ -221,13 +206,7 @@ def introduction(start: launched.Launched) -> AttendMeeting:
 def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connection] = ()) -> int:
     """Serve the process that made the ticket: as this host's agent if it opens a job, else until its job is over.
 
-    Args:
-        far: the connection to it.
-        start: the place of this process among those that have the ticket.
-        ends: as for `Agent`.
-
-    Returns:
-        The status of the job; 1 where the other process is gone.
+    Return the status of the job, 1 where the other process is gone; `ends` are as for `Agent`.
     """
     assert isinstance(far, TlsSocket)
     ticket.say(far, introduction(start))

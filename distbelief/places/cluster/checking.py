@@ -47,10 +47,6 @@ class HostReport(msgspec.Struct):
     """Problems, each with its remedy."""
 
 
-Reports = dict[str, HostReport]
-"""Reports by the names of the hosts."""
-
-
 def check_hosts(
     engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
 ) -> list[HostReport]:
@@ -96,12 +92,11 @@ def check_hosts(
 class _Checked(Opened):
     """Hosts that are checked; a failure on one is reported, and does not stop the others."""
 
-    def __init__(self, woken: Connection, reports: Reports) -> None:
+    def __init__(self, woken: Connection, reports: dict[str, HostReport]) -> None:
         super().__init__(woken)
         self.reports = reports
 
     def lose(self, gone: Sequence[RemoteAgent]) -> None:
-        """Report agents that are gone, and continue without them."""
         for agent in gone:
             self.reports[agent.name].problems.append(agent.gone)
 

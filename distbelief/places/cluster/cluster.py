@@ -96,14 +96,13 @@ class Cluster(Local):
 
     @property
     def _written(self) -> tuple[Host, ...]:
-        if self.engine == RAY and (self.hosts or self.hostfile):
-            named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
+        named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}" * bool(self.hostfile)
+        if self.engine == RAY and named:
             raise UsageError(f"{named}: with --on {self.on} the hosts are the nodes of the cluster; leave one off")
-        if self.engine in (LAUNCHED, RAY):
+        if self.engine in MET:
             return self._meeting().hosts
         if self.engine == "slurm":
-            if self.hosts or self.hostfile:
-                named = f"--hosts {self.hosts}" if self.hosts else f"--hostfile {self.hostfile}"
+            if named:
                 raise UsageError(
                     f"{named}: inside Slurm the hosts are the nodes of the allocation; "
                     "leave it off, or log in to others with --on ssh"
@@ -159,12 +158,10 @@ class Cluster(Local):
 
     @property
     def carrier(self) -> str:
-        """Name of the transport between hosts."""
         return "tcp"
 
     @property
     def encrypted(self) -> bool:
-        """True if links are TLS: unless `insecure`."""
         return not self.insecure
 
     def attend(self) -> None:
@@ -248,8 +245,7 @@ class Cluster(Local):
         return {**kept, "start": launched.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
 
     def _tasks(self, job: Job, settings: Settings) -> int:
-        """Return 0: a job's processes and threads are on the hosts of the cluster."""
-        return 0
+        return 0  # they are on the hosts of the cluster
 
     def _run(
         self,
@@ -261,7 +257,7 @@ class Cluster(Local):
         script: list[str] | None = None,
     ) -> Json:
         self._starter()  # before the run folder is created
-        if self.engine not in (LAUNCHED, RAY):
+        if self.engine not in MET:
             return super()._run(job, settings, view, began, evaluated, script)
         status, meeting = 1, self._meeting()
         try:
@@ -278,7 +274,7 @@ class Cluster(Local):
             meeting.dismiss(status)
 
     def _starter(self) -> Engine:
-        if self.engine in (LAUNCHED, RAY):
+        if self.engine in MET:
             if self.remote_shell != "ssh":
                 raise UsageError(f"--remote-shell {self.remote_shell}: --on {self.on} starts the agents; leave it off")
             return self._meeting()
@@ -305,13 +301,12 @@ class Cluster(Local):
             try:
                 return check_hosts(self._starter(), names, self.interface, Look(task, data_dir), every_two, woken)
             finally:
-                if self.engine in (LAUNCHED, RAY):
+                if self.engine in MET:
                     self._meeting().dismiss(0)
 
     def make_processes(
         self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
     ) -> Callable[[Hooks], HostProcesses]:
-        """Return a function that makes the place of a job's processes."""
         everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
         ordered = self.ordered
 
@@ -378,7 +373,7 @@ def _again(job: Job, before: Path) -> Job:
 ENGINES = ("", "ssh", "slurm", "ray")
 INTERRUPTED = 130
 """Exit status of an interrupted job."""
-LAUNCHED, RAY = "launched", "ray"
+MET = LAUNCHED, RAY = "launched", "ray"
 """Engines whose agents come to a meeting; the first is for a command that a launcher has started several times."""
 ELSEWHERE = {
     "transport": "between hosts it is always tcp: leave it off",

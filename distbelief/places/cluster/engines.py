@@ -41,10 +41,8 @@ KEPT_BACK = ("DISTBELIEF_ROLE", "DISTBELIEF_TICKET")
 class Engine:
     """Way to start agents on hosts, and the server that lets them in, each by its ticket.
 
-    An agent ends when its line is closed, or silent for too long.
-
-    Args:
-        interface: the network interface by whose address agents reach this host; "" for any.
+    An agent ends when its line is closed, or silent for too long. Agents reach this host by the address of a network
+    interface; "" stands for any.
     """
 
     def __init__(self, interface: str = "") -> None:
@@ -117,7 +115,6 @@ class RemoteShell(Engine):
             self._words += SSH
 
     def start(self, host: str) -> RemoteAgent:
-        """Begin to start the agent of a host."""
         here = host in (*LOCAL, socket.gethostname())
         return self._spawn(host, ["sh", "-c", agent_command()] if here else [*self._words, host, agent_command()])
 

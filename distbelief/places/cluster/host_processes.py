@@ -46,7 +46,7 @@ class HostProcesses:
     It passes on their messages, reports how each ended, and leaves none behind.
 
     Args:
-        hooks: the hooks, as for `Processes`.
+        hooks: as for `Processes`.
         open_hosts: starts the agents.
         place: returns the placement, once the agents have greeted.
         leave_within: the seconds within which a host may leave; 0 if the whole job ends instead.
@@ -69,11 +69,7 @@ class HostProcesses:
         self._beaten = 0.0
 
     def open(self, woken: Connection) -> None:
-        """Start the agents, and place the roles; a signal on `woken` interrupts that.
-
-        Raises:
-            DistbeliefError: hosts cannot be used, or there are too few slots.
-        """
+        """Start the agents, and place the roles; a signal on `woken` interrupts that."""
         self._opened = self._open(woken)
         self._placement = self._place(self._opened)
         for line in [*self._opened.told, *self._placement.lines()]:
@@ -111,14 +107,12 @@ class HostProcesses:
             agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation, -1)))
 
     def end(self, role: str, incarnation: int) -> None:
-        """End a life of a role at once; do nothing if it has ended already."""
         self._local.end(role, incarnation)
         for life in self._lives.values():
             if (life.role, life.incarnation) == (role, incarnation):
                 life.agent.line.say(EndLife(life.number))
 
     def tell(self, role: str, word: ChannelMessage) -> None:
-        """Send a message to the latest life of a role; do nothing if it has ended."""
         self._local.tell(role, word)
         lives = [life for life in self._lives.values() if life.role == role]
         if lives:
@@ -142,10 +136,10 @@ class HostProcesses:
     def rename(self, role: str, to: str, incarnation: int) -> bool:
         """Rename a role's process to another role; return whether there is such a process."""
         life = next((life for life in self._lives.values() if life.role == role), None)
-        if life is None and not self._local.rename(role, to, incarnation):
-            return False
         if life is not None:
             life.role, life.incarnation = to, incarnation
+        elif not self._local.rename(role, to, incarnation):
+            return False
         assert self._placement
         self._placement.rename(role, to)
         return True
@@ -153,11 +147,8 @@ class HostProcesses:
     @property
     def waitables(self) -> list[Any]:
         """Objects that are ready once a process or an agent has sent something or ended."""
-        there = [agent for agent in self._agents if not agent.gone]
-        return [
-            *self._local.waitables,
-            *(waitable for agent in there for waitable in agent.waitables),
-        ]
+        there = (waitable for agent in self._agents if not agent.gone for waitable in agent.waitables)
+        return [*self._local.waitables, *there]
 
     def look(self, ready: set[int]) -> None:
         """Pass on the messages, and report the processes that have ended."""
@@ -247,7 +238,6 @@ class HostProcesses:
         return {**self._local.stopped, **{life.role: life.pid for life in self._lives.values() if life.number in held}}
 
     def close(self) -> None:
-        """End all processes, on every host."""
         self._local.close()
         self._lives.clear()
         if self._opened:

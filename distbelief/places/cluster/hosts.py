@@ -42,12 +42,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:
     r"""Return the hosts of a hostfile, with `host slots=4`, `host:4` or `host` on each line, and comments after `#`.
 
-    Args:
-        text: the text of the file.
-        name: the name of the file, for errors.
-
     Raises:
-        UsageError: a line is not a host, or names a host again; or there is no host. The message names the line.
+        UsageError: a line of file `name` is not a host, or names a host again; or there is no host.
 
     >>> parse_hostfile("a slots=4  # the large one\n\nb:2\n", "hosts")
     (Host(name='a', slots=4), Host(name='b', slots=2))

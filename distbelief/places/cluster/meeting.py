@@ -43,37 +43,23 @@ class Invitation(Protocol):
     """The first process, if it offers slots itself."""
 
     def send(self, ticket: Ticket) -> None:
-        """Hand the ticket out.
-
-        Raises:
-            UsageError: it cannot be handed out.
-        """
-        ...
+        """Hand the ticket out, or raise a UsageError."""
 
     def check(self) -> None:
         """Raise a JobFailed if some of the processes will never come."""
-        ...
 
     def withdraw(self) -> None:
         """Withdraw the ticket: all processes have come, or the wait is over."""
-        ...
 
     def close(self) -> None:
         """Release the resources: the job is over."""
-        ...
 
     def late(self, missing: list[int]) -> str:
         """Return the message that some ranks have not come, with the remedy."""
-        ...
 
 
 class TicketFile:
-    """Invitation for the processes of a launcher: a ticket file in a folder that all hosts share.
-
-    Args:
-        start: the first process.
-        folder: the folder; "" for the working directory.
-    """
+    """Invitation for the processes of a launcher: a ticket file in a shared folder, or in the working one."""
 
     def __init__(self, start: Launched, folder: str) -> None:
         self.here: Launched | None = start
@@ -82,7 +68,6 @@ class TicketFile:
         self._sent: bytes | None = None
 
     def send(self, ticket: Ticket) -> None:
-        """Write the ticket, readable only by its owner."""
         self._sent = ticket.text
         _write(self.path, self._sent)
 
@@ -99,7 +84,6 @@ class TicketFile:
         """Do nothing."""
 
     def late(self, missing: list[int]) -> str:
-        """Return the message that some of the launcher's processes have not come."""
         more = ", ..." if len(missing) > 8 else ""
         return (
             f"{len(missing)} of the {self._start.size} processes that {self._start.launcher} has started have not "
@@ -114,11 +98,7 @@ def ticket_path(start: Launched, folder: str) -> Path:
 
 
 def _write(path: Path, text: bytes) -> None:
-    """Write a ticket that only its owner can read.
-
-    Raises:
-        UsageError: no such file can be written to the folder.
-    """
+    """Write a ticket that only its owner can read."""
     try:
         with written_whole(path, OWNER_ALONE) as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
@@ -136,10 +116,6 @@ def _write(path: Path, text: bytes) -> None:
 
 class Meeting(Engine):
     """Meeting held by the first process, which admits the others until all are here, and chooses the hosts' agents.
-
-    Args:
-        invitation: hands the ticket to the others.
-        interface: the network interface by whose address they reach this host; "" for any.
 
     Raises:
         UsageError: no ticket can be handed out.
@@ -208,7 +184,6 @@ class Meeting(Engine):
         self.hosts = tuple(hosts)
 
     def start(self, host: str) -> RemoteAgent:
-        """Return the agent of a host; start it, as an engine does, if this process is the host's first."""
         agent, processors = self._agents[host]
         if agent is not None:
             return agent

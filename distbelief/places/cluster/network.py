@@ -148,10 +148,7 @@ def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
 def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[str]]) -> str:
     """Return the first address of a host that all others have reached.
 
-    Args:
-        name: the name of the host.
-        addresses: its addresses, the best first.
-        answers: the result of each other host for each address, as from `try_all`.
+    The best address is the first; `answers` are those of the others, as from `try_all`.
 
     Raises:
         UsageError: there is none; the message names both hosts, and the addresses that were tried.

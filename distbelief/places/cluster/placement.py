@@ -130,10 +130,7 @@ class Placement:
         shard = self.where.get(roles.shard_of(standby), HOME)
         number = self._keepers.index(shard) if shard in self._keepers else 0
         turned = [*self._keepers[number + 1 :], *self._keepers[: number + 1]]
-        there = [at for at in turned if at not in self._lost and at != shard] or [
-            at for at in turned if at not in self._lost
-        ]
-        return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))
+        return min(self._alive(turned), key=lambda at: (at == shard, self._is_near(at, shard), self._servers[at]))
 
     def _is_near(self, at: int, other: int) -> bool:
         """Return whether two hosts have the same switch."""

@@ -70,11 +70,7 @@ class RayInvitation:
             self._tasks[rank] = task.remote(agent_command("/dev/stdin"), self._ray.put(words))
 
     def check(self) -> None:
-        """Raise if a task has ended, since its agent will not come.
-
-        Raises:
-            JobFailed: names the host, and the last line of its output.
-        """
+        """Raise a JobFailed if a task has ended, with its last output: its agent will not come."""
         ended, _ = self._ray.wait(list(self._tasks.values()), num_returns=1, timeout=0)
         for rank, task in self._tasks.items():
             if task in ended:
@@ -90,11 +86,9 @@ class RayInvitation:
         """Do nothing: all tasks have their ticket."""
 
     def close(self) -> None:
-        """Release Ray's processors."""
         self._ray.shutdown()
 
     def late(self, missing: list[int]) -> str:
-        """Return the message that some nodes have not come, with possible reasons."""
         names = ", ".join(self._nodes[rank - 1][1] for rank in missing[:8])
         return (
             f"{len(missing)} of the {len(self._nodes)} nodes of Ray have not come ({names}): are their processors "

@@ -187,5 +187,4 @@ class RemoteLife:
         """Process id on its host; 0 until it is known."""
 
     def say(self, word: ChannelMessage) -> None:
-        """Send the role a message; do nothing if it has ended."""
         self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor

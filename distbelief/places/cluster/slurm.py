@@ -71,12 +71,7 @@ def show_topology() -> str:
 
 
 class SlurmSteps(Engine):
-    """Engine that starts an agent as a step of the allocation, on one of its nodes.
-
-    Args:
-        cores: the number of cores of each node in the allocation.
-        interface: as for `Engine`.
-    """
+    """Engine that starts an agent as a step of the allocation, on one of its nodes, with the cores allotted there."""
 
     def __init__(self, cores: Mapping[str, int], interface: str) -> None:
         super().__init__(interface)

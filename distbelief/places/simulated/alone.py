@@ -26,9 +26,6 @@ class Alone:
 
     Args:
         attempt: attempt at the job; it takes the records, and has the starting point.
-        stopwatch: draws of step times.
-        costs: costs of the updates.
-        clock: clock of the simulation.
         stopped: called after each step; returns the reason to end the loop, or None to go on.
         computes: whether steps are computed; otherwise only time passes.
     """

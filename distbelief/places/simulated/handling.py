@@ -1,6 +1,4 @@
-"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that a role reads or writes for
-it.
-"""
+"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that it has a role touch."""
 
 from __future__ import annotations
 
@@ -44,11 +42,7 @@ class Handling(CheckedStruct, frozen=True):
     """Bytes that are read or written in a second; a vector that is read and written counts once."""
 
     def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            UsageError: naming the value.
-        """
+        """Refuse impossible values."""
         if not 0 <= self.message < math.inf:
             raise UsageError(f"handling a message takes {self.message} s: must be 0 or more, and finite")
         if not self.memory > 0:
@@ -89,8 +83,6 @@ class HandlingCosts:
     """Costs of one role's messages.
 
     Args:
-        handling: handling of the cluster.
-        settings: settings of the job.
         length: returns the bytes of the slice that a shard or its standby holds.
         adds: whether additions in an all-reduce are counted here, and not by the network.
         in_place: whether replicas on the direct path compute on the parameters in place.
@@ -183,8 +175,7 @@ _TAKEN: Mapping[type[Event], Callable[[HandlingCosts, Any, Payload | None], floa
     ReducedPiece: HandlingCosts._take_piece,
     **dict.fromkeys((Initialise, Contribute, WorkUnitTaken, StatePart, State), HandlingCosts._take_bytes),
 }
-"""Work of the receiver for each kind of message, besides reading it; the bytes of the last kinds are copied or added.
-"""
+"""Work of the receiver for each kind of message, besides reading it; bytes of the last kinds are copied or added."""
 
 
 @functools.cache

@@ -14,14 +14,7 @@ from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
 
 
 class ShardInMemory:
-    """Machine that one process of a shard plays.
-
-    Args:
-        network: network of the shard.
-        shard: new machine of the shard.
-        incarnation: incarnation of the process.
-        before: machine of the previous process; if that held its parameters, this one continues with its shard.
-    """
+    """Machine that one process of a shard plays; it goes on with the shard of the one `before`, if that held any."""
 
     def __init__(
         self, network: VirtualNetwork, shard: Shard, incarnation: int, before: ShardInMemory | None = None

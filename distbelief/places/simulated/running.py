@@ -12,6 +12,7 @@ from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
+from distbelief.places.compute_model import Stopwatch
 from distbelief.places.explanation import Explanation
 from distbelief.places.signals import WORDS, handled
 from distbelief.places.simulated.alone import Alone
@@ -47,9 +48,8 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
             else:
                 costs = HandlingCosts(cluster.handling, settings, lambda: 0)
-                alone = Alone(
-                    attempt, cluster.compute.stopwatch(0, job.seed), costs, clock, stopped, not cluster.phantom
-                )
+                stopwatch = Stopwatch(cluster.compute, 0, job.seed)
+                alone = Alone(attempt, stopwatch, costs, clock, stopped, not cluster.phantom)
                 supervisor = alone.supervisor
                 alone.run()
             attempt.keep_folder(clock.now())
@@ -71,11 +71,7 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
 
 
 class Accounts:
-    """Accounts of a simulation's roles: before an epoch's end, and with steps as often as its replicas give theirs.
-
-    Args:
-        sink: takes the records, and the accounts.
-    """
+    """Accounts of a simulation's roles: before an epoch's end, and with steps as often as its replicas give theirs."""
 
     def __init__(self, sink: Callable[[float, str, Record], None]) -> None:
         self._sink, self._due = sink, 0.0

@@ -8,7 +8,7 @@ import gc
 import io
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -40,6 +40,7 @@ from distbelief.core.settings import Plan, Settings
 from distbelief.errors import UsageError
 from distbelief.job import Job
 from distbelief.places.attempt import Attempt, evaluates
+from distbelief.places.compute_model import Stopwatch
 from distbelief.places.evaluate import threads
 from distbelief.places.messages import ChannelMessage, Died, Interrupt, Listening
 from distbelief.places.place import NEVER, Effect, Ended, Event, Interruption, Moved, Said, Tick, TickLater, carry_out
@@ -185,7 +186,8 @@ class Simulation:
             self.evaluates,
             cluster.phantom,
         )
-        self._do(self.supervisor.begin(self._roles()))
+        everybody = self.job.strategy.roles(self.evaluates)
+        self._do(self.supervisor.begin(sorted(everybody, key=lambda role: ORDER.index(roles.kind(role)))))
         self._plan_faults()
 
     def run(self) -> None:
@@ -247,28 +249,19 @@ class Simulation:
         for role in self._stories():
             self.driver.remove(role)
 
-    def _roles(self) -> list[str]:
-        """Return all roles, in the order in which they are started."""
-        return sorted(self.job.strategy.roles(self.evaluates), key=lambda role: ORDER.index(roles.kind(role)))
-
     def _add_coordinator(self, incarnation: int) -> None:
         """Play the coordinator; a later incarnation replays its journal."""
         endpoint = self._endpoint(roles.COORDINATOR, incarnation)
         self.coordinator = self.cast.coordinator(self.attempt.start if self.attempt else ANEW)
-        host = (
-            LastingHost(endpoint, self.coordinator, self.cast.players.memory, Journal(*self._journal), self._watched)
-            if self._revives
-            else None
-        )
+        host = None
+        if self._revives:
+            watched = self.network.endpoints.keys()  # all deaths are reported to the coordinator
+            memory, journal = self.cast.players.memory, Journal(*self._journal)
+            host = LastingHost(endpoint, self.coordinator, memory, journal, watched)
         self.driver.add_machine(roles.COORDINATOR, self.coordinator, endpoint, self._store, host=host)
         if incarnation:
             self.driver.replay(roles.COORDINATOR, self._known)
         self._do(self._ask(Said(roles.COORDINATOR, incarnation, Listening(""))))
-
-    @property
-    def _watched(self) -> Collection[str]:
-        """Return the roles whose deaths are reported to the coordinator: all."""
-        return self.network.endpoints.keys()
 
     def _endpoint(self, role: str, incarnation: int = 0) -> VirtualEndpoint:
         """Return the endpoint of an incarnation of a role; its messages take time, except those of the evaluator."""
@@ -325,9 +318,8 @@ class Simulation:
     def _add_replica(self, role: str, incarnation: int) -> None:
         endpoint = self._endpoint(role, incarnation)
         network, timing = self.network.model, StepTiming()
-        stopwatch = self.cluster.compute.stopwatch(
-            roles.index_of(role), self.job.seed + incarnation, roles.partition_of(role)
-        )
+        number, seed = roles.index_of(role), self.job.seed + incarnation
+        stopwatch = Stopwatch(self.cluster.compute, number, seed, roles.partition_of(role))
         stage = VirtualStage(
             self._memory,
             timed=functools.partial(timed, thread=endpoint.thread, stopwatch=stopwatch, timing=timing),
@@ -410,21 +402,16 @@ class Simulation:
                 message, seconds = leaves.pop(sender)
                 if message > 1:
                     leaves[sender] = message - 1, seconds
-                else:
-                    self._tell_to_go(sender, seconds)
+                else:  # the host of a replica, or of its lead partition; no other role is on it
+                    life = sender, self.network.endpoints[sender].incarnation
+                    self._happens(Interruption("told to go", sender, (life,), seconds))
 
         if due or leaves:
             self.network.before_send = strike
 
-    def _tell_to_go(self, replica: str, seconds: float) -> None:
-        """Order the host of a replica to leave, or that of its lead partition; no other role is on it."""
-        life = replica, self.network.endpoints[replica].incarnation
-        self._happens(Interruption("told to go", replica, (life,), seconds))
-
     # effects and events of the supervisor
 
     def start(self, role: str, incarnation: int) -> None:
-        """Start an incarnation of a role."""
         one = roles.parse(role)
         match one.kind:
             case roles.Kind.COORDINATOR:
@@ -443,7 +430,6 @@ class Simulation:
             self.driver.begin(role)
 
     def end(self, role: str, incarnation: int) -> None:
-        """Kill an incarnation of a role; do nothing if it has ended already."""
         endpoint = self.network.endpoints[role]
         if endpoint.incarnation == incarnation and not endpoint.ended:
             self._crash(role)
@@ -538,9 +524,7 @@ class Simulation:
         return died.left and not self.network.endpoints[died.role].ended
 
     def _is_heard(self, died: Died) -> bool:
-        """Return whether the coordinator has a link to an incarnation, or will have one before it hears of the
-        incarnation's end.
-        """
+        """Return whether the coordinator has a link to an incarnation, or will have before it hears of its end."""
         endpoint, current = self.network.endpoints[died.role], self.network.endpoints[roles.COORDINATOR].incarnation
         linked = endpoint.has_sent(roles.COORDINATOR) and endpoint.incarnation_of(roles.COORDINATOR) == current
         return linked and endpoint.incarnation == died.incarnation

@@ -65,10 +65,9 @@ def sweep(place: Simulated, job: Job, count: int) -> Iterator[SeedResult]:
     """
     if count < 1:
         raise UsageError(f"--sweep {count}: must be 1 or more seeds")
-    for name in [
-        name for name, given in (("--keep", place.keep), ("--out", job.out), ("--resume", job.resume)) if given
-    ]:
-        raise UsageError(f"{name}: --sweep {count} leaves no run folder; leave {name} off, or run one seed with it")
+    for name, given in {"--keep": place.keep, "--out": job.out, "--resume": job.resume}.items():
+        if given:
+            raise UsageError(f"{name}: --sweep {count} leaves no run folder; leave {name} off, or run one seed with it")
     place.settings(job)
     task = task_of(job)
     train = as_data(task.train())
@@ -117,10 +116,8 @@ def lines(spread: dict[str, Any]) -> list[str]:
     samples per second simulated       1,000       1,000       1,000
     """
     count = spread["seeds"]
-    table = [
-        f"{count} seed{'' if count == 1 else 's'}: "
-        f"{', '.join(f'{many} {outcome}' for outcome, many in spread['outcomes'].items())}"
-    ]
+    outcomes = ", ".join(f"{many} {outcome}" for outcome, many in spread["outcomes"].items())
+    table = [f"{count} seed{'' if count == 1 else 's'}: {outcomes}"]
     table.append(" " * 28 + "".join(f"{name:>12}" for name in ("min", "median", "max")))
     for name, shown in FIGURES.items():
         if (row := spread[name]) is not None:

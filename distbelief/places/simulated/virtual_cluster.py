@@ -36,21 +36,6 @@ PHANTOM_LACKS: Mapping[str, str] = {
 """Options of a job that a phantom refuses, and why; it accepts and ignores rates and clipping."""
 
 
-DESCRIBED = (
-    "network",
-    "topology",
-    "compute",
-    "handling",
-    "hosts",
-    "crashes",
-    "leaves",
-    "restart_seconds",
-    "phantom",
-    "path",
-)
-"""Options that results report as the description of a virtual cluster."""
-
-
 class Crash(CheckedStruct, frozen=True):
     """Death of a role, as by kill -9, when it is about to send its `message`-th message.
 
@@ -105,8 +90,8 @@ class VirtualCluster(Checked):
     topology.conf; each replica has its own host unless `hosts` places them otherwise. No topology if empty."""
 
     def described(self) -> dict[str, Any]:
-        """Return the description of this cluster for results."""
-        own = {name: getattr(self, name) for name in DESCRIBED}
+        """Return the description of this cluster for results: all options but `keep`."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "keep"}
         return dict(msgspec.to_builtins(own, str_keys=True))
 
     def settings(self, job: Job) -> Settings:
@@ -174,13 +159,11 @@ class VirtualCluster(Checked):
         Raises:
             UsageError: there is no such path, or this job cannot use it.
         """
-        reasons = {
-            "replicas and shards are on machines of their own; put all on one with --hosts cores=N": self.hosts is None,
-            "only the roles of one host share memory; --hosts without replicas=N puts all on one": bool(
-                self.hosts and self.hosts.replicas
-            ),
-        }
-        lacking = next((reason for reason, holds in reasons.items() if holds), "")
+        lacking = ""
+        if self.hosts is None:
+            lacking = "replicas and shards are on machines of their own; put all on one with --hosts cores=N"
+        elif self.hosts.replicas:
+            lacking = "only the roles of one host share memory; --hosts without replicas=N puts all on one"
         return path_of(self.path, strategy, settings, "shared", lacking)
 
     def _check_used(self, job: Job) -> None:
@@ -193,40 +176,33 @@ class VirtualCluster(Checked):
         if job.keep_checkpoints != Job.keep_checkpoints and not (self.keep or job.out):
             raise UsageError(
                 f"--keep-checkpoints {job.keep_checkpoints}: a simulation without a run folder leaves no checkpoints: "
-                "give it one with --keep or"
-                " --out, or leave it off"
+                "give it one with --keep or --out, or leave it off"
             )
 
     # properties that the checks of a strategy read
 
     @property
     def sends(self) -> bool:
-        """Return whether the network differs from the default."""
         return self.network != NetworkModel() or bool(self.topology)
 
     @property
     def messages(self) -> bool:
-        """Return whether the cost of messages differs from the default."""
         return self.handling.message != Handling().message
 
     @property
     def adds(self) -> bool:
-        """Return whether the network sets the speed at which gradients are added."""
         return bool(self.network.reduction)
 
     @property
     def local(self) -> bool:
-        """Return whether the network sets the speed of links inside a host."""
         return bool(self.network.local_latency or self.network.local_bandwidth)
 
     @property
     def host_replicas(self) -> int | None:
-        """Return the number of replicas on each host, or 0 for all on one; None if each role has its own machine."""
         return self.hosts.replicas if self.hosts else None
 
     @property
     def faulty(self) -> bool:
-        """Return whether roles crash or leave, or the restart time differs from the default."""
         return bool(self.crashes or self.leaves) or self.restart_seconds != 1.0
 
     # checks

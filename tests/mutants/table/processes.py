@@ -317,7 +317,8 @@ MUTANTS = [
         "                if pieces is None:\n", "                if True:\n",
         ("tests/core/test_record_checkpoints.py::test_the_pieces_of_a_partition_are_read_alone",)),
     Mutant("standbys-are-on-the-first-host-that-is-another", "shard-hosts", "places/cluster/placement.py",
-        "return min(there, key=lambda at: (self._is_near(at, shard), self._servers[at]))", "return there[0]",
+        "return min(self._alive(turned), key=lambda at: (at == shard, self._is_near(at, shard), self._servers[at]))",
+        "return self._alive(turned)[0]",
         (
             PLACED + "test_a_standby_is_never_on_its_shards_host_where_there_is_another",
             PLACED + "test_the_document_shows_what_a_dry_run_of_its_command_shows",
@@ -332,7 +333,7 @@ MUTANTS = [
         "    except UsageError as error:\n", "    except ValueError as error:\n",
         (ORDER + "test_inside_slurm_the_order_is_that_of_its_switches_where_it_has_a_tree",)),
     Mutant("a-standby-is-at-its-shards-switch", "shard-hosts", "places/cluster/placement.py",
-        "(self._is_near(at, shard), self._servers[at])", "self._servers[at]",
+        "self._is_near(at, shard), self._servers[at]", "self._servers[at]",
         (ORDER + "test_shards_take_turns_at_switches_and_each_standby_is_at_another",)),
     Mutant("every-bandwidth-is-another-switch", "measured-switches", "network/slurm.py", "ALIKE = 1.5", "ALIKE = 1.0",
         (ORDER + "test_the_tree_of_hosts_is_found_by_what_is_measured",)),
