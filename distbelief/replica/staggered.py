@@ -70,7 +70,7 @@ class StaggeredTraining(DownpourTraining):
                 yield from self._wait_to_push()
                 self._pushes.open(self._slot, *self._uncounted, [shard for shard, _ in self.server.parts])
                 self._opened = True
-            while self._pushes.owes(role):  # the shard may still read the part before
+            while self._pushes.owed(role):  # the shard may still read the part before
                 yield from self.wait()
             vectors.change(self._slot, part)
             vectors.carry_buffers(self._slot, 0, part)

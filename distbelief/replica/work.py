@@ -231,10 +231,6 @@ class Pushes:
         """Return the messages without an acknowledgement of a shard."""
         return [message for push in self._waiting if (message := push.sent.get(shard)) is not None]
 
-    def owes(self, shard: str) -> bool:
-        """Return whether a shard has a message to acknowledge."""
-        return any(push.sent.get(shard) for push in self._waiting)
-
     def open(self, slot: int, steps: int, samples: int, shards: Iterable[str]) -> None:
         """Make the next push, whose messages leave one by one."""
         self.clock += 1

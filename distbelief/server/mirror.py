@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -30,28 +29,17 @@ Make = Callable[[int, int], Message]
 """Maker of a message, from its number and the slot that its bytes lie in (-1 without bytes)."""
 
 
-class ArrayBytes(NamedTuple):
-    """Some bytes of an array, and their place in it."""
+def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[tuple[StatePart, torch.Tensor]]:
+    """Copy arrays as plain bytes, in pieces of at most so many, each with its message; that has no number yet.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    data: torch.Tensor
-
-
-def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[ArrayBytes]:
-    """Copy arrays as plain bytes, in pieces of at most so many.
-
-    >>> [(piece.name, piece.offset, piece.data.nbytes) for piece in pack({"a": torch.zeros(5)}, most=16)]
+    >>> [(part.name, part.offset, piece.nbytes) for part, piece in pack({"a": torch.zeros(5)}, most=16)]
     [('a', 0, 16), ('a', 16, 4)]
     """
     for name, array in arrays.items():
-        data = as_bytes(array.detach().clone())
+        data, dtype = as_bytes(array.detach().clone()), str(array.dtype).removeprefix("torch.")
         for offset in range(0, max(1, data.nbytes), most):
-            yield ArrayBytes(
-                name, str(array.dtype).removeprefix("torch."), tuple(array.shape), offset, data[offset : offset + most]
-            )
+            piece = data[offset : offset + most]
+            yield StatePart(-1, 0, piece.nbytes, 0, 0, name, dtype, tuple(array.shape), offset), piece
 
 
 class Unpacking:
@@ -159,11 +147,7 @@ class Mirror:
         effects = self.end()
         self.place, self._incarnation, self._free = place, whole.incarnation, list(range(SLOTS))
         self._floor = self._told_floor = whole.floor
-        sent = [
-            effect
-            for part in pack(arrays, self._size)
-            for effect in self._send(partial(_state_part, whole.incarnation, part), part.data)
-        ]
+        sent = [effect for part, piece in pack(arrays, self._size) for effect in self._send(self._numbers(part), piece)]
         sent += [effect for make, payload in beside for effect in self._send(make, payload)]
         sent += self._send(lambda number, _: msgspec.structs.replace(whole, number=number))
         self._whole = self._number
@@ -187,12 +171,11 @@ class Mirror:
         """Send the standby a push or a sum of several; the message's slot and number are replaced."""
         # A push that waits for a vector is not copied: its replica does not overwrite it before it is acknowledged,
         # which waits for the standby.
+        return self.repeat(self._numbers(copied), payload, copied.floor)
+
+    def _numbers(self, message: Copied | StatePart) -> Make:
         life = self._incarnation
-        return self.repeat(
-            lambda number, slot: msgspec.structs.replace(copied, slot=slot, incarnation=life, number=number),
-            payload,
-            copied.floor,
-        )
+        return lambda number, slot: msgspec.structs.replace(message, slot=slot, incarnation=life, number=number)
 
     def repeat(self, make: Make, payload: Payload | None = None, floor: int = 0) -> list[Effect]:
         """Have the standby repeat a change; `floor` is that of the policy afterwards."""
@@ -258,10 +241,6 @@ class Mirror:
                 Send(self.standby, make(number, slot), stage(payload, self.vectors[slot] if self.vectors else None))
             )
         return sent
-
-
-def _state_part(incarnation: int, part: ArrayBytes, number: int, slot: int) -> StatePart:
-    return StatePart(slot, 0, part.data.nbytes, incarnation, number, part.name, part.dtype, part.shape, part.offset)
 
 
 class PendingUpdate(NamedTuple):

@@ -291,15 +291,8 @@ class Shard:
 
     def state(self) -> ShardState:
         """Return the state of a shard without held pushes and fetches."""
-        return ShardState(
-            self.version,
-            self._began,
-            self.samples,
-            self.staleness,
-            self.ledger.taken(),
-            self._latest,
-            self.policy.state(),
-        )
+        taken, policy = self.ledger.taken(), self.policy.state()
+        return ShardState(self.version, self._began, self.samples, self.staleness, taken, self._latest, policy)
 
     def install(self, state: ShardState) -> None:
         """Take the state of a shard whose slice this one has."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from distbelief.core import roles
 from distbelief.core.roles import Mesh
-from distbelief.core.settings import Holder, Settings, StrategyOptions, know
-from distbelief.errors import LocalProtocolError, UsageError, unknown
+from distbelief.core.settings import Holder, Settings, StrategyOptions, among, know
+from distbelief.errors import LocalProtocolError, UsageError
 from distbelief.split.options import Partitions
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, l
     Of the choices in `PATHS`, auto takes the direct one where it can. `carrier` says how bytes travel between replicas
     and shards: shared or tcp. `lacking` says why the place has no direct path, and is empty where it has one.
     """
-    if choice not in PATHS:
-        raise unknown("path", choice, PATHS)
+    among("path", choice, PATHS)
     why = strategy.served_because(settings, carrier)
     if not why and strategy.needs_memory(settings, carrier):  # served is the only path of this strategy
         return DIRECT

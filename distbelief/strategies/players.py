@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,9 +31,11 @@ from distbelief.core.records import Cause
 from distbelief.core.settings import Plan, Settings
 from distbelief.runtime.player import HasStory, PlayedRole, Worker
 from distbelief.server import optimizers
+from distbelief.server.layerwise import Group
 from distbelief.server.shard import Shard
 from distbelief.server.slice import Slice, TorchSlice, copy_bytes
 from distbelief.server.standby import Standby
+from distbelief.sharding.layout import Entry, Layout
 from distbelief.strategies.context import Context, Memory
 from distbelief.tasks.flat import FlatModule
 from distbelief.tasks.worker import measure
@@ -85,12 +87,17 @@ def _land(flat: FlatModule, plan: Plan, arena: Arena) -> None:
     """Bind a replica's vectors, with the optimizer of its local steps, if any: a script has made it already."""
     local = plan.settings.local
     if local is not None and flat.local is None:
-        members: dict[int, list[torch.Tensor]] = {}
-        for entry, parameter in zip(flat.trained_entries, flat.trained, strict=True):
-            members.setdefault(entry.tensor.group, []).append(parameter)
-        groups = [{"params": some, **plan.layout.stepped(group)} for group, some in members.items()]
-        flat.local = optimizers.build(local, groups)
+        entries = zip(flat.trained_entries, flat.trained, strict=True)
+        flat.local = optimizers.build(local, groups_of_entries(plan.layout, entries))
     flat.bind(arena.gradients, arena.parameters)
+
+
+def groups_of_entries(layout: Layout, entries: Iterable[tuple[Entry, torch.Tensor]]) -> list[Group]:
+    """Return the optimizer's parameter groups of some parameters, in torch's form."""
+    members: dict[int, list[torch.Tensor]] = {}
+    for entry, parameter in entries:
+        members.setdefault(entry.tensor.group, []).append(parameter)
+    return [{**layout.stepped(group), "params": parameters} for group, parameters in members.items()]
 
 
 def _copying(parameters: Sequence[torch.Tensor], there: torch.Tensor, moving: int) -> Callable[[int], int]:

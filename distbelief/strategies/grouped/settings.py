@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from distbelief.core.settings import Holder, Settings, StrategyOptions, at_least, option
-from distbelief.errors import UsageError, unknown
+from distbelief.core.settings import Holder, Settings, StrategyOptions, among, at_least, option
+from distbelief.errors import UsageError
 
 GUESTS = 64
 """Most guests of a job: each needs a window in the memory of every other member."""
@@ -41,8 +41,7 @@ class Reducing(StrategyOptions):
         at_least(self, 1, ("accumulate",), {})
         at_least(self, 0, ("per_host",), {})
         for name, known in CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise unknown(option(name), value, known)
+            among(option(name), getattr(self, name), known)
         if not 0 < self.bucket_mb < float("inf"):
             raise UsageError(f"--bucket-mb {self.bucket_mb}: must be more than 0")
 

@@ -12,7 +12,7 @@ from distbelief.core.conversations.agreement import Squares
 from distbelief.core.settings import Plan
 from distbelief.fabric.base import Carrier
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers
-from distbelief.server.slice import TorchSlice
+from distbelief.server.slice import TorchSlice, as_bytes
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range
 from distbelief.strategies.grouped.settings import reduction
@@ -212,7 +212,7 @@ class TorchWhole(Whole):
         return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.nbytes) for name, t in arrays]
 
     def state_bytes(self, name: str, start: int, stop: int) -> bytes:
-        return self.arrays()[name].detach().reshape(-1).view(torch.uint8)[start:stop].cpu().numpy().tobytes()
+        return as_bytes(self.arrays()[name].detach())[start:stop].cpu().numpy().tobytes()
 
     def take_state(self, arrays: Mapping[str, tuple[str, tuple[int, ...], bytearray]]) -> None:
         device = self.flat.device
@@ -231,9 +231,8 @@ class TorchWhole(Whole):
 
 
 def _from_bytes(data: bytearray, dtype: str) -> torch.Tensor:
-    if not data:
-        return torch.zeros(0, dtype=getattr(torch, dtype))
-    return torch.frombuffer(data, dtype=getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    return torch.frombuffer(data, dtype=kind) if data else torch.zeros(0, dtype=kind)
 
 
 class Gradients:

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from distbelief.core import consistency
-from distbelief.core.consistency import Policy, RoundRobin
+from distbelief.core.consistency import BoundedPolicy, Policy, RoundRobin, SoftsyncPolicy
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.core.rounds import Rounds, quorum_of
 from distbelief.core.settings import SAMPLES, WEIGHTS, Accruing, Pushing, Settings, among, at_least
 from distbelief.core.values import Given
-from distbelief.errors import UsageError, unknown
+from distbelief.errors import UsageError
 from distbelief.strategies.base import (
     LocalMachine,
     Replicated,
@@ -169,7 +168,7 @@ class Synchronous(Staggering, ServedWithOptimizer, Scaled):
         waited = quorum_of(self.quorum, settings.replicas) if self.quorum else settings.replicas - self.backup_workers
         return waited * self.pushing.global_batch(settings)
 
-    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
+    def policy(self, settings: Settings, rules: bool) -> Policy:
         return Rounds(settings, rules, self.backup_workers, self.quorum)
 
 
@@ -199,8 +198,8 @@ class Softsync(Asynchronous):
     def global_batch(self, settings: Settings) -> int:
         return settings.replicas // self.n * super().global_batch(settings)
 
-    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        return consistency.SoftsyncPolicy(self.n, self.staleness_scaling)
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        return SoftsyncPolicy(self.n, self.staleness_scaling)
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,8 @@ class Bounded(Asynchronous):
         super().check(settings)
         at_least(self, 0, ("staleness",), {})
 
-    def policy(self, settings: Settings, rules: bool) -> consistency.Policy:
-        return consistency.BoundedPolicy(self.staleness, self.staleness_scaling, settings.replicas)
+    def policy(self, settings: Settings, rules: bool) -> Policy:
+        return BoundedPolicy(self.staleness, self.staleness_scaling, settings.replicas)
 
 
 LOCKS = ("shard", "round-robin")
@@ -341,7 +340,6 @@ class Locking(InMemory):
         at_least(self, 1, ("shards",), {})
         if why := GONE.get(self.locks):
             raise UsageError(f"--locks {self.locks}: {why}")
-        if self.locks not in LOCKS:
-            raise unknown("--locks", self.locks, LOCKS)
+        among("--locks", self.locks, LOCKS)
         if self.locks == "round-robin" and self.shards != 1:
             raise UsageError(f"--shards {self.shards}: --locks round-robin orders a single lock: leave it off")

@@ -21,7 +21,6 @@ from distbelief.replica.downpour import DownpourReplica, HogwildReplica
 from distbelief.replica.staggered import StaggeredReplica
 from distbelief.runtime.player import Answer, PlayedRole, Worker
 from distbelief.server import optimizers
-from distbelief.server.layerwise import Group
 from distbelief.server.passed import PassedLayout
 from distbelief.server.shard import Shard
 from distbelief.server.slice import PhantomSlice, slice_of
@@ -29,7 +28,7 @@ from distbelief.server.standby import Standby
 from distbelief.server.unlocked import SAMPLES, UPDATES, Counts, UnlockedShard, phantom_counts, unlocked_slice
 from distbelief.sharding.layout import Entry, Layout
 from distbelief.strategies.context import Context, Memory, VirtualStage
-from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers, served
+from distbelief.strategies.players import COORDINATOR_STATE, Players, Servers, groups_of_entries, served
 from distbelief.tasks.flat import FlatModule, layout_of
 from distbelief.tasks.sparse import check_rows
 from distbelief.transport.base import Arena
@@ -92,13 +91,8 @@ class InPlace:
 
     def _optimizer(self, some: list[tuple[Entry, torch.Tensor]], rows: bool = False) -> Callable[[], object]:
         """Return a step of torch's optimizer on some parameters, with its state in the memory."""
-        settings, groups = self._plan.settings, dict[int, Group]()
-        for entry, parameter in some:
-            group = groups.setdefault(
-                entry.tensor.group, {**self._plan.layout.stepped(entry.tensor.group), "params": []}
-            )
-            group["params"].append(parameter)
-        optimizer = optimizers.build(settings.optimizer, list(groups.values()), rows)
+        settings, groups = self._plan.settings, groups_of_entries(self._plan.layout, some)
+        optimizer = optimizers.build(settings.optimizer, groups, rows)
         for entry, parameter in some:
             for key, value in self._state_of(entry, parameter):
                 optimizer.state[parameter][key] = value

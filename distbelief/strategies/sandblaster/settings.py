@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distbelief.core.consistency import ANSWER, Action, Policy, Verdict
-from distbelief.core.settings import Settings, StrategyOptions, at_least
-from distbelief.errors import UsageError, unknown
+from distbelief.core.settings import Settings, StrategyOptions, among, at_least
+from distbelief.errors import UsageError
 
 METHODS = ("lbfgs", "cg", "gradient")
 LINE_SEARCHES = ("wolfe", "none")
@@ -71,10 +71,8 @@ class Descent(StrategyOptions):
         return EvaluationPolicy()
 
     def check(self, settings: Settings) -> None:
-        if self.method not in METHODS:
-            raise unknown("method", self.method, METHODS)
-        if self.line_search not in LINE_SEARCHES:
-            raise unknown("line search", self.line_search, LINE_SEARCHES)
+        among("method", self.method, METHODS)
+        among("line search", self.line_search, LINE_SEARCHES)
         at_least(self, 1, ("history", "send_every"), {})
         at_least(self, 0, ("backup_portions", "batch_size", "weight_decay", "tolerance"), {})
         if self.history > HISTORY_LIMIT:
