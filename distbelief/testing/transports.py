@@ -42,8 +42,7 @@ class Pair(NamedTuple):
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Function that makes a fresh pair, given the range of the vectors in `a`'s arena and the numbers of gradients and
-parameters."""
+"""Function that makes a fresh pair, given the range of `a`'s arena and its numbers of gradients and parameters."""
 
 
 class _Bench:
