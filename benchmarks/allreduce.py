@@ -72,7 +72,11 @@ def run(options: AllreduceOptions) -> Measured:
     lined = f"namespaces of {options.rate} Mbit/s"
     return Measured(
         {"repeats": options.repeats, "one_host": measured, "namespaces": limited, "encrypted": encrypted},
-        [*_figures(measured), *_of_prices(limited), *_of_encryption(encrypted, lined)],
+        [
+            *_figures(measured, "ranks", {COPY: 3.0, PLACE: 6.0}, "gloo"),
+            *_of_prices(limited),
+            *_figures(encrypted, lined, {ENCRYPTED: 0.85}, "gloo's in the clear"),
+        ],
         [
             *(_table(f"one host, {ranks} ranks: ms", by_size) for ranks, by_size in measured.items()),
             *(_table(f"{ranks} {lined}: ms", by_size) for ranks, by_size in encrypted.items()),
@@ -139,15 +143,14 @@ def _on_one_host(ranks: int, sizes: tuple[int, ...], repeats: int) -> Json:
         return {str(size): _by_turns(measure, hows, size, max(1, min(50, 16 * MB // size)), repeats) for size in sizes}
 
 
-def _figures(measured: Json) -> list[Figure]:
-    return [
-        figure(
-            f"{int(size) / MB:g} MB, {ranks} ranks: {name}, relative to gloo", one["faster_than_gloo"][name], promised
-        )
-        for ranks, by_size in measured.items()
-        for size, one in by_size.items()
-        for name, promised in ((COPY, 3.0), (PLACE, 6.0))
-    ]
+def _figures(measured: Json, where: str, promises: Mapping[str, float], beside: str) -> list[Figure]:
+    figures = []
+    for ranks, by_size in measured.items():
+        for size, one in by_size.items():
+            for name, promised in promises.items():
+                what = f"{int(size) / MB:g} MB, {ranks} {where}: {name}, relative to {beside}"
+                figures.append(figure(what, one["faster_than_gloo"][name], promised))
+    return figures
 
 
 def _limited(place: AbstractContextManager[list[str]], sizes: tuple[int, ...]) -> Json:
@@ -173,18 +176,6 @@ def _encrypted(place: AbstractContextManager[list[str]], sizes: tuple[int, ...],
         return {str(size): _by_turns(measure, hows, size, WITHIN, repeats) for size in sizes}
 
 
-def _of_encryption(encrypted: Json, where: str) -> list[Figure]:
-    return [
-        figure(
-            f"{int(size) / MB:g} MB, {ranks} {where}: {ENCRYPTED}, relative to gloo's in the clear",
-            one["faster_than_gloo"][ENCRYPTED],
-            0.85,
-        )
-        for ranks, by_size in encrypted.items()
-        for size, one in by_size.items()
-    ]
-
-
 def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
     """Measure latency and bandwidth between neighbours that all swap at once, from few and from many bytes."""
     few, some, many = (measure("latency", size, TIMES) / SWAPS for size in (8, MB // 4, MB))
@@ -192,14 +183,10 @@ def _probe(measure: Callable[[str, int, int], float]) -> LinkModel:
 
 
 def _of_prices(limited: Json) -> list[Figure]:
-    return [
-        figure(
-            f"{ranks} namespaces, {int(size):,} bytes, {name}: relative error of the price",
-            abs(one["seconds"] / one["price"] - 1),
-            0.2,
-            lower=True,
-        )
-        for ranks, by_size in limited.items()
-        for size, found in by_size.items()
-        for name, one in found.items()
-    ]
+    figures = []
+    for ranks, by_size in limited.items():
+        for size, found in by_size.items():
+            for name, one in found.items():
+                what = f"{ranks} namespaces, {int(size):,} bytes, {name}: relative error of the price"
+                figures.append(figure(what, abs(one["seconds"] / one["price"] - 1), 0.2, lower=True))
+    return figures

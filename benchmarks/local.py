@@ -169,12 +169,11 @@ def _lines(options: LocalStepsOptions) -> Measured:
     faster = seconds / _reached(by_steps, target)
     off, predicted = [], []
     for seed in range(options.seeds):
-        times = [
-            _reached(
-                simulated(strategy, cluster_of(rate, options), options, seed, evaluate_every="50minibatches"), target
-            )
-            for strategy in (gradients(), diloco(options.steps))
-        ]
+        times = []
+        for strategy in (gradients(), diloco(options.steps)):
+            cluster = cluster_of(rate, options)
+            guess = simulated(strategy, cluster, options, seed, evaluate_every="50minibatches")
+            times.append(_reached(guess, target))
         predicted.append(times[0] / times[1])
         off.append(max(abs(times[0] / seconds - 1), abs(times[1] / (seconds / faster) - 1)))
     dead = by_gradients["dead"] + by_steps["dead"]

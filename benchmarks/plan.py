@@ -29,8 +29,7 @@ from distbelief.lab.plan.halving import MOST_EPOCHS
 from distbelief.lab.plan.plan import plan, this_machine
 
 OF_BEST = 0.95
-"""Share of the best candidate's rate that the plan's first must reach, unless the best candidate's slowest run is
-slower."""
+"""Least share of the best candidate's rate for the plan's first, unless the best's slowest run is slower."""
 LONGEST = 45.0
 """Time limit in seconds for plans of the MLP and LeNet."""
 WORKLOADS = "benchmarks.parts.workloads:"

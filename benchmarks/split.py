@@ -30,9 +30,7 @@ WORKLOADS = "benchmarks.parts.workloads:"
 RATE = 0.001
 """Learning rate of every contender: plain SGD, slow enough for all to converge."""
 CROSSES, COPIES = 76_800, 3.0
-"""Bytes that cross in the MLP of 300 and 100 units for 64 samples, and their largest time relative to copying them in
-and out.
-"""
+"""Bytes that cross in the MLP for 64 samples, and their largest time relative to copying them in and out."""
 CROSSINGS = 2000
 """Rounds in which these bytes cross, there and back."""
 ONE, TWO, SPLIT = "whole, 1 thread", "whole, 2 threads", "split, 2 processes"

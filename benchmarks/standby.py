@@ -25,9 +25,7 @@ from distbelief.places.status import status
 from distbelief.strategies import Downpour
 
 ANEW, SHARE = 0.33, 0.85
-"""Targets: the time of a succession relative to a restart, and samples per second with standbys relative to those
-without.
-"""
+"""Targets: the time of a succession over that of a restart, and samples per second with standbys over without."""
 PATIENCE = 120.0
 """Time limit of one job in seconds."""
 ENDLESS = 1_000_000

@@ -67,12 +67,8 @@ def _of_bench(name: str, runs: Sequence[BenchRun]) -> str:
         "|\n|---|---|---|---|---|"
     )
     whats = dict.fromkeys(one["what"] for run in runs for one in run.figures)
-    return "\n".join(
-        [
-            head,
-            *(_row([f for run in runs for f in run.figures if f["what"] == what], len(runs)) for what in whats),
-        ]
-    )
+    rows = [_row([f for run in runs for f in run.figures if f["what"] == what], len(runs)) for what in whats]
+    return "\n".join([head, *rows])
 
 
 def _row(figures: Sequence[Figure], runs: int) -> str:

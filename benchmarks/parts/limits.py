@@ -75,13 +75,8 @@ class Doorbell(Limit):
     """Few bytes over a Unix socket to a process that waits in epoll, and back."""
 
     def __init__(self, peers: Peers) -> None:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind("")  # Linux chooses an abstract name
-        listener.listen(1)
-        listener.settimeout(ANSWER_SECONDS)
-        peers.start("doorbell", 1, answer_doorbell, listener.getsockname()[1:].decode())
-        self._socket, _ = listener.accept()
-        listener.close()
+        # for an empty address, Linux chooses an abstract name
+        self._socket = _accepted(peers, "doorbell", answer_doorbell, socket.socket(socket.AF_UNIX), "")
         self._epoll = select.epoll()
         self._epoll.register(self._socket, select.EPOLLIN)
 
@@ -95,10 +90,20 @@ class Doorbell(Limit):
         self._socket.close()
 
 
-def answer_doorbell(_: Connection, name: str) -> None:
+def _accepted(peers: Peers, name: str, answer: Any, listener: socket.socket, address: Any, *args: object) -> Any:
+    """Start the other side of a connection with the address of a listener, and return the accepted connection."""
+    with listener:
+        listener.bind(address)
+        listener.listen(1)
+        listener.settimeout(ANSWER_SECONDS)
+        peers.start(name, 1, answer, listener.getsockname(), *args)
+        return listener.accept()[0]
+
+
+def answer_doorbell(_: Connection, address: bytes) -> None:
     """Send back received bytes until the other side closes."""
     bell = socket.socket(socket.AF_UNIX)
-    bell.connect(b"\0" + name.encode())
+    bell.connect(address)
     epoll = select.epoll()
     epoll.register(bell, select.EPOLLIN)
     while True:
@@ -114,12 +119,7 @@ class RawTcp(Limit):
 
     def __init__(self, peers: Peers, size: int) -> None:
         listener = _tuned(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-        listener.settimeout(ANSWER_SECONDS)
-        peers.start("raw socket", 1, answer_raw, size, listener.getsockname()[1])
-        self._socket, _ = listener.accept()
-        listener.close()
+        self._socket = _accepted(peers, "raw socket", answer_raw, listener, ("127.0.0.1", 0), size)
         self._gradient, self._parameters = _ones(size), torch.zeros(size // 4)
         self._out, self._in = _bytes(self._gradient), _bytes(self._parameters)
 
@@ -131,10 +131,10 @@ class RawTcp(Limit):
         self._socket.close()
 
 
-def answer_raw(_: Connection, size: int, port: int) -> None:
+def answer_raw(_: Connection, address: tuple[str, int], size: int) -> None:
     """Apply each received gradient and send the parameters back, until the other side closes."""
     peer = _tuned(socket.socket())
-    peer.connect(("127.0.0.1", port))
+    peer.connect(address)
     gradient, parameters = _ones(size), torch.zeros(size // 4)
     landing, answer = _bytes(gradient), _bytes(parameters)
     while _receive(peer, landing):

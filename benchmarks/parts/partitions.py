@@ -47,12 +47,7 @@ class How(NamedTuple):
 
     def settings(self, batch_size: int) -> Settings:
         """Return the settings of a job with this split."""
-        return Settings(
-            batch_size=batch_size,
-            strategy=Single(
-                partitions=self.partitions, split=self.split, microbatches=self.microbatches, chunks=self.chunks
-            ),
-        )
+        return Settings(batch_size=batch_size, strategy=Single(**self._asdict()))
 
 
 def split(workload: Workload, how: How) -> float:

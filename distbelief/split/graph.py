@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 import torch
 from torch import fx, nn
@@ -78,11 +79,9 @@ class SplitGraph:
 
     def constant(self, name: str) -> torch.Tensor:
         """Return a tensor that every partition has, outside of the state."""
-        attribute: object = self.traced.model
-        for part in name.split("."):
-            attribute = getattr(attribute, part)
-        assert isinstance(attribute, torch.Tensor)
-        return attribute
+        tensor = attrgetter(name)(self.traced.model)
+        assert isinstance(tensor, torch.Tensor)
+        return tensor
 
     @property
     def nodes(self) -> list[fx.Node]:

@@ -178,8 +178,8 @@ class _Tidied:
         values: tuple[object, object],
     ) -> Any:
         new = self.graph.create_node(op, target, args, kwargs, name=node.name)
-        new.meta["path"] = str(target) if op == "call_module" else node.meta.get("path", "")
-        new.meta["flops"] = self._observed.flops.get(node, 0)
+        path = str(target) if op == "call_module" else node.meta.get("path", "")
+        new.meta.update(path=path, flops=self._observed.flops.get(node, 0))
         return self._taken_out(new, values)
 
     def _taken_out(self, new: fx.Node, values: tuple[Any, Any]) -> Any:
@@ -206,7 +206,7 @@ class _Tidied:
         if not tensors and not numbers:
             return self._constant(*values)
         item = self.graph.call_function(operator.getitem, (new, key))
-        item.meta["path"], item.meta["flops"] = new.meta["path"], 0
+        item.meta.update(path=new.meta["path"], flops=0)
         return self._taken_out(item, values) if tensors else item
 
     def _number(

@@ -56,15 +56,11 @@ class Autocast:
         Raises:
             TrainingError: fp16 cannot hold a value at any scale.
         """
-        if self.precision == "float32":
-            loss = loss_of()
-            loss.backward()
-            return loss
-        if self.precision == "bf16":
-            loss = self._cast(loss_of, torch.bfloat16)
-            loss.backward()
-            return loss
-        return self._scaled(loss_of)
+        if self.precision == "fp16":
+            return self._scaled(loss_of)
+        loss = self._cast(loss_of, torch.bfloat16) if self.precision == "bf16" else loss_of()
+        loss.backward()
+        return loss
 
     def _cast(self, loss_of: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
         device = next((p.device.type for p in self._model.parameters()), "cpu")

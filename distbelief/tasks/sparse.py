@@ -12,6 +12,8 @@ from distbelief.sharding.layout import Layout
 
 SPARSE = ("sgd", "adagrad")
 """Optimizers whose rule in torch touches only the rows of a sparse gradient."""
+DENSE = ("momentum", "weight_decay", "nesterov", "maximize")
+"""Options with which they touch other rows too."""
 
 
 def check_dense(gradient: torch.Tensor | None) -> None:
@@ -28,14 +30,7 @@ def check_rows(layout: Layout, settings: Settings) -> None:
     for entry in layout.trained_entries:
         if not layout.is_sparse(entry):
             continue
-        extra = next(
-            (
-                option
-                for option in ("momentum", "weight_decay", "nesterov", "maximize")
-                if optimizer.options.get(option)
-            ),
-            "",
-        )
+        extra = next((option for option in DENSE if optimizer.options.get(option)), "")
         if optimizer.name not in SPARSE or extra:
             what = f"option {extra}" if optimizer.name in SPARSE else f"--optimizer {optimizer.name}"
             raise UsageError(

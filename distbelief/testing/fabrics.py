@@ -38,8 +38,7 @@ class Side(NamedTuple):
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Function that opens a side, given the algorithm, the number of bytes, and the vectors in them; called several
-times."""
+"""Function that opens a side, several times, given the algorithm, the number of bytes, and the vectors in them."""
 
 
 def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:

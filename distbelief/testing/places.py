@@ -33,7 +33,7 @@ class Site(NamedTuple):
 
 
 MakeSite = Callable[[Callable[[Event], None]], Site]
-"""Function that makes a site, whose place calls the given function with its events."""
+"""Function that makes a fresh site, whose place calls the given function with its events."""
 
 
 class _Watch:
@@ -82,9 +82,6 @@ def check_place(make_site: MakeSite) -> None:
 
     A place starts lives. It reports the end of each exactly once, and whether it was killed. It ends lives on request,
     even if asked twice or after their end. It leaves none behind.
-
-    Args:
-        make_site: makes a fresh site on each call.
 
     Raises:
         AssertionError: a promise is broken; the message names it.

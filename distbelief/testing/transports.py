@@ -42,8 +42,7 @@ class Pair(NamedTuple):
 
 
 MakePair = Callable[[Range, int, int], Pair]
-"""Function that makes a pair, given the range of the vectors in `a`'s arena and the numbers of gradients and
-parameters."""
+"""Function that makes a fresh pair, given the range of `a`'s arena and its numbers of gradients and parameters."""
 
 
 class _Bench:
@@ -104,9 +103,6 @@ def check_transport(make_pair: MakePair) -> None:
                 b.poll(0.001)
 
             return Pair(a, b, pump)
-
-    Args:
-        make_pair: makes a fresh pair on each call.
 
     Raises:
         AssertionError: a promise is broken; the message names it.

@@ -81,9 +81,7 @@ INCEPTIONS = {
     "5a": (832, 256, (160, 320), (32, 128), 128),
     "5b": (832, 384, (192, 384), (48, 128), 128),
 }
-"""Numbers of maps in each module (table 1 of the paper): of its input, of 1x1, of the 1x1 before 3x3 and of 3x3, of the
-1x1 before 5x5 and of 5x5, and of the 1x1 after the pool.
-"""
+"""Numbers of maps (table 1 of the paper): input, 1x1, the 1x1 before 3x3 and it, before 5x5 and it, after the pool."""
 
 
 def _inception_v1() -> nn.Module:

@@ -23,8 +23,7 @@ from distbelief.tasks.task import Task, TensorData
 
 SAMPLES, TEST_SAMPLES = 20_000, 4_000
 FEATURES, NONZERO = 47_236, 76
-"""Sizes of RCV1: features, and features of an average sample. Here all samples have that many; some features count
-twice."""
+"""Sizes of RCV1: features, and features of an average sample; here all have that many, and some count twice."""
 SHIFT = 15.5
 """Feature u is drawn in proportion to 1 / (u + SHIFT): the most frequent is in 44 % of the samples, as in RCV1."""
 TELLING = 1_000

@@ -18,15 +18,16 @@ from distbelief.codecs.stored import Stored
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json, Outcome
 from distbelief.core.values import admit, shown
-from distbelief.errors import CheckpointError, DataError, Interrupted, JobFailed, UsageError
+from distbelief.errors import DataError, Interrupted, JobFailed, UsageError
 from distbelief.job import Job
 from distbelief.lab.compress.options import Compression
+from distbelief.places.evaluate import trained
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import Strategy, find
-from distbelief.tasks import Task, available, resolve
+from distbelief.tasks import Task, available
 from distbelief.tasks.constrained import MARK, constrain, layers, trained_name
 from distbelief.tasks.flat import layout_of
 from distbelief.tasks.task import ACCURACY
@@ -94,27 +95,21 @@ def compress(
 
 def read_run(run: str, data_dir: str | None) -> Origin:
     """Read the task and the model of a run."""
-    folder = RunFolder.open(run)
-    job = folder.read_job()
-    reference, options = str(job.get("task")), job.get("options") or {}
+    job = RunFolder.open(run).read_job()
+    reference = str(job.get("task"))
     if reference == "script":
         raise UsageError(f"{run} trained a script's model, which has no task for further training: write one for it")
     if MARK in reference:
         raise UsageError(f"{run} trained {reference}, which is compressed: compress the original run")
-    if not folder.model.is_file():
-        raise CheckpointError(f"{run} has no {folder.model.name}: continue it with --out {run} --resume")
-    data_dir = data_dir or options.get("data_dir")
-    if why := available(reference, data_dir):
+    task, model = trained(Path(run), data_dir)
+    if why := available(reference, task.data_dir):
         raise DataError(why)
-    task, seed = resolve(reference, data_dir), int(job.get("seed", 0))
-    model = build_model(task, seed, "cpu")
-    model.load_state_dict(load_weights(folder.model, layout_of(model)))
     able = tuple(name for name in layers(model) if model.get_parameter(name).dtype == torch.float32)
     if not able:
         raise UsageError(
             f"the model of {run} has no layer that can be compressed: a linear or convolutional one of float32"
         )
-    return Origin(run, task, seed, model.state_dict(), able)
+    return Origin(run, task, int(job.get("seed", 0)), model.state_dict(), able)
 
 
 class _Stages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -225,11 +226,8 @@ def _largest(tracer: Tracer, optimizer: Optimizer, limit: float, process: int) -
     low, high = first, 2 * first
     while high <= MOST_BATCH and fits(high):
         low, high = high, 2 * high
-    high = min(high, MOST_BATCH + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    sizes = range(min(high, MOST_BATCH + 1))
+    return bisect.bisect_left(sizes, True, lo=low, key=lambda size: not fits(size)) - 1
 
 
 UNITS = {"seconds": "s", "kilowatt_hours": "kWh", "price": "price"}

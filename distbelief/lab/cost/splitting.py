@@ -39,8 +39,7 @@ LINE = LinkModel(50e-6, 1.25e9)
 """Default link between two partitions."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
 KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
-"""Kinds of a partition's memory. Parameters include buffers; kept is what its backward pass needs, with the contents of
-slots."""
+"""Kinds of a partition's memory. Parameters include buffers; kept is for its backward pass, with what slots hold."""
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):

@@ -39,8 +39,7 @@ PROBE = 1 << 14
 INPUT, PARAMETERS, GRADIENTS = "input batch", "parameters", "gradients"
 STATE, MAPS, MAP_GRADIENTS = "optimizer state", "feature maps", "their gradients"
 KINDS = (INPUT, PARAMETERS, GRADIENTS, STATE, MAPS, MAP_GRADIENTS)
-"""Kinds of an iteration's memory. Parameters include buffers; gradients of feature maps include work space of the
-backward pass and the update."""
+"""Kinds of memory. Parameters include buffers; gradients of feature maps include all work space after the forward."""
 
 
 class Layer(msgspec.Struct, frozen=True):

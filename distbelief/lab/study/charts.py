@@ -69,19 +69,19 @@ def _rows(x: str, arms: Sequence[ArmFigures], **more: object) -> Chart:
 
 def _curves(report: Report, trials: Sequence[Trial], of: Callable[[Point], float], named: str) -> Chart:
     """Draw a line for each trial in its arm's colour, against time, epochs or samples."""
-    data, by = [], dict[str, list[list[float]]]({"seconds": [], "epochs": [], "samples": []})
-    seen: set[str] = set()
-    for trial in trials:
-        by["seconds"].append([round(point.seconds, DIGITS) for point in trial.points])
-        by["epochs"].append([round(point.epochs, DIGITS) for point in trial.points])
-        by["samples"].append([point.samples for point in trial.points])
+    by = {
+        name: [[round(getattr(point, name), DIGITS) for point in trial.points] for trial in trials]
+        for name in ("seconds", "epochs", "samples")
+    }
+    data, seen = [], set[str]()
+    for trial, seconds in zip(trials, by["seconds"], strict=True):
         mode = LINED if len(trial.points) <= MARKED else "lines"
         line = {"color": _colour(report, trial.arm), "width": 1.2, "dash": DASHES[trial.place]}
         named_as = {"legendgroup": trial.arm, "showlegend": trial.arm not in seen}
         hover = f"%{{x}}: %{{y}}<extra>{trial.arm}, seed {trial.seed}</extra>"
         values = [round(of(point), 5) for point in trial.points]
         looks = {"line": line, "marker": {"size": 3}, "hovertemplate": hover, **named_as}
-        data.append(_series(trial.arm, by["seconds"][-1], values, mode, **looks))
+        data.append(_series(trial.arm, seconds, values, mode, **looks))
         seen.add(trial.arm)
     buttons = [_button(f"against {name}", {"x": xs}, {"xaxis.title.text": name}) for name, xs in by.items()]
     return {"data": data, "layout": _layout("seconds", named, updatemenus=[_menu(buttons)])}

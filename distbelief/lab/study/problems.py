@@ -19,8 +19,7 @@ from distbelief.zoo.gpt import TENTH, python_help
 WORDS, CONTEXT, WIDTH = 500, 2, 16
 """Known words, words of context before the predicted one, and numbers per word."""
 IMAGES, SIDE, HIDDEN, LAYERS = 40_000, 7, 64, 4
-"""Images, pixels of a side, units of a layer, and layers (the same number as in the speech model of Dean et al.
-2012)."""
+"""Images, pixels of a side, units of a layer, and layers (as many as in the speech model of Dean et al. 2012)."""
 FEATURES, PRESENT = 1_000, 20
 """Features, and how many of them a sample has."""
 SAMPLES, TEST_SAMPLES = 20_000, 4_000

@@ -174,15 +174,7 @@ class _Unrolling:
         """Return a sequence in chunks: those of the previous stack, or slices."""
         if self._flows.get(sequence, (-1, []))[0] == dimension:
             return self._flows[sequence][1]
-        return [
-            self._call(
-                torch.narrow,
-                (sequence, dimension, start, stop - start),
-                path,
-                Indices(dimension, start, stop).of(self.shapes[sequence]),
-            )
-            for start, stop in pairwise(bounds)
-        ]
+        return [self._narrow(sequence, Indices(dimension, *run), path) for run in pairwise(bounds)]
 
     def _layer(self, stack: nn.RNNBase, path: str, number: int) -> str:
         """Add one layer of a stack, on the stack's own tensors, to the model, and return its name."""
@@ -199,15 +191,12 @@ class _Unrolling:
         self.model._modules[target] = layer
         return target
 
-    def _first(self, state: State | None, number: int, path: str) -> State | None:
+    def _first(self, state: State | None, number: int, path: str) -> Any:
+        return fx.map_arg(state, lambda whole: self._narrow(whole, Indices(0, number, number + 1), path))
 
-        def own(whole: fx.Node) -> fx.Node:
-            shape = Indices(0, number, number + 1).of(self.shapes[whole])
-            return self._call(torch.narrow, (whole, 0, number, 1), path, shape)
-
-        if state is None:
-            return None
-        return tuple(map(own, state)) if isinstance(state, tuple) else own(state)
+    def _narrow(self, whole: fx.Node, part: Indices, path: str) -> fx.Node:
+        arguments = whole, part.dimension, part.start, part.stop - part.start
+        return self._call(torch.narrow, arguments, path, part.of(self.shapes[whole]))
 
     def _step(
         self, node: fx.Node, name: str, flow: fx.Node, state: State | None, partition: int, chunks: int

@@ -19,7 +19,7 @@ MUTANTS = [
         (COSTS + "test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_batch_is_looked_for_below",),
     ),
     Mutant("a-larger-batch-fits", "memory-limit", "lab/cost/cost.py",
-        "    return low\n", "    return high\n",
+        "key=lambda size: not fits(size)) - 1\n", "key=lambda size: not fits(size))\n",
         (COSTS + "test_the_largest_batch_fits_and_one_more_sample_does_not",)),
     Mutant("the-last-minibatch-of-an-epoch-costs-as-much-as-a-whole-one", COSTED, "lab/cost/cost.py",
         "last=profile.at(len(data) % request.batch_size or request.batch_size, ",
